@@ -21,7 +21,7 @@ from featuremill.workload import weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, lanes, matmul, packing, pooling
 from featuremill.workloads.esm2.encoder import Encoder, Stage
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.tokens import tokenize, windows
 
 CPU = cpu()
@@ -330,7 +330,7 @@ def test_places_name_the_row_of_every_residue():
     hidden_TD = torch.arange(num_rows, dtype=torch.float32)[:, None]
     options = esm2.Options(pool=("mean", "bos"), per_residue=True, output_dtype="float32")
     found = pooling.places(cut)
-    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options, twins.mean_rows)
+    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options, reference.mean_rows)
     assert found.lengths == lengths
     row = 0
     for number, (length, each) in enumerate(zip(lengths, cut, strict=True)):

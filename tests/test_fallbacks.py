@@ -51,7 +51,7 @@ from featuremill.workloads.esm2 import (
     transfer,
 )
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.tokens import tokenize
 from featuremill.workloads.esm2.tokens import windows as windows_of
 
@@ -120,7 +120,9 @@ class Spoiled:
         return attention, "backends", lambda *_: [bad, good]
 
     def kernels(self, part, how):
-        bad = kernels.TORCH._replace(name="bad kernels", **{part: spoil(getattr(twins, part), how)})
+        bad = kernels.TORCH._replace(
+            name="bad kernels", **{part: spoil(getattr(reference, part), how)}
+        )
         return kernels, "ways", lambda *_: [bad, kernels.TORCH]
 
     def products(self, part, how):

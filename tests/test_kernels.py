@@ -26,7 +26,7 @@ import torch
 
 from featuremill.workloads.esm2 import kernels
 from featuremill.workloads.esm2.instructions import instructions, is_amx_granted
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import reference
 
 HEAD_DIMS = (16, 24, 32, 64, 128)
 WIDTHS = (128, 320, 480, 640, 1280, 2560, 5120)
@@ -66,7 +66,7 @@ def made_between_guards(ours, name, shape, dtype, *arguments):
 
     A twin makes its result in torch's own operations: there is nothing to guard.
     """
-    if ours is twins:
+    if ours is reference:
         return getattr(ours, name)(*arguments)
     device = arguments[0].device
     result, is_kept = guarded(*shape, dtype=dtype, device=device)
@@ -128,7 +128,7 @@ def check_rotate(ours, dtype, head_dim, num_tokens, num_heads=3, device="cpu"):
     assert within(qkv[:, :2], expected, error)
     assert torch.equal(bits(qkv[:, 2]), bits(before[:, 2])), "the value was touched"
     assert is_kept()
-    twins.rotate_(before, turns, positions)
+    reference.rotate_(before, turns, positions)
     twin = before[:, :2].double()
     assert within(qkv[:, :2], twin, error + torch.finfo(dtype).eps / 2 * twin.abs())
 
@@ -161,7 +161,7 @@ def check_add_norm(ours, width, num_tokens, delta_dtype, dtype, device="cpu"):
         delta[5:7] = 0
         delta_before = delta.clone()
     twin_residual = before.clone()
-    twin = twins.add_norm(twin_residual, delta, weight, bias, dtype)
+    twin = reference.add_norm(twin_residual, delta, weight, bias, dtype)
     given = (residual, delta, weight, bias, dtype)
     found = made_between_guards(ours, "add_norm", shape, dtype, *given)
 
@@ -195,7 +195,7 @@ def check_norm(ours, width, num_tokens, dtype, device="cpu"):
         assert torch.equal(bits(residual), bits(before)) and is_kept()
         other = before.clone()
         delta = None if given is None else given.expand(shape).contiguous()
-        expected = twins.add_norm(other, delta, weight, bias, dtype).double()
+        expected = reference.add_norm(other, delta, weight, bias, dtype).double()
         scale = 1 / (other.double().var(1, keepdim=True, correction=0) + 1e-5).sqrt()
         largest = other.double().abs().amax(1, keepdim=True)
         error = 2**-19 * weight.double().abs() * (1 + largest * scale) + 2**-21
@@ -250,7 +250,7 @@ def check_mean_rows(ours, width, error=5e-7, device="cpu", more=(1022, 2500)):
 
 
 def interpret():
-    assert "triton" not in sys.modules, "the twins need no Triton"
+    assert "triton" not in sys.modules, "the reference needs no Triton"
     os.environ["TRITON_INTERPRET"] = "1"
     import triton
 
@@ -305,17 +305,17 @@ def named(values):
 
 @pytest.mark.parametrize("case", ROTARY, ids=named)
 def test_rotary_twin(case):
-    check_rotate(twins, *case)
+    check_rotate(reference, *case)
 
 
 @pytest.mark.parametrize("case", NORMS, ids=named)
 def test_add_norm_twin(case):
-    check_add_norm(twins, *case)
+    check_add_norm(reference, *case)
 
 
 @pytest.mark.parametrize("case", RUNNING, ids=named)
 def test_norm_twin(case):
-    check_norm(twins, *case)
+    check_norm(reference, *case)
 
 
 @pytest.mark.parametrize("case", RUNNING, ids=named)
@@ -339,7 +339,7 @@ def test_rows_do_not_meet(interpreted):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_mean_rows_twin(width):
-    check_mean_rows(twins, width)
+    check_mean_rows(reference, width)
 
 
 @pytest.mark.parametrize("width", [128, 480])
@@ -358,12 +358,12 @@ def test_bits_of_twins_depend_neither_on_other_rows_nor_on_threads():
 
     def results():
         qkv, residual = numbers.clone(), hidden.clone()
-        twins.rotate_(qkv, turns, positions)
-        normed = twins.add_norm(residual, delta, hidden[0], hidden[1], FP32)
-        return qkv, residual, normed, twins.mean_rows(residual, starts, ends)
+        reference.rotate_(qkv, turns, positions)
+        normed = reference.add_norm(residual, delta, hidden[0], hidden[1], FP32)
+        return qkv, residual, normed, reference.mean_rows(residual, starts, ends)
 
     num_threads = torch.get_num_threads()
-    check_rows_do_not_meet(twins)
+    check_rows_do_not_meet(reference)
     expected = results()
     for n in (1, 2, 3):
         torch.set_num_threads(n)
@@ -407,7 +407,7 @@ def test_add_norm_on_a_cpu(on_cpu, case):
 
 
 def test_rows_on_a_cpu_do_not_meet(on_cpu):
-    check_rows_do_not_meet(SimpleNamespace(**vars(on_cpu), norm=twins.norm))
+    check_rows_do_not_meet(SimpleNamespace(**vars(on_cpu), norm=reference.norm))
 
 
 ATTENTION_BOUNDS = {FP32: 1e-6, FP16: 6e-4, BF16: 4e-3}
@@ -702,7 +702,7 @@ def test_compiled_rows_do_not_meet():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_mean_rows_kernel(width):
     check_mean_rows(triton_kernels(), width, device="cuda")
-    check_mean_rows(twins, width, error=1e-5, device="cuda")
+    check_mean_rows(reference, width, error=1e-5, device="cuda")
 
 
 @pytest.mark.gpu
@@ -722,7 +722,7 @@ def test_past_31_bits():
     assert qkv.numel() > 2**31
     turns, positions = turns_of(128).cuda(), torch.arange(len(qkv), device="cuda") % NUM_POSITIONS
     expected = qkv[last].clone()
-    twins.rotate_(expected, turns, positions[last])
+    reference.rotate_(expected, turns, positions[last])
     ours.rotate_(qkv, turns, positions)
     assert torch.allclose(qkv[last].float(), expected.float(), rtol=2**-7, atol=1e-5)
     del qkv, turns, positions, expected
@@ -731,7 +731,7 @@ def test_past_31_bits():
     delta = torch.ones(residual.shape, device="cuda", dtype=BF16)
     weight, bias = torch.randn(2, 5120, device="cuda")
     expected = residual[last].clone()
-    expected_normed = twins.add_norm(expected, delta[last], weight, bias, BF16)
+    expected_normed = reference.add_norm(expected, delta[last], weight, bias, BF16)
     normed = ours.add_norm(residual, delta, weight, bias, BF16)
     assert torch.equal(residual[last], expected)
     assert torch.allclose(normed[last].float(), expected_normed.float(), rtol=2**-7, atol=1e-4)

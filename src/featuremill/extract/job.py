@@ -29,7 +29,7 @@ class Job(Record):
     """Those of the lease, in the order in which CUDA numbers them."""
     solo: list[int] = Field(default_factory=list)
     """Rows that were in flight when a worker died: each in a batch of its own now."""
-    condemned: dict[int, str] = Field(default_factory=dict)
+    quarantined: dict[int, str] = Field(default_factory=dict)
     """Rows that killed a worker alone, each with its reason: failed, without another try."""
     stacks: int = 2
     """Descriptor of the file that only the timer of a hang writes into."""

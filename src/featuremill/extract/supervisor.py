@@ -84,7 +84,7 @@ class Supervisor:
         self._lock = lock
         self._recorder = recorder
         self._solo: set[int] = set()
-        self._condemned: dict[int, str] = {}
+        self._quarantined: dict[int, str] = {}
         self._failures: Counter[str] = Counter()
         self._name = f"shard {job.shard[:8]}"
 
@@ -133,7 +133,7 @@ class Supervisor:
 
     def _strike(self, rows: tuple[int, ...], reason: str) -> None:
         if len(rows) == 1 and rows[0] in self._solo:
-            self._condemned[rows[0]] = reason
+            self._quarantined[rows[0]] = reason
         self._solo.update(rows)
 
     def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
@@ -183,7 +183,7 @@ class Supervisor:
             changes = {
                 "devices": list(held.devices),
                 "solo": sorted(self._solo),
-                "condemned": self._condemned,
+                "quarantined": self._quarantined,
                 "stacks": stacks.fileno(),
             }
             job = self._job.model_copy(update=changes)

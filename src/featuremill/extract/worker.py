@@ -172,7 +172,7 @@ class Worker:
 
     def run(self) -> None:
         """Compute every row that the journal does not hold yet, and finish the journal."""
-        for row, reason in self.job.condemned.items():
+        for row, reason in self.job.quarantined.items():
             if row < len(self.costs) and not self.shard.is_done(row):
                 self.shard.commit_failed(row, reason)
         is_left = self._plan()

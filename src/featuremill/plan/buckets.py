@@ -63,7 +63,7 @@ class Bucket:
         """Return the distinct records at these positions, as a shard holds them."""
         return self._records.take(pa.array(self._rows[positions]))
 
-    def askers(self, positions: Integers) -> tuple[Integers, Integers]:
+    def requesters(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return the ordinals of the rows that ask for the distinct records at these positions,
         which ascend, and for each the index in `positions` of the record it asks for.
         """

@@ -170,18 +170,18 @@ def _planned(
     def cut_of(cost: int, records: int) -> Cut:
         return sizing.cut(cost, records, round(records * mean_bytes))
 
-    homeless = cutter.place()
+    unassigned = cutter.place()
     not_begun = set(names) - folder.begun_shards()
     held = cutter.used_of(not_begun)
     if held.shards:
-        now = held.shards + cut_of(*homeless).shards(homeless.cost)
-        cost = homeless.cost + held.cost
-        anew = cut_of(cost, homeless.records + held.records).shards(cost)
+        now = held.shards + cut_of(*unassigned).shards(unassigned.cost)
+        cost = unassigned.cost + held.cost
+        anew = cut_of(cost, unassigned.records + held.records).shards(cost)
         if is_better(anew, now):
-            homeless = cutter.release(not_begun)
-    cut = cut_of(*homeless)
+            unassigned = cutter.release(not_begun)
+    cut = cut_of(*unassigned)
     cutter.cut(cut.cost)
-    is_any_new = homeless.cost > 0 or held.shards > 0
+    is_any_new = unassigned.cost > 0 or held.shards > 0
     write_records(
         folder.records, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
     )

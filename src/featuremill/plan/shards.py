@@ -142,11 +142,11 @@ class Cutter:
         as well.
         """
         before, held = self._work.kept.copy(), self.used_of(names)
-        was_homeless = self.unique - int(self._used.sum())
+        was_unassigned = self.unique - int(self._used.sum())
         self._work.kept[:] &= [shard.name not in names for shard in self._old]
-        homeless = self._place_in_kept()
-        if homeless.records == was_homeless + held.records:
-            return homeless
+        unassigned = self._place_in_kept()
+        if unassigned.records == was_unassigned + held.records:
+            return unassigned
         self._work.kept[:] = before
         return self._place_in_kept()
 
@@ -287,10 +287,10 @@ def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> li
             if bucket is None or piece.bucket != number:
                 number = piece.bucket
                 bucket = Bucket(work.spools, number)
-                homeless = np.flatnonzero(_homes(work, bucket, number)["shard"] == NOWHERE)
-            taken = homeless[piece.start : piece.end]
+                unassigned = np.flatnonzero(_homes(work, bucket, number)["shard"] == NOWHERE)
+            taken = unassigned[piece.start : piece.end]
             tables.append(bucket.take(taken))
-            ordinals, rank = bucket.askers(taken)
+            ordinals, rank = bucket.requesters(taken)
             locations["shard"][ordinals] = index
             locations["row"][ordinals] = rows + rank
             rows += len(taken)

@@ -69,7 +69,7 @@ def read_log(path: Path) -> LogState | None:
             if word == "commit":
                 rows = _natural(rest[2], least=0) if len(rest) > 2 else None
                 commits.append(Commit(_natural(rest[0]), rest[1], rows))
-                if in_flight:  # what is condemned is committed without a beginning
+                if in_flight:  # what is quarantined is committed without a beginning
                     in_flight.popleft()
             elif word == "begin":
                 in_flight.append(_rows(rest[0]))

@@ -28,7 +28,7 @@ from featuremill.workload import loading
 from featuremill.workloads.esm2 import attention, copies, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import Copies
-from featuremill.workloads.esm2.kernels import Kernels, twins
+from featuremill.workloads.esm2.kernels import Kernels, reference
 from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.residual import Stream
@@ -339,7 +339,7 @@ class _Trial:
         sum_TD = stream.copy()
         normed_TD = stream.norm(self._stage.kernels, *norm, dtype)
         self._is(stream.copy(), sum_TD)
-        self._is(normed_TD, F.layer_norm(sum_TD, sum_TD.shape[1:], *norm, twins.NORM_EPSILON))
+        self._is(normed_TD, F.layer_norm(sum_TD, sum_TD.shape[1:], *norm, reference.NORM_EPSILON))
         return normed_TD
 
     def _add(

@@ -18,7 +18,7 @@ from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, Window
 
 MeanRows = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(hidden_TD, starts_N, ends_N) → means_ND; see `kernels.twins.mean_rows`."""
+"""(hidden_TD, starts_N, ends_N) → means_ND; see `kernels.reference.mean_rows`."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featuremill.base import environment, faults, triton_cache
 from featuremill.workloads.esm2.instructions import instructions
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import reference
 
 log = logging.getLogger("featuremill.workloads.esm2")
 
@@ -25,16 +25,16 @@ class Kernels(NamedTuple):
     name: str
     """"torch", or what compiled them, with its version: "triton 3.7.1", "llvm 22.1, avx512"."""
     rotate_: Callable[[Tensor, Tensor, Tensor], None]
-    """See `twins.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T), in place."""
+    """See `reference.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T), in place."""
     add_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
-    """See `twins.add_norm`: (residual_TD, delta_TD, weight_D, bias_D, dtype) → normed_TD."""
+    """See `reference.add_norm`: (residual_TD, delta_TD, weight_D, bias_D, dtype) → normed_TD."""
     norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
-    """See `twins.norm`: (residual_TD, running_D, weight_D, bias_D, dtype) → normed_TD."""
+    """See `reference.norm`: (residual_TD, running_D, weight_D, bias_D, dtype) → normed_TD."""
     mean_rows: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """See `twins.mean_rows`: (hidden_TD, starts_N, ends_N) → means_ND."""
+    """See `reference.mean_rows`: (hidden_TD, starts_N, ends_N) → means_ND."""
 
 
-TORCH = Kernels("torch", twins.rotate_, twins.add_norm, twins.norm, twins.mean_rows)
+TORCH = Kernels("torch", reference.rotate_, reference.add_norm, reference.norm, reference.mean_rows)
 
 
 class OnCpu(NamedTuple):
@@ -58,7 +58,7 @@ def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu 
 
     rows = Kernels(
         f"{llvm.VERSION}, {instructions(torch.float32)}",
-        *(ours.rotate_, ours.add_norm, twins.norm, twins.mean_rows),
+        *(ours.rotate_, ours.add_norm, reference.norm, reference.mean_rows),
     )
     return OnCpu(f"{llvm.VERSION}, {isa}", rows, ours.attend)
 

@@ -1,6 +1,6 @@
 """Rotary, residual sum with LayerNorm, and attention on a CPU, each one pass of compiled code.
 
-`twins` says what the first two compute, `llvm_attention` how the last one does. No row's bits
+`reference` says what the first two compute, `llvm_attention` how the last one does. No row's bits
 depend on other rows, and no sequence's on others.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, D width.
@@ -33,7 +33,7 @@ from featuremill.workloads.esm2.kernels.llvm_attention import (
     Attention,
     PairAttention,
 )
-from featuremill.workloads.esm2.kernels.twins import NORM_EPSILON
+from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 KINDS = {torch.float32: FP32, torch.float16: FP16, torch.bfloat16: BF16}
 ATTENTION = {"amx": AmxAttention, "avx512_bf16": PairAttention}
@@ -44,7 +44,7 @@ _compiling_attention = threading.Lock()
 
 
 def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
-    """See `twins.rotate_`."""
+    """See `reference.rotate_`."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
     assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
@@ -59,7 +59,7 @@ def add_norm(
     bias_D: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See `twins.add_norm`."""
+    """See `reference.add_norm`."""
     num_rows, width = residual_TD.shape
     assert residual_TD.is_contiguous() and weight_D.is_contiguous() and bias_D.is_contiguous()
     assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)

@@ -1,6 +1,6 @@
 """Rotary, residual sum with LayerNorm, and means of rows: Triton kernels that read data once.
 
-`twins` says what they compute. Tiles and warps follow from the shapes alone: nothing is timed, so
+`reference` says what they compute. Tiles and warps follow from the shapes alone: nothing is timed, so
 that results do not depend on timing and a short process does not pay for it; and no row's bits
 depend on how many rows there are.
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from featuremill.workloads.esm2.kernels.twins import NORM_EPSILON
+from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 WARPS = 4
 ELEMENTS_PER_WARP = 512
@@ -23,7 +23,7 @@ ELEMENTS_PER_WARP = 512
 
 
 def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
-    """See `twins.rotate_`."""
+    """See `reference.rotate_`."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
     assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
@@ -51,7 +51,7 @@ def add_norm(
     bias_D: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See `twins.add_norm`."""
+    """See `reference.add_norm`."""
     assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)
     return _launch_norm(residual_TD, delta_TD, None, weight_D, bias_D, dtype)
 
@@ -63,7 +63,7 @@ def norm(
     bias_D: Tensor,
     dtype: torch.dtype,
 ) -> Tensor:
-    """See `twins.norm`."""
+    """See `reference.norm`."""
     assert running_D is None or (running_D.is_contiguous() and running_D.shape == weight_D.shape)
     return _launch_norm(residual_TD, None, running_D, weight_D, bias_D, dtype)
 
@@ -99,7 +99,7 @@ def _launch_norm(
 
 
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-    """See `twins.mean_rows`; this does not wait."""
+    """See `reference.mean_rows`; this does not wait."""
     assert hidden_TD.is_contiguous() and starts_N.is_contiguous() and ends_N.is_contiguous()
     num_segments, width = len(starts_N), hidden_TD.shape[1]
     means_ND = torch.empty(num_segments, width, device=hidden_TD.device)
