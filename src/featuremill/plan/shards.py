@@ -67,10 +67,10 @@ class Placed(NamedTuple):
     unique: int
     used: Integers
     used_cost: Integers
-    homeless_cost: int
+    unassigned_cost: int
 
 
-class Homeless(NamedTuple):
+class Unassigned(NamedTuple):
     """What no old shard holds."""
 
     cost: int
@@ -115,9 +115,9 @@ class Cutter:
         self._processes = processes
         self._used: Integers
         self._used_cost: Integers
-        self._homeless = Homeless(0, 0)
+        self._unassigned = Unassigned(0, 0)
 
-    def place(self) -> Homeless:
+    def place(self) -> Unassigned:
         """Decide which old shards stay and place their records; return what has to be cut."""
         work = self._work
         if self._old:
@@ -133,7 +133,7 @@ class Cutter:
             int(self._used_cost[is_one].sum()), int(self._used[is_one].sum()), int(is_one.sum())
         )
 
-    def release(self, names: Collection[str]) -> Homeless:
+    def release(self, names: Collection[str]) -> Unassigned:
         """Let go of the old shards of these `names`, and place all records again; return what has
         to be cut.
 
@@ -150,23 +150,23 @@ class Cutter:
         self._work.kept[:] = before
         return self._place_in_kept()
 
-    def _place_in_kept(self) -> Homeless:
-        self.unique = homeless_cost = 0
+    def _place_in_kept(self) -> Unassigned:
+        self.unique = unassigned_cost = 0
         self.locations["shard"] = NOWHERE
         self._used, self._used_cost = np.zeros((2, len(self._old)), np.int64)
         for placed in self._for_each_bucket(_place):
             self.unique += placed.unique
             self._used += placed.used
             self._used_cost += placed.used_cost
-            homeless_cost += placed.homeless_cost
-        self._homeless = Homeless(homeless_cost, self.unique - int(self._used.sum()))
-        return self._homeless
+            unassigned_cost += placed.unassigned_cost
+        self._unassigned = Unassigned(unassigned_cost, self.unique - int(self._used.sum()))
+        return self._unassigned
 
     def cuts(self, shard_cost: float) -> Iterator[list[Piece]]:
         """Yield the pieces of each shard that what has no home is cut into; writes nothing."""
         work = self._work
         costs = ((number, np.load(_costs_path(work, number))) for number in work.buckets)
-        return cuts(costs, *self._homeless, shard_cost)
+        return cuts(costs, *self._unassigned, shard_cost)
 
     def cut(self, shard_cost: float) -> None:
         """Cut what has no home into new shards."""

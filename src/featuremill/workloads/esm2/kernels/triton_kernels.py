@@ -1,8 +1,8 @@
 """Rotary, residual sum with LayerNorm, and means of rows: Triton kernels that read data once.
 
-`reference` says what they compute. Tiles and warps follow from the shapes alone: nothing is timed, so
-that results do not depend on timing and a short process does not pay for it; and no row's bits
-depend on how many rows there are.
+`reference` has what they compute. Tiles and warps follow from the shapes alone: nothing is timed,
+so results do not depend on timing and a short process does not pay for it; and the bits of a row do
+not depend on how many rows there are.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
 N segments; in kernels R rows and C columns of a tile.
