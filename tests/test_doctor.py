@@ -210,7 +210,7 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
     gpu = Device("cuda", "GPU-0", "a GPU", has_bf16=True, memory_mb=80_000, num_multiprocessors=132)
 
     def need(**given):
-        asked = {"config": None, "model": None, "workload": "esm2"} | given
+        asked = {"config": None, "set": None, "model": None, "workload": "esm2"} | given
         wanted = findings.wanted(argparse.Namespace(**asked))
         return wanted.need(wanted.weights(), gpu)
 

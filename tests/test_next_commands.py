@@ -172,7 +172,7 @@ def test_from_contigs_whose_fragments_failed_to_verdicts(empty):
     config |= {"heads": {"kinds": {"labels": "kinds.csv", "column": "kind"}}}
     empty.write("soil.yaml", yaml.safe_dump(config))
 
-    (command,) = below("Type next", empty.type("featuremill status soil.yaml", status=1))
+    command = after("; type", empty.type("featuremill status soil.yaml", status=2)).rstrip(".")
     empty.type(command, status=2)
     said = empty.type("featuremill status soil.yaml", status=1)
     assert "only when max_failed is at least that" in said.replace("\n    ", " ")
