@@ -115,7 +115,7 @@ def closing(failures: Failures, named: str) -> str:
     if not jobs and failures.was_interrupted:
         return stopped()
     if not jobs:
-        return "Nothing computed is lost. Fix what is said above; the same command continues then."
+        return "Nothing computed is lost. Fix the errors above; the same command then continues."
     kinds: dict[tuple[str, str], list[FailedJob]] = {}
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)
@@ -130,7 +130,7 @@ def closing(failures: Failures, named: str) -> str:
     lines += [
         "",
         f"Nothing computed is lost. {'T' if is_stop else 'When that is fixed, t'}he same command "
-        "goes on:",
+        "continues:",
         f"    {command_line.this()}",
         "What is done, what failed and what helps:",
         f"    {command_line.where_typed(f'featuremill status {shlex.quote(named)}')}",
