@@ -189,7 +189,7 @@ def test_a_file_of_genes_that_the_model_hardly_knows_is_warned_of(
     names = [KNOWN[0], *(ensembl(number) for number in range(500, 500 + num_unknown))]
     path = write_cells(tmp_path / "few.h5ad", cells_of(np.ones((2, len(names))), names))
     assert [record.length for record in read(path, options_of(place))] == [1, 1]
-    assert ("the model knows 1 of the 50 genes" in caplog.text) == is_told
+    assert ("the vocabulary has 1 of the 50 genes" in caplog.text) == is_told
 
 
 def test_frames_of_older_files_are_read(place, tmp_path):
