@@ -586,7 +586,7 @@ def test_init_says_what_computes_an_esm2_faster(folders, name, tmp_path, monkeyp
     (tmp_path / "in.fa").write_text(fasta(random_records(3)))
     model = str(folders(name))
     assert main(["init", "in.fa", "--workload", "encoder", "--model", model]) == 0
-    faster = f"{model} is an ESM-2: workload: esm2 computes the same features in"
+    faster = f"{model} is an ESM-2: workload: esm2 computes the same features"
     assert (faster in capsys.readouterr().err) == (name == "esm2")
 
 

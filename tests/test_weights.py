@@ -214,6 +214,25 @@ def test_numbers_of_fp16_are_the_same_weights_in_fp32(cache, tmp_path, tiny):
     assert entry.metadata == expected.metadata and entry.metadata["dtype"] == "float16"
 
 
+def test_a_folder_called_like_a_published_model_is_meant_by_its_name(cache, tmp_path, monkeypatch):
+    """As `hf download --local-dir` makes it: its recipe is that of the published file."""
+    name = "esm2_t6_8M_UR50D"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    (tmp_path / name).mkdir()
+    assert not weights.is_path(name), "an empty folder is no model"
+    model = fair_esm(6, 320, 20)
+    save_hugging_face(model, tmp_path / name)
+    hub = tmp_path / "torch/hub/checkpoints"
+    hub.mkdir(parents=True)
+    file = weights.convert(str(save_fair_esm(model, hub / f"{name}.pt")), cache)
+    for typed in (name, f"./{name}"):
+        assert weights.is_path(typed) and weights.json_of(typed) == f"weights/{name}.json"
+        entry = weights.convert(typed, cache)
+        assert (entry.name, entry.sha256, entry.source.kind) == (name, file.sha256, "local")
+        assert entry.source.location == str(tmp_path / name)
+
+
 def test_a_head_is_left_out_and_that_is_said(cache, tmp_path, tiny, caplog):
     caplog.set_level("INFO")
     path = save_hugging_face(tiny, tmp_path / "tuned")

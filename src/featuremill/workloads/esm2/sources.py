@@ -20,7 +20,13 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
-from featuremill.workload.hugging_face import cached, checkpoint_files, how_to_get, place_of
+from featuremill.workload.hugging_face import (
+    CONFIG,
+    cached,
+    checkpoint_files,
+    how_to_get,
+    place_of,
+)
 from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
 
@@ -72,7 +78,12 @@ def bundled_names() -> list[str]:
 
 
 def _known(model: str) -> str:
-    """Return the known model that `model` names, as such or as Hugging Face does; "" for none."""
+    """Return the known model that `model` names, as such or as Hugging Face does; "" for none.
+
+    A folder of a model that is here is meant by its name, as it is with "./" before it.
+    """
+    if Path(model, CONFIG).is_file():
+        return ""
     name = model.removeprefix(OWNER)
     if name != model:
         return name if name in PUBLISHED and not Path(model).exists() else ""
