@@ -569,6 +569,27 @@ def test_options_that_a_network_cannot_meet_are_refused(folders, name, options, 
         asked(folders(name), name, **options)
 
 
+OTHER = {"proteins": "nucleotides", "nucleotides": "proteins"}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_alphabet_that_is_not_the_network_s_is_refused(folders, name):
+    alphabet = KINDS[name].alphabet
+    asked(folders(name), name, alphabet=alphabet)
+    with pytest.raises(UserError, match=f"options.alphabet: {OTHER[alphabet]}: .* set alphabet: "):
+        asked(folders(name), name, alphabet=OTHER[alphabet])
+
+
+@pytest.mark.parametrize("name", ["esm2", "esm1b", "protbert"])
+def test_init_says_what_computes_an_esm2_faster(folders, name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "in.fa").write_text(fasta(random_records(3)))
+    model = str(folders(name))
+    assert main(["init", "in.fa", "--workload", "encoder", "--model", model]) == 0
+    faster = f"{model} is an ESM-2: workload: esm2 computes the same features"
+    assert (faster in capsys.readouterr().err) == (name == "esm2")
+
+
 @pytest.mark.parametrize(
     ("options", "part"),
     [

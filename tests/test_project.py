@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from esm2_models import fair_esm, save_hugging_face
 from programs import ROOT, Desk, Workflow, fasta, random_records, wait_for
 
 from featuremill.store.files import read_json
@@ -184,6 +185,26 @@ module soil:
 
 use rule * from soil as soil_*
 """
+
+
+def test_two_sets_may_write_one_folder_of_weights_in_two_ways(tmp_path, environment):
+    """And two folders that would be called alike are refused."""
+    save_hugging_face(fair_esm(2, 16, 2), tmp_path / "net")
+    shutil.copytree(tmp_path / "net", tmp_path / "other" / "net")
+    (tmp_path / "in.fa").write_text(fasta(RECORDS))
+    desk = Desk(tmp_path, environment)
+
+    def dry(*models, status):
+        sets = {
+            name: {"options": {"model": model}} for name, model in zip("ab", models, strict=True)
+        }
+        config = {"run": "soil", "inputs": "in.fa", "features": sets}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+        return desk.type(*WHOLE, *PROFILE, "--dry-run", status=status).text
+
+    dry("./net", "net", status=0)
+    said = dry("net", "other/net", status=1)
+    assert "net and other/net would both become weights/net.json; rename one" in said
 
 
 def test_another_workflow_imports_a_project(finished, tmp_path, environment):

@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 from esm2_models import (
+    ALPHABET,
     BUNDLED,
     fair_esm,
     fair_esm_bundled,
@@ -26,6 +27,7 @@ from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
+from featuremill.workloads.esm2.folder import ALPHABET as TOKENS
 from featuremill.workloads.esm2.packing import pack
 
 TINY = (2, 16, 2)
@@ -194,6 +196,119 @@ def test_a_folder_from_hugging_face_is_the_same_weights(cache, tmp_path, tiny, m
     (folders["parts"] / "1.safetensors").unlink()
     with pytest.raises(UserError, match=r"it names 1\.safetensors, which is not there"):
         weights.refuse_missing("parts")
+
+
+def test_numbers_of_fp16_are_the_same_weights_in_fp32(cache, tmp_path, tiny):
+    """fair-esm has the two largest ESM-2 in fp16, and Hugging Face the same numbers in fp32."""
+    save_fair_esm(tiny, tmp_path / "tiny.pt", torch.float16)
+    expected = weights.convert(str(tmp_path / "tiny.pt"), cache)
+    path = save_hugging_face(tiny, tmp_path / "wide")
+    name = "esm.encoder.layer.{}.attention.self.rotary_embeddings.inv_freq"
+    rotary = {
+        name.format(i): layer.self_attn.rot_emb.inv_freq for i, layer in enumerate(tiny.layers)
+    }
+    state = load_file(path) | rotary
+    save_file({key: tensor.half().float() for key, tensor in state.items()}, path)
+    entry = weights.convert(str(path.parent), cache)
+    assert (entry.sha256, entry.name) == (expected.sha256, expected.name)
+    assert entry.metadata == expected.metadata and entry.metadata["dtype"] == "float16"
+
+
+def test_a_folder_called_like_a_published_model_is_meant_by_its_name(cache, tmp_path, monkeypatch):
+    """As `hf download --local-dir` makes it: its recipe is that of the published file."""
+    name = "esm2_t6_8M_UR50D"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    (tmp_path / name).mkdir()
+    assert not weights.is_path(name), "an empty folder is no model"
+    model = fair_esm(6, 320, 20)
+    save_hugging_face(model, tmp_path / name)
+    hub = tmp_path / "torch/hub/checkpoints"
+    hub.mkdir(parents=True)
+    file = weights.convert(str(save_fair_esm(model, hub / f"{name}.pt")), cache)
+    for typed in (name, f"./{name}"):
+        assert weights.is_path(typed) and weights.json_of(typed) == f"weights/{name}.json"
+        entry = weights.convert(typed, cache)
+        assert (entry.name, entry.sha256, entry.source.kind) == (name, file.sha256, "local")
+        assert entry.source.location == str(tmp_path / name)
+
+
+def test_a_head_is_left_out_and_that_is_said(cache, tmp_path, tiny, caplog):
+    caplog.set_level("INFO")
+    path = save_hugging_face(tiny, tmp_path / "tuned")
+    state = load_file(path)
+    expected = weights.convert(str(path.parent), cache).sha256
+    assert "left out" not in caplog.text, "everybody's lm_head is no news"
+    head = {"classifier.dense.weight": torch.ones(16, 16), "regression.bias": torch.ones(1)}
+    save_file(state | head, path)
+    assert weights.convert(str(path.parent), cache).sha256 == expected
+    assert "classifier and regression left out: features are those of the encoder" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "config, sentence",
+    [
+        ({"model_type": "bert"}, "its model_type is 'bert', and an ESM-2 has 'esm'"),
+        ({"position_embedding_type": "absolute"}, "position_embedding_type absolute"),
+        ({"layer_norm_eps": 1e-12}, "layer_norm_eps 1e-12, where an ESM-2 has 1e-05"),
+        ({"token_dropout": None}, "token_dropout None"),
+        ({"is_decoder": True}, "is_decoder True"),
+        (["layer_norm_eps"], "layer_norm_eps 1e-12"),  # transformers' own, where nothing is said
+        (["position_embedding_type"], "position_embedding_type absolute"),
+        (["token_dropout"], "token_dropout False"),
+        ({"vocab_list": ["<cls>", "<pad>"]}, "its token 2 is missing, and ESM-2's is '<eos>'"),
+    ],
+)
+def test_a_folder_of_another_network_is_refused_before_any_job(tmp_path, tiny, config, sentence):
+    path = save_hugging_face(tiny, tmp_path / "other").with_name("config.json")
+    told = json.loads(path.read_text())
+    told = {k: v for k, v in told.items() if k not in config} | (
+        config if isinstance(config, dict) else {}
+    )
+    path.write_text(json.dumps(told))
+    with pytest.raises(UserError) as caught:
+        weights.refuse_missing(str(path.parent))
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and sentence in text
+    assert text.endswith("the workload encoder takes BERT, T5, ModernBERT, ESM-1b and the "
+                         "Nucleotide Transformer (docs/encoders.md).")  # fmt: skip
+
+
+def with_token(id, token):
+    return [*TOKENS[:id], token, *TOKENS[id + 1 :]]
+
+
+@pytest.mark.parametrize(
+    "tokens, sentence",
+    [
+        (TOKENS, None),
+        (with_token(4, "A"), "its token 4 is 'A', and ESM-2's is 'L'"),
+        (TOKENS[:-1], "its token 32 is missing, and ESM-2's is '<mask>'"),
+        ([*TOKENS, "J"], "it has 34 tokens, and ESM-2 has 33"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["vocab.txt", "tokenizer.json"])
+def test_a_folder_with_other_tokens_is_refused(cache, tmp_path, tiny, kind, tokens, sentence):
+    path = save_hugging_face(tiny, tmp_path / "x").with_name(kind)
+    if kind == "vocab.txt":
+        path.write_text("\n".join(tokens))
+    else:
+        words = {token: id for id, token in enumerate(tokens) if id}
+        added = [{"content": tokens[0], "id": 0}]
+        path.write_text(json.dumps({"model": {"vocab": words}, "added_tokens": added}))
+    if sentence is None:
+        weights.convert(str(path.parent), cache)
+        path.write_text("{")
+        with pytest.raises(UserError, match=r"tokenizer.json: it cannot|vocab.txt: its token 0"):
+            weights.convert(str(path.parent), cache)
+        return
+    for model in (path.parent, path.with_name("model.safetensors")):
+        with pytest.raises(UserError, match=re.escape(f"{path}: {sentence}")):
+            weights.convert(str(model), cache)
+
+
+def test_the_alphabet_of_a_folder_is_fair_esm_s():
+    assert list(TOKENS) == ALPHABET.all_toks
 
 
 def test_a_published_model_may_lie_in_the_cache_of_hugging_face(cache, tmp_path, monkeypatch):

@@ -19,7 +19,7 @@ from featuremill.workload.weights import is_path
 
 _runs: dict[str, str | None] = {}
 """The module that computes each results/<run>."""
-_makers: dict[str, tuple[str, str | None]] = {}
+_makers: dict[str, tuple[str, str]] = {}
 """The rule that makes each weights/<name>.json, and of which model."""
 
 
@@ -62,12 +62,12 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
             "its own."
         )
     rule = internals.taken_rule(workflow, "weights")
-    model = model_of(config)
+    model = model_of(config) or ""
     if rule is None:
         return
     for path in weights_files:
         first, first_model = _makers.setdefault(path, (rule, model))
-        if first_model != model:
+        if place_of(first_model) != place_of(model):
             raise RefusedError(
                 f"options: {model_key(config)[-1]}: {first_model} and {model} would both become "
                 f"{path}; rename one."

@@ -95,7 +95,8 @@ def run(arguments: argparse.Namespace) -> None:
     with _placed(output), files.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
-    if caution := weights.caution_of(checked.workload, checked.options):
+    has_gaps = bool(unfilled) and "model" in checked.options
+    if caution := weights.caution_of(checked.workload, checked.options, has_gaps=has_gaps):
         log.warning("%s", caution)
     log.info("wrote %s; %s: %s", output, todo, command_line.first(output))
 

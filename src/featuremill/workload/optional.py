@@ -176,7 +176,7 @@ class Cautions(Protocol):
 
     def caution(self, options: Any) -> str:
         """Return it in a sentence or two on one line; "" where there is nothing to say. `options`
-        may be resolved ones or not."""
+        may be resolved ones or not, and init may lack others than the model."""
 
 
 @runtime_checkable

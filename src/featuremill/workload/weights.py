@@ -95,11 +95,15 @@ def model_told(settings: Settings) -> str:
         return ""
 
 
-def caution_of(workload: str, options: Mapping[str, Any]) -> str:
-    """Return what people should know of the model before they use the values; "" for nothing."""
+def caution_of(workload: str, options: Mapping[str, Any], *, has_gaps: bool = False) -> str:
+    """Return what people should know of the model before they use the values; "" for nothing.
+
+    Where it `has_gaps`, the model is among the options, and others are still to be filled in.
+    """
     try:
         found = find_workload(workload)
-        settled = found.Options.model_validate(options)
+        model = found.Options
+        settled = model.model_construct(**options) if has_gaps else model.model_validate(options)
     except (UserError, ValidationError):
         return ""
     return found.caution(settled) if isinstance(found, Cautions) else ""

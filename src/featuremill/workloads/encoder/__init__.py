@@ -18,6 +18,7 @@ from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.encoder import architectures, memory, vocabulary
 from featuremill.workloads.encoder.options import Options
+from featuremill.workloads.esm2 import folder as esm2_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -42,6 +43,7 @@ __all__ = [
     "Options",
     "audited",
     "batch_cost",
+    "caution",
     "collect",
     "cost",
     "load",
@@ -67,6 +69,8 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends."""
+NO_BASES = b"EFILPQ"
+"""Residues whose letters stand for no base, known or not."""
 NUM_SPECIAL = 2
 """Special tokens that costs are reckoned with; a network may have one less."""
 
@@ -169,6 +173,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 def _settled(options: Options, folder: Path) -> Options:
     """Return `options` with the limits that the network in `folder` has."""
     facts, words = _opened(folder)
+    _refuse_other_alphabet(words, options.alphabet, folder)
     most = facts.max_tokens
     if options.long == "full" and most is not None:
         raise UserError(
@@ -180,6 +185,31 @@ def _settled(options: Options, folder: Path) -> Options:
         limit = limit or words.letters_in(most or USUAL_TOKENS)
     per_token = options.letters_per_token or words.letters_per_token
     return options.model_copy(update={"max_residues": limit, "letters_per_token": per_token})
+
+
+def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> None:
+    """Raise UserError where the vocabulary is of residues and bases are meant, or the other way."""
+    has_residues = set(NO_BASES) <= set(words.letters)
+    if alphabet == "proteins" and not has_residues:
+        raise UserError(
+            f"options.alphabet: proteins: the vocabulary in {folder} lacks residues, as a network "
+            "of nucleotides does; set alphabet: nucleotides, or give a network of proteins."
+        )
+    if alphabet == "nucleotides" and has_residues and words.is_by_letter:
+        raise UserError(
+            f"options.alphabet: nucleotides: the vocabulary in {folder} is of residues, so A, C, G "
+            "and T would be amino acids; set alphabet: proteins, or give a network of nucleotides."
+        )
+
+
+def caution(options: Options) -> str:
+    """Return what computes an ESM-2 faster; "" for other networks."""
+    try:
+        is_esm2 = bool(esm2_folder.facts_of(place_of(options.model)))
+    except UserError:
+        return ""
+    faster = "workload: esm2 computes the same features about twice as fast (docs/esm2.md)"
+    return f"{options.model} is an ESM-2: {faster}" if is_esm2 else ""
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 
 from featuremill.base.progress import Progress
+from featuremill.base.words import listed
 from featuremill.workloads.esm2 import layout
+from featuremill.workloads.esm2.folder import ROTARY_BASE, unlike
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 from featuremill.workloads.esm2.sources import PUBLISHED
 from featuremill.workloads.esm2.tokens import NUM_TOKENS
@@ -27,14 +29,8 @@ ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_no
 """Keys of ESM-1b and ESM-1v, whose other tensors look like those of an ESM-2."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys that Hugging Face stores with an ESM-2 and does not use."""
-ROTARY_BASE = 10000.0
-REQUIRED = {
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-    "layer_norm_eps": 1e-5,
-    "rope_theta": ROTARY_BASE,
-}
-"""Settings that the encoder relies on, where a checkpoint states them."""
+COMMON_PARTS = {"lm_head", "contact_head", "pooler"}
+"""What every published ESM-2 has besides the encoder, and nobody asks for here."""
 
 
 class Checkpoint(NamedTuple):
@@ -48,6 +44,9 @@ class Checkpoint(NamedTuple):
     num_heads: int
     inv_freq: Tensor
     license: str
+    is_half: bool
+    """Whether fp16 holds each of its numbers: the larger ESM-2 were trained so, and fair-esm has
+    them in fp16 and Hugging Face in fp32."""
 
     def entries(self) -> Iterator[layout.Entry]:
         """Yield what our file holds of this checkpoint."""
@@ -57,14 +56,21 @@ class Checkpoint(NamedTuple):
     def tensor(self, entry: layout.Entry) -> Tensor:
         """Return the tensor of `entry`; several of the source's are put below each other."""
         parts = [self.tensors[key] for key in entry.keys] or [self.inv_freq]
-        return torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        return whole.to(self.dtype(entry))
 
     def dtype(self, entry: layout.Entry) -> torch.dtype:
         """Return the number type of `entry`, in which no part of it loses anything."""
+        if self.is_half:
+            return torch.float16
         dtype = (self.tensors[entry.keys[0]] if entry.keys else self.inv_freq).dtype
         for key in entry.keys[1:]:
             dtype = torch.promote_types(dtype, self.tensors[key].dtype)
         return dtype
+
+    @property
+    def _embedding_dtype(self) -> torch.dtype:
+        return torch.float16 if self.is_half else self.tensors[self.names.embedding].dtype
 
     def metadata(self) -> dict[str, str]:
         """Return what is known of the network, as text."""
@@ -73,7 +79,7 @@ class Checkpoint(NamedTuple):
             "num_layers": str(self.num_layers),
             "embed_dim": str(self.width),
             "attention_heads": str(self.num_heads),
-            "dtype": str(self.tensors[self.names.embedding].dtype).removeprefix("torch."),
+            "dtype": str(self._embedding_dtype).removeprefix("torch."),
         }
         return known | ({"license": self.license} if self.license else {})
 
@@ -147,11 +153,19 @@ def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
         if _number(facts, fact, value) != value:
             raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
     inv_freq, num_heads = _rotary(tensors, facts, num_layers, width)
-    checkpoint = Checkpoint(
-        tensors, names, num_layers, width, num_heads, inv_freq, str(facts.get("license", ""))
-    )
+    license = str(facts.get("license", ""))
+    checkpoint = Checkpoint(tensors, names, num_layers, width, num_heads, inv_freq, license, False)
     _check_tensors(checkpoint)
-    return checkpoint
+    keys = [key for entry in checkpoint.entries() for key in entry.keys]
+    is_half = all(_fits_half(tensor) for tensor in (inv_freq, *map(tensors.__getitem__, keys)))
+    return checkpoint._replace(is_half=is_half)
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    """Tell whether `tensor` is in fp16, or in fp32 with numbers that fp16 holds."""
+    if tensor.dtype != torch.float32:
+        return tensor.dtype == torch.float16
+    return torch.equal(tensor.half().float(), tensor)
 
 
 def _number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
@@ -167,9 +181,8 @@ def _refuse_elders(opened: Opened) -> None:
     facts = opened.facts
     if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in opened.tensors):
         raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
-    for fact, value in REQUIRED.items():
-        if facts.get(fact, value) != value:
-            raise ValueError(f"its settings say {fact} {facts[fact]}, where an ESM-2 has {value}")
+    if reason := unlike(facts):
+        raise ValueError(reason)
 
 
 def _rotary(
@@ -217,10 +230,15 @@ def _check_tensors(checkpoint: Checkpoint) -> None:
         if checkpoint.dtype(entry) not in NUMBER_TYPES:
             raise ValueError(f"its numbers are {checkpoint.dtype(entry)}")
     encoder = (names.layer, names.embedding.partition(".")[0])
+    heads = set[str]()
     for key in checkpoint.tensors:
         is_known = key in used or key.endswith("inv_freq") or key.startswith(IDLE_KEYS)
         if key.startswith(encoder) and not is_known:
             raise ValueError(f"its tensor {key} is no part of an ESM-2")
+        if not is_known:
+            heads.add(key.partition(".")[0])
+    if rest := sorted(heads - COMMON_PARTS):
+        log.info("%s left out: features are those of the encoder below", listed(rest))
 
 
 def _chunks(checkpoint: Checkpoint, header: bytes) -> Iterator[Any]:

@@ -7,7 +7,6 @@ and the `argparse.Namespace` in which fair-esm keeps a model's settings are buil
 from __future__ import annotations
 
 import argparse
-import json
 import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from featuremill.base.errors import UserError
 from featuremill.workload.hugging_face import checkpoint_files
+from featuremill.workloads.esm2.folder import facts_of
 
 FACTS = {
     "encoder_layers": "num_layers",
@@ -48,7 +48,7 @@ def open_checkpoint(path: Path) -> Opened:
         for key, tensor in opened.tensors.items()
     ):
         raise refusal(path, "it holds no dictionary of tensors")
-    facts = _config_of(path if path.is_dir() else path.parent) | opened.facts
+    facts = facts_of(path) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
 
 
@@ -97,21 +97,6 @@ def _pickle(path: Path) -> Opened:
     settings = cfg.get("model") if isinstance(cfg, dict) else None
     facts = dict(vars(settings)) if isinstance(settings, argparse.Namespace) else {}
     return Opened(tensors if isinstance(tensors, dict) else {}, facts, "args" in raw)
-
-
-def _config_of(folder: Path) -> dict[str, Any]:
-    """Return Hugging Face's config.json in the folder of the weights; nothing without one."""
-    config = folder / "config.json"
-    if not config.is_file():
-        return {}
-    try:
-        facts = json.loads(config.read_text())
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"{config}: this config of a model cannot be read ({error}); download it again, or "
-            "take it away if it does not belong to the weights beside it."
-        ) from None
-    return facts if isinstance(facts, dict) and facts.get("model_type") == "esm" else {}
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -20,7 +20,14 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
-from featuremill.workload.hugging_face import cached, checkpoint_files, how_to_get, place_of
+from featuremill.workload.hugging_face import (
+    CONFIG,
+    cached,
+    checkpoint_files,
+    how_to_get,
+    place_of,
+)
+from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
 
 _log = logging.getLogger("featuremill.weights")
@@ -71,7 +78,12 @@ def bundled_names() -> list[str]:
 
 
 def _known(model: str) -> str:
-    """Return the known model that `model` names, as such or as Hugging Face does; "" for none."""
+    """Return the known model that `model` names, as such or as Hugging Face does; "" for none.
+
+    A folder of a model that is here is meant by its name, as it is with "./" before it.
+    """
+    if Path(model, CONFIG).is_file():
+        return ""
     name = model.removeprefix(OWNER)
     if name != model:
         return name if name in PUBLISHED and not Path(model).exists() else ""
@@ -112,12 +124,14 @@ def _nearest(model: str, names: Sequence[str]) -> str:
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError where `model` is the path of a checkpoint that is not there."""
+    """Raise UserError where `model` is the path of a checkpoint that is not there, or a folder
+    of another network."""
     if _known(model):
         return
     path = place_of(model)
     if path.is_dir():
         checkpoint_files(path)
+        facts_of(path)
     elif not path.is_file():
         _refuse_missing(model, path)
 
