@@ -331,7 +331,7 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     assert {leases("--index-mode")[0] for _ in range(2)} == {"2"}
     said = leases("--gpus", 2, "--wait", 0, status=3)[1]
     assert f"GPU 0: used by process {stranger.pid}, which has no lease" in said
-    assert "GPU 1: 30000 MB in use, by nobody who has a lease" in said
+    assert "GPU 1: 30000 MB in use without a lease" in said
     share = ("--policy", "memory", "--gpus", 2, "--index-mode", "--min-free-mb")
     assert leases(*share, 60_000)[0] == "2,0", "memory: strangers are no hindrance"
     assert (
@@ -389,7 +389,7 @@ def test_what_a_device_says_once_its_slot_is_ours_is_what_counts(tmp_path, monke
     chooser = Chooser(tmp_path, Request(), [device], {})
     found = chooser.attempt()
     assert (found.chosen, found.is_used_by_others) == ([], True)
-    assert found.barred["GPU 0"].startswith("10000 MB in use, by nobody who has a lease")
+    assert found.barred["GPU 0"].startswith("10000 MB in use without a lease")
     [free] = chooser.attempt().chosen
     assert free.free_mb == 80_000
     free.slot.close()
