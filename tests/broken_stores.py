@@ -226,7 +226,7 @@ PLAN = "its content is not what was written; delete it and run the same command 
 NO_RECEIPT = (
     "this part is not computed yet; let the run come to its end (featuremill run YOUR.yaml)"
 )
-RECEIPT = "this receipt is incomplete, or for another part; the same command writes it anew"
+RECEIPT = "this receipt is incomplete, or for another part; run the same command again"
 PART = "run the same command again to compute it anew"
 SHARD = "delete the run's plan.json and run the same command again to have it written anew"
 MANIFEST = "does not belong to plan.json; delete both and run it again (featuremill run YOUR.yaml)"

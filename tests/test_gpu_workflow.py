@@ -24,7 +24,7 @@ from programs import NO_REPORT, Desk, Workflow, fasta, random_records, wait_for
 from recordings import noise, write_npz
 from test_lease_stress import most_at_once
 
-from featuremill.flow import jobs, reach
+from featuremill.flow import internals, jobs
 from featuremill.flow.screen import RefusedError
 
 DOCS = ROOT / "docs" / "lease.md"
@@ -157,7 +157,7 @@ def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, ca
     """Whether there are no more, or the user allows no more."""
     told = {"is_main": True, "runs_elsewhere": False, "only_looks": False, "cap_of": cap}
     for name, value in {**told, "set_cap": None}.items():
-        monkeypatch.setattr(reach, name, lambda *_, value=value: value)
+        monkeypatch.setattr(internals, name, lambda *_, value=value: value)
     monkeypatch.setattr(jobs, "count_slots", lambda request: 4)
     monkeypatch.setattr(jobs, "_caps", set())
     monkeypatch.setenv("FEATUREMILL_GPUS", "")

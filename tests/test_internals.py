@@ -46,7 +46,7 @@ def expected(tmp_path_factory, environment):
 def computed_without(names, folder, environment):
     """Return what a run delivers where these find nothing, and what it said."""
     workflow = Workflow(folder, environment, random_records(20))
-    said = workflow.type("without_reach", names, *workflow.words(NO_REPORT)[1:])
+    said = workflow.type("without_internals", names, *workflow.words(NO_REPORT)[1:])
     return workflow.data(), said.err
 
 

@@ -54,7 +54,7 @@ CALLS |= {"yaml.load", "yaml.load_all", "yaml.unsafe_load", "yaml.full_load", "p
 CALLS |= {"pd.eval", "subprocess.getstatusoutput", "jinja2.Template", "tempfile.mktemp"}
 HARMLESS = ("pickle", {"UnpicklingError"})
 """What may be imported of such a module: the exception alone."""
-TRUSTED = ROOT / "src" / "featuremill" / "head" / "unpickle.py"
+TRUSTED = ROOT / "src" / "featuremill" / "steps" / "heads" / "unpickle.py"
 """A program of its own, which nobody imports: it reads a pickle whose digest somebody has typed
 (tests/test_head.py), and hands back tensors."""
 RESTRICTED = ROOT / "src" / "featuremill" / "workloads" / "geneformer" / "genes.py"
@@ -94,7 +94,7 @@ def test_no_module_can_execute_data():
     # Of genes.py, test_geneformer.py has what its unpickler refuses to build.
     assert found.pop(RESTRICTED) == ["import pickle"]
     assert {path for path, lines in found.items() if lines} == {TRUSTED}
-    started = [path for path in sources() if "head.unpickle" in path.read_text("utf-8")]
+    started = [path for path in sources() if "heads.unpickle" in path.read_text("utf-8")]
     assert started == [TRUSTED.with_name("importing.py"), TRUSTED]
 
 

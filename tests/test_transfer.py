@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import pooling, tokens, transfer
-from featuremill.workloads.esm2.kernels import twins
+from featuremill.workloads.esm2.kernels import reference
 
 ROWS, WIDTH_3B, LAYERS_3B = 16_896, 2560, 37
 """Rows of a batch on an H200, and the states of the 3B model."""
@@ -131,7 +131,7 @@ def test_bos_copies_the_rows_asked_for_and_not_the_state(cut):
     num_rows = sum(end - start + 2 for each in windows for start, end in each)
     hidden_TD = torch.randn(num_rows, 64)
     with Made() as made:
-        (bos_ND,) = pooling.tensors_of_layer(hidden_TD, places, options, twins.mean_rows)
+        (bos_ND,) = pooling.tensors_of_layer(hidden_TD, places, options, reference.mean_rows)
     row_bytes = hidden_TD[0].nbytes
     num_windows = sum(map(len, windows))
     # A row a window, its mean a protein (and that once more, as the means are put together).
@@ -158,7 +158,7 @@ def esm2_of(**options):
     class Network:
         width = 8
         device = torch.device("cpu")
-        mean_rows = staticmethod(twins.mean_rows)
+        mean_rows = staticmethod(reference.mean_rows)
 
         def representations(self, pack, layers):
             for layer in layers:

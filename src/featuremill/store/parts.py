@@ -77,8 +77,8 @@ def open_part(
             )
         receipt_path.unlink()  # the part may be good, and has its own beside it
         raise IntegrityError(
-            f"{receipt_path}: this receipt is incomplete, or for another part; the same "
-            "command writes it anew."
+            f"{receipt_path}: this receipt is incomplete, or for another part; run the same "
+            "command again to have it written anew."
         )
     try:
         part = _checked(path, receipts, shard.records)

@@ -1,4 +1,4 @@
-"""`python -m without_reach NAME,NAME… WORDS…`: Snakemake, where these of featuremill's reaches into
+"""`python -m without_internals NAME,NAME… WORDS…`: Snakemake, where these of featuremill's reaches into
 its insides find nothing to hold on to."""
 
 import sys
