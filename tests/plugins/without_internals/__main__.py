@@ -1,5 +1,5 @@
-"""`python -m without_internals NAME,NAME… WORDS…`: Snakemake, where these of featuremill's reaches into
-its insides find nothing to hold on to."""
+"""`python -m without_internals NAME,NAME… WORDS…`: Snakemake, where these of
+featuremill's reaches into its internals find nothing to hold on to."""
 
 import sys
 
