@@ -44,7 +44,7 @@ OPTIONS = {
     "pac": [],  # reads recordings: tests/test_pac.py
     "scores": [
         {"dtype": "fp32"},
-        {"dtype": "fp32", "variants": "none", "likelihood": "pseudo", "long": "full"},
+        {"dtype": "fp32", "variants": "none", "likelihood": "one_pass", "long": "full"},
     ],
 }
 CASES = [(name, options) for name in OURS for options in OPTIONS[name]]
