@@ -83,10 +83,11 @@ class Compared:
         return representations(self.network, tokens_of(sequence)).numpy()
 
 
-def save_hugging_face(model, folder, prefix="esm."):
+def save_hugging_face(model, folder, prefix="esm.", head=None):
     """Write a folder as transformers does: model.safetensors and config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     state = {prefix + k: v.contiguous() for k, v in hugging_face_state(model).items()}
+    state |= {k: v.clone() for k, v in (head or {}).items()}
     save_file(state, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(hugging_face_config(model)))
     return folder / "model.safetensors"

@@ -66,8 +66,12 @@ ACCESSIONS = {"sp|P35309|HSP1_PANTR": "P35309", "sp|P35309|OTHER_NAME": "P35309"
     "gi|4504345|ref|NP_000549.1|": "NP_000549.1",
 }
 POOLED = ["mean_layer_3", "bos_layer_3", "mean_layer_6", "bos_layer_6"]
-OF_ONE_WORKLOAD = {"gene_statistics", "perturbations", "rows_jsonl"}
-"""What ESM-2's values cannot fill: tests/test_geneformer.py and test_llm_json.py have these."""
+OF_ONE_WORKLOAD = {
+    *("gene_statistics", "perturbations", "rows_jsonl"),
+    *("position_scores", "variant_scores"),
+}
+"""What ESM-2's values cannot fill: test_geneformer.py, test_llm_json.py and test_scores.py have
+these."""
 ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
 OPTIONS = {
     "model": "mill_t6_8M",

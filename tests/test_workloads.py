@@ -42,6 +42,10 @@ OPTIONS = {
         {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
     ],
     "pac": [],  # reads recordings: tests/test_pac.py
+    "scores": [
+        {"dtype": "fp32"},
+        {"dtype": "fp32", "variants": "none", "likelihood": "one_pass", "long": "full"},
+    ],
 }
 CASES = [(name, options) for name in OURS for options in OPTIONS[name]]
 NAMES = [name for name in vars(Workload) if not name.startswith("_")]
@@ -59,7 +63,7 @@ def ready(request, cache):
     workload = find_workload(name)
     asked = workload.Options(**options)
     model = workload.weights(asked)
-    found = weights_verb.weights_of(weights_verb.convert(model, cache)) if model else None
+    found = weights_verb.weights_of(weights_verb.convert(model, cache, name)) if model else None
     return workload, workload.resolve(asked, CPU, found), found
 
 
@@ -148,6 +152,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "llm_json": (False, False),
         "geneformer": (True, False),
         "pac": (False, False),
+        "scores": (True, False),
     }
     esm2 = find_workload("esm2")
     asked = esm2.Options(model="esm2_t33_650M_UR50D")

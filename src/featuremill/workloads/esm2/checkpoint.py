@@ -47,11 +47,15 @@ class Checkpoint(NamedTuple):
     is_half: bool
     """Whether fp16 holds each of its numbers: the larger ESM-2 were trained so, and fair-esm has
     them in fp16 and Hugging Face in fp32."""
+    has_head: bool
+    """Whether the language-model head is wanted, too."""
 
     def entries(self) -> Iterator[layout.Entry]:
         """Yield what our file holds of this checkpoint."""
         yield layout.Entry(layout.FREQUENCIES, (), tuple(self.inv_freq.shape))
         yield from layout.entries(self.names, self.num_layers, self.width, NUM_TOKENS)
+        if self.has_head:
+            yield from layout.head_entries(self.names, self.tensors, self.width, NUM_TOKENS)
 
     def tensor(self, entry: layout.Entry) -> Tensor:
         """Return the tensor of `entry`; several of the source's are put below each other."""
@@ -84,15 +88,16 @@ class Checkpoint(NamedTuple):
         return known | ({"license": self.license} if self.license else {})
 
 
-def read(path: Path) -> Checkpoint:
-    """Return the ESM-2 checkpoint in `path`; raise UserError, with the reason, if it is none."""
+def read(path: Path, has_head: bool = False) -> Checkpoint:
+    """Return the ESM-2 checkpoint in `path`, with its language-model head or without; raise
+    UserError, with the reason, if it is none."""
     opened = open_checkpoint(path)
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
     names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
     prefix = re.compile("|".join(map(re.escape, names.prefixes)))
     tensors = {_plain(key, prefix): tensor for key, tensor in opened.tensors.items()}
     try:
-        return _recognise(opened._replace(tensors=tensors), names)
+        return _recognise(opened._replace(tensors=tensors), names, has_head)
     except ValueError as error:
         raise refusal(path, str(error)) from None
 
@@ -136,7 +141,7 @@ def _plain(key: str, prefix: re.Pattern[str]) -> str:
     )
 
 
-def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
+def _recognise(opened: Opened, names: layout.Names, has_head: bool) -> Checkpoint:
     """Return the checkpoint; raise ValueError with what is wrong about it."""
     tensors, facts = opened.tensors, opened.facts
     _refuse_elders(opened)
@@ -153,8 +158,14 @@ def _recognise(opened: Opened, names: layout.Names) -> Checkpoint:
         if _number(facts, fact, value) != value:
             raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
     inv_freq, num_heads = _rotary(tensors, facts, num_layers, width)
+    if has_head and not any(key.startswith(layout.HEAD) for key in tensors):
+        raise ValueError(
+            f"it has no language-model head (no tensor {layout.HEAD}…), as an EsmForMaskedLM has"
+        )
     license = str(facts.get("license", ""))
-    checkpoint = Checkpoint(tensors, names, num_layers, width, num_heads, inv_freq, license, False)
+    checkpoint = Checkpoint(
+        tensors, names, num_layers, width, num_heads, inv_freq, license, False, has_head
+    )
     _check_tensors(checkpoint)
     keys = [key for entry in checkpoint.entries() for key in entry.keys]
     is_half = all(_fits_half(tensor) for tensor in (inv_freq, *map(tensors.__getitem__, keys)))

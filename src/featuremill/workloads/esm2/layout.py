@@ -2,16 +2,19 @@
 
 Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
 out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
-rotary.inv_freq, and final_norm.weight and .bias.
+rotary.inv_freq, and final_norm.weight and .bias. With the language-model head, it also has
+head.dense, head.norm and head.decoder, each with .weight and .bias.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
+HEAD = "lm_head."
+"""Before the keys of the language-model head, in every source."""
 
 
 class Names(NamedTuple):
@@ -24,6 +27,8 @@ class Names(NamedTuple):
     final_norm: str
     parts: Mapping[str, tuple[str, ...]]
     """Our part of a layer → theirs; several are stacked."""
+    decoder: str
+    """The head's last matrix, where it is stored: it is tied to the embedding."""
 
 
 FAIR_ESM = Names(
@@ -39,6 +44,7 @@ FAIR_ESM = Names(
         "up": ("fc1",),
         "down": ("fc2",),
     },
+    "lm_head.weight",
 )
 HUGGING_FACE = Names(
     ("esm.",),
@@ -53,6 +59,7 @@ HUGGING_FACE = Names(
         "up": ("intermediate.dense",),
         "down": ("output.dense",),
     },
+    "lm_head.decoder.weight",
 )
 
 
@@ -85,3 +92,16 @@ def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Itera
                     tuple(f"{names.layer}{layer}.{key}.{kind}" for key in theirs),
                     shape if kind == "weight" else shape[:1],
                 )
+
+
+def head_entries(
+    names: Names, tensors: Collection[str], width: int, num_tokens: int
+) -> Iterator[Entry]:
+    """Yield what our file holds of the language-model head of a source with these `tensors`."""
+    decoder = names.decoder if names.decoder in tensors else names.embedding
+    yield Entry("head.dense.weight", (f"{HEAD}dense.weight",), (width, width))
+    yield Entry("head.dense.bias", (f"{HEAD}dense.bias",), (width,))
+    for kind in ("weight", "bias"):
+        yield Entry(f"head.norm.{kind}", (f"{HEAD}layer_norm.{kind}",), (width,))
+    yield Entry("head.decoder.weight", (decoder,), (num_tokens, width))
+    yield Entry("head.decoder.bias", (f"{HEAD}bias",), (num_tokens,))

@@ -170,15 +170,16 @@ def _cached(name: str) -> Path | None:
     return None
 
 
-def convert(source: Checkpoint, path: Path) -> Converted:
-    """Write the weights of `source` to `path`; fetch it first where it is to be."""
+def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
+    """Write the weights of `source` to `path`, with the language-model head or without; fetch it
+    first where it is to be."""
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
         download(source)
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path)
+    found = checkpoint.read(source.path, has_head)
     sha256 = checkpoint.write(found, path)
     metadata = found.metadata()
     if source.kind == "published":

@@ -1,0 +1,123 @@
+"""The columns of a part: their names and types, and Arrow arrays from NumPy ones. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.base.reasons import NOT_FINITE
+from featuremill.workload.arrays import lists_of_vectors
+from featuremill.workloads.scores import passes
+from featuremill.workloads.scores.options import LIKELIHOODS, Options
+from featuremill.workloads.scores.passes import Work
+from featuremill.workloads.scores.variants import AMINO_ACIDS
+
+VARIANTS = "variants"
+"""The column by which the output `variant_scores` finds its rows."""
+POSITIONS = "positions"
+"""The same for `position_scores`."""
+MATRIX = "log_probabilities"
+POSITION = pa.struct(
+    {
+        "position": pa.int32(),
+        "residue": pa.string(),
+        "log_probability": pa.float32(),
+        "entropy": pa.float32(),
+    }
+)
+
+
+Rows = npt.NDArray[np.float32]
+"""Log-probabilities of 33 tokens, a row for each that the passes of a protein ask for."""
+
+
+def schema(options: Options) -> pa.Schema:
+    """Return the columns; `options` are resolved ones."""
+    fields: dict[str, pa.DataType] = {}
+    if kinds := options.kinds:
+        scores = {f"{kind}_marginal": pa.float32() for kind in kinds}
+        fields[VARIANTS] = pa.list_(pa.struct({"variant": pa.string(), **scores}))
+    for kind in LIKELIHOODS:
+        if kind in options.likelihood:
+            fields[f"{kind}_log_likelihood"] = fields[f"{kind}_perplexity"] = pa.float64()
+    if options.positions != "none":
+        fields[POSITIONS] = pa.list_(POSITION)
+    if options.log_probabilities != "none":
+        number = pa.float16() if options.output_dtype == "float16" else pa.float32()
+        fields[MATRIX] = pa.list_(pa.list_(number, len(AMINO_ACIDS)))
+    return pa.schema(fields)
+
+
+def batch(works: Sequence[Work], found: Sequence[Rows], options: Options) -> pa.RecordBatch:
+    """Return one row a protein from the log-probabilities of all rows of its passes."""
+    pairs = list(zip(works, found, strict=True))
+    arrays = [_variants(pairs, options)] if options.kinds else []
+    for kind, source in LIKELIHOODS.items():
+        if kind in options.likelihood:
+            arrays += _likelihoods(pairs, source)
+    if options.positions != "none":
+        arrays.append(_positions(pairs, options.positions))
+    if options.log_probabilities != "none":
+        arrays.append(_matrices(pairs, options))
+    values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
+    wrong = [None if np.isfinite(rows).all() else NOT_FINITE.reason() for rows in found]
+    return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
+
+
+def _variants(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
+    names = [name for work, _ in pairs for name in work.names]
+    scores = [
+        np.concatenate([passes.marginal(work, kind, rows) for work, rows in pairs])
+        for kind in options.kinds
+    ]
+    struct = schema(options).field(VARIANTS).type.value_type
+    columns = [pa.array(names, pa.string()), *map(_numbers, scores)]
+    return _lists(columns, struct, [len(work.names) for work, _ in pairs])
+
+
+def _likelihoods(pairs: Sequence[tuple[Work, Rows]], source: str) -> list[pa.Array]:
+    """Return the log-likelihood of each protein, and exp(-log-likelihood / residues)."""
+    every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
+    sums = np.array([passes.own(*each).sum(dtype=np.float64) for each in every])
+    lengths = np.array([len(work.letters) for work, _ in pairs])
+    return [_numbers(sums), _numbers(np.exp(-sums / lengths))]
+
+
+def _positions(pairs: Sequence[tuple[Work, Rows]], source: str) -> pa.Array:
+    every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
+    lengths = [len(work.letters) for work, _ in pairs]
+    letters = b"".join(work.letters for work, _ in pairs).decode()
+    columns = [
+        _numbers(np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])),
+        pa.array(list(letters), pa.string()),
+        _numbers(np.concatenate([passes.own(*each) for each in every])),
+        _numbers(np.concatenate([passes.entropies(rows) for _, rows in every])),
+    ]
+    return _lists(columns, POSITION, lengths)
+
+
+def _matrices(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
+    tokens = passes.tokens_of(AMINO_ACIDS.encode())
+    every = [
+        passes.of_every_residue(work, options.log_probabilities, rows)[:, tokens]
+        for work, rows in pairs
+    ]
+    numbers = np.concatenate(every).astype(options.output_dtype)
+    return lists_of_vectors(numbers, [len(work.letters) for work, _ in pairs])
+
+
+def _lists(columns: list[pa.Array], struct: pa.StructType, lengths: Sequence[int]) -> pa.Array:
+    bounds = np.cumsum([0, *lengths], dtype=np.int32)
+    rows = pa.StructArray.from_arrays(columns, fields=list(struct))
+    return pa.ListArray.from_arrays(_numbers(bounds), rows)
+
+
+def _numbers(numbers: npt.NDArray[Any]) -> pa.Array:
+    """Return an array of one axis as Arrow's; `pa.array` would import pandas."""
+    numbers = np.ascontiguousarray(numbers)
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])

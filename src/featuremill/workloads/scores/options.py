@@ -1,0 +1,133 @@
+"""What a config may set under `options` for the workload scores."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from featuremill.inputs import TableOptions
+from featuremill.workload import Kind, OptionFile
+from featuremill.workloads import esm2
+
+Marginal = Literal["wildtype", "masked", "mutant"]
+Likelihood = Literal["pseudo", "one_pass"]
+Source = Literal["none", "wildtype", "masked"]
+MARGINALS: tuple[Marginal, ...] = ("wildtype", "masked", "mutant")
+"""In the order of their columns."""
+LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
+    {"pseudo": "masked", "one_pass": "wildtype"}
+)
+"""In the order of their columns, each with the passes that it is of."""
+
+
+class Options(TableOptions):
+    """Which variants of which proteins are scored, by which ESM-2, and how."""
+
+    EXECUTION = TableOptions.EXECUTION | {"variant_column", "batch_tokens"}
+    PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
+
+    model: str = "mill_t6_8M"
+    """The network, as for the workload `esm2`: `mill_t6_8M` (comes with featuremill for trials; it
+    is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, or the path of
+    weights of this architecture with their language-model head."""
+    variants: Literal["none", "all", "listed"] = "all"
+    """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
+    beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
+    variants_file: OptionFile | None = None
+    """With `listed`: a table (CSV, TSV, Parquet) of the variants, with a column of the proteins'
+    ids or accessions. Without such a column, its variants are of every protein. If not given, the
+    inputs are tables with a column of variants."""
+    variant_column: str = ""
+    """With `listed`: the column of the variants, such as `A123T`; `A123T:G45D` is one variant with
+    two substitutions. A cell may hold several variants, with a space, a comma or a semicolon
+    between. If not given, the only one of `variant`, `variants`, `mutant`, `mutants`, `mutation`,
+    `mutations`, `substitution`, `substitutions`."""
+    marginals: tuple[Marginal, ...] = Field(default=("wildtype",), min_length=1)
+    """Scores of a variant, one or several (Meier et al. 2021): log-probabilities of the new
+    residues, less those of the old ones. They are read off the protein as it is (`wildtype`, one
+    pass a protein), with all the variant's positions masked at once (`masked`, one pass for each
+    set of positions), or off the variant (`mutant`, one pass a variant)."""
+    likelihood: tuple[Likelihood, ...] = ()
+    """Also deliver the log-likelihood of the protein, and its perplexity: `pseudo` masks one
+    residue at a time (one pass a residue; Salazar et al. 2020), `one_pass` masks none. The two are
+    different numbers."""
+    log_probabilities: Source = "none"
+    """Also deliver the log-probabilities of the 20 amino acids at each residue, in the order
+    ACDEFGHIKLMNPQRSTVWY: of the protein as it is (`wildtype`), or with each residue `masked` (one
+    pass a residue)."""
+    positions: Source = "none"
+    """Also deliver for each residue its own log-probability, and the entropy of the 20 amino acids
+    in nats; `wildtype` and `masked` as above."""
+    output_dtype: Literal["float16", "float32"] = "float32"
+    """Number type of `log_probabilities`."""
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
+    """Precision of the matrix products; the rest, and the language-model head, is fp32. `auto`
+    takes bf16 where the device has it, else fp16 on a GPU and fp32 on a CPU."""
+    long: Literal["truncate", "full"] = "truncate"
+    """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones (and
+    a variant of the others fails), `full` computes them whole."""
+    max_residues: int = Field(default=1022, ge=1)
+    """Residues that are kept; ESM-2 was trained with up to 1022."""
+    batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
+    """Tokens that are computed together, special ones included. If not given: 128 for each
+    multiprocessor of a GPU, 4096 on a CPU."""
+
+    @field_validator("marginals", "likelihood", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        """Refuse what contradicts itself and what would have no effect."""
+        for name in ("variants_file", "variant_column"):
+            self._refuse_idle(name, self.variants != "listed", f"variants: {self.variants}")
+        self._refuse_idle("marginals", self.variants == "none", "variants: none")
+        self._refuse_idle("max_residues", self.long == "full", "long: full")
+        no_matrix = self.log_probabilities == "none"
+        self._refuse_idle("output_dtype", no_matrix, "log_probabilities: none")
+        of_protein = (*self.likelihood, self.log_probabilities, self.positions)
+        if self.variants == "none" and set(of_protein) <= {"none"}:
+            raise ValueError(
+                "variants: none leaves nothing to deliver; set likelihood, log_probabilities or "
+                "positions with it"
+            )
+        return self
+
+    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
+        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
+            raise ValueError(f"{name} has no effect with {because}; leave it out")
+
+    def delivers(self) -> set[Kind]:
+        """Return what comes out: tables of variants or numbers, and a matrix."""
+        kinds: dict[Kind, bool] = {
+            "per_residue": self.log_probabilities != "none",
+            "table": self.variants != "none" or bool(self.likelihood) or self.positions != "none",
+        }
+        return {kind for kind, is_there in kinds.items() if is_there}
+
+    @property
+    def kinds(self) -> tuple[Marginal, ...]:
+        """The scores of a variant, in the order of their columns."""
+        wanted = () if self.variants == "none" else self.marginals
+        return tuple(kind for kind in MARGINALS if kind in wanted)
+
+    @property
+    def of_residues(self) -> set[str]:
+        """How the log-probabilities of every residue are wanted: `wildtype`, `masked` or both."""
+        wanted = {self.log_probabilities, self.positions} - {"none"}
+        return wanted | {LIKELIHOODS[kind] for kind in self.likelihood}
+
+    @property
+    def of_esm2(self) -> esm2.Options:
+        """The options by which the workload esm2 loads this network."""
+        return esm2.Options(
+            model=self.model, dtype=self.dtype, long=self.long, batch_tokens=self.batch_tokens
+        )
+
+    def seen(self, num_residues: int) -> int:
+        """Return how many residues of a protein the network sees."""
+        return num_residues if self.long == "full" else min(num_residues, self.max_residues)

@@ -1,0 +1,61 @@
+"""variant_scores.tsv: a row a variant: id, variant, and a column a score.
+
+The long table of the workload scores' column `variants`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from featuremill.workload.outputs import Format, Target, need
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+VARIANTS = "variants"
+"""The workload's column."""
+OF_SCORES = re.compile(r"variants|positions|log_probabilities|(pseudo|one_pass)_\w+")
+"""All columns that the workload may deliver."""
+FORMAT = Format(
+    "variant_scores.tsv",
+    "R, spreadsheets, shell tools",
+    60,
+    "table",
+    columns=OF_SCORES,
+    columns_like=VARIANTS,
+    has_sidecar=True,
+)
+
+
+class Writer:
+    """Writes the names of the columns, then the variants of record after record."""
+
+    COLUMN = VARIANTS
+
+    def __init__(self, target: Target) -> None:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        there = [name for name in target.values.names if name == self.COLUMN]
+        need(there, f"{self.COLUMN.removesuffix('s')}_scores", f"a column {self.COLUMN}")
+        struct = target.values.field(self.COLUMN).type.value_type
+        self._schema = pa.schema([pa.field("id", pa.string()), *struct])
+        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header="none")
+        self._file = pa.csv.CSVWriter(target.path, self._schema, write_options=options)
+
+    def write(self, block: pa.Table) -> None:
+        """Append the rows of a block's records."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        lists = block[self.COLUMN].combine_chunks()
+        ids = block["id"].combine_chunks().take(pc.list_parent_indices(lists))
+        rows = pc.list_flatten(lists)
+        columns = [ids, *(pc.struct_field(rows, field.name) for field in rows.type)]
+        table = pa.table(columns, names=self._schema.names)
+        self._file.write_table(table.cast(self._schema))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

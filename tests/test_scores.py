@@ -1,0 +1,380 @@
+"""The workload scores, held against fair-esm's own arithmetic (examples/variant-prediction)."""
+
+import functools
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from esm2_models import (
+    ALPHABET,
+    demo_proteins,
+    fair_esm,
+    fair_esm_bundled,
+    save_fair_esm,
+    save_hugging_face,
+)
+
+from featuremill.__main__ import main
+from featuremill.base.errors import UserError
+from featuremill.contract import WorkloadContract
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.workload import weights as weights_verb
+from featuremill.workloads import esm2, scores
+from featuremill.workloads.scores import passes, variants
+
+CPU = cpu()
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 200)]
+
+
+def random_network():
+    """Return fair-esm's model with random weights, the head's too, and logits of a usual size."""
+    network = fair_esm(3, 48, 3, seed=3)
+    network.embed_tokens.weight *= 0.2
+    for parameter in network.lm_head.parameters():
+        parameter += torch.randn_like(parameter) * 0.2
+    return network
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", params=["random", "bundled"])
+def network(request, cache):
+    """Return fair-esm's model, and the model option that gives ours the same weights."""
+    if request.param == "bundled":
+        return fair_esm_bundled(), "mill_t6_8M"
+    model = random_network()
+    return model, str(save_fair_esm(model, cache / "random.pt"))
+
+
+def converted(model, cache):
+    return weights_verb.weights_of(weights_verb.convert(model, cache, "scores"))
+
+
+def computed(model, cache, payloads, budget=4096, **options):
+    """Return the values of payloads as rows."""
+    found = converted(model, cache)
+    settled = scores.resolve(scores.Options(model=model, **options), CPU, found)
+    loaded = scores.load(settled, [CPU], found)
+    values = values_of(scores, loaded, payloads, budget)
+    assert values.schema.equals(scores.schema(settled, found))
+    return values.to_pylist()
+
+
+class FairEsm:
+    """What fair-esm's predict.py computes, in its words."""
+
+    def __init__(self, network):
+        self.network = network
+        self.log_softmax = functools.lru_cache(None)(self._log_softmax)
+
+    def tokens(self, sequence, masked=()):
+        _, _, tokens = ALPHABET.get_batch_converter()([("protein", sequence)])
+        for place in masked:
+            tokens[0, 1 + place] = ALPHABET.mask_idx
+        return tokens
+
+    def _log_softmax(self, sequence, masked=()):
+        with torch.inference_mode():
+            logits = self.network(self.tokens(sequence, masked))["logits"]
+        return torch.log_softmax(logits, dim=-1)[0]
+
+    def difference(self, found, part):
+        wt, place, mt = part[0], int(part[1:-1]) - 1, part[-1]
+        row = found[1 + place]
+        return (row[ALPHABET.get_idx(mt)] - row[ALPHABET.get_idx(wt)]).item()
+
+    def marginal(self, kind, sequence, variant):
+        parts = variant.split(":")
+        masked = ()
+        if kind == "masked":
+            masked = tuple(int(part[1:-1]) - 1 for part in parts)
+        if kind == "mutant":
+            letters = list(sequence)
+            for part in parts:
+                letters[int(part[1:-1]) - 1] = part[-1]
+            sequence = "".join(letters)
+        found = self.log_softmax(sequence, masked)
+        return sum(self.difference(found, part) for part in parts)
+
+    def every(self, source, sequence):
+        """Return the log-probabilities at each residue, of all 33 tokens."""
+        if source == "wildtype":
+            return self.log_softmax(sequence)[1:-1].numpy()
+        rows = [self.log_softmax(sequence, (n,))[1 + n] for n in range(len(sequence))]
+        return torch.stack(rows).numpy()
+
+
+LISTED = ["M1A", "K2C:A4G:I6W", "T3V", "A4G", "Q22Y:M1L"]
+EVERYTHING = {
+    "dtype": "fp32",
+    "variants": "listed",
+    "marginals": ["mutant", "wildtype", "masked"],
+    "likelihood": ["one_pass", "pseudo"],
+    "log_probabilities": "masked",
+    "positions": "wildtype",
+}
+
+
+def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
+    model, name = network
+    names = [variant if variant[0] != "Q" else "M1L:Q22Y" for variant in LISTED]
+    payload = variants.payload_of(PROTEINS[0].encode(), names)
+    (row,) = computed(name, cache, [payload], **EVERYTHING)
+    assert [each["variant"] for each in row["variants"]] == names
+    reference = FairEsm(model)
+    for each in row["variants"]:
+        assert len(each) == 4
+        for kind in ("wildtype", "masked", "mutant"):
+            expected = reference.marginal(kind, PROTEINS[0], each["variant"])
+            assert each[f"{kind}_marginal"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
+    model, name = network
+    payloads = [protein.encode() for protein in PROTEINS[:4]]
+    kinds = ["wildtype", "masked"]
+    rows = computed(name, cache, payloads, dtype="fp32", marginals=kinds)
+    reference = FairEsm(model)
+    for protein, row in zip(PROTEINS, rows, strict=False):
+        expected = [
+            f"{old}{number}{new}"
+            for number, old in enumerate(protein, 1)
+            for new in AMINO_ACIDS
+            if old in AMINO_ACIDS and new != old
+        ]
+        assert [each["variant"] for each in row["variants"]] == expected
+        for kind in kinds:
+            found = [each[f"{kind}_marginal"] for each in row["variants"]]
+            told = [reference.marginal(kind, protein, variant) for variant in expected]
+            np.testing.assert_allclose(found, told, atol=1e-5)
+
+
+def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
+    model, name = network
+    chosen = PROTEINS[:4]
+    payloads = [protein.encode() for protein in chosen]
+    rows = computed(name, cache, payloads, **EVERYTHING)
+    alone = {"variants": "none", "log_probabilities": "wildtype", "positions": "masked"}
+    (other,) = computed(name, cache, payloads[:1], dtype="fp32", **alone)
+    reference = FairEsm(model)
+    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
+    for protein, row in zip(chosen, rows, strict=True):
+        for kind, source in (("pseudo", "masked"), ("one_pass", "wildtype")):
+            every = reference.every(source, protein)
+            own = [every[n, ALPHABET.get_idx(letter)] for n, letter in enumerate(protein)]
+            total = float(np.sum(own, dtype=np.float64))
+            assert row[f"{kind}_log_likelihood"] == pytest.approx(total, rel=1e-5)
+            perplexity = np.exp(-total / len(protein))
+            assert row[f"{kind}_perplexity"] == pytest.approx(perplexity, rel=1e-5)
+        every = reference.every("masked", protein)[:, tokens]
+        np.testing.assert_allclose(row["log_probabilities"], every, atol=1e-5)
+        check_positions(row["positions"], protein, reference.every("wildtype", protein))
+    every = reference.every("wildtype", chosen[0])[:, tokens]
+    np.testing.assert_allclose(other["log_probabilities"], every, atol=1e-5)
+    check_positions(other["positions"], chosen[0], reference.every("masked", chosen[0]))
+
+
+def check_positions(found, protein, every):
+    assert [each["position"] for each in found] == list(range(1, len(protein) + 1))
+    assert "".join(each["residue"] for each in found) == protein
+    for each, row in zip(found, every, strict=True):
+        own = row[ALPHABET.get_idx(each["residue"])]
+        assert each["log_probability"] == pytest.approx(own, abs=1e-5)
+        of_20 = np.array([row[ALPHABET.get_idx(letter)] for letter in AMINO_ACIDS], np.float64)
+        shares = np.exp(of_20) / np.exp(of_20).sum()
+        assert each["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-5)
+
+
+def test_bf16_stays_near_fp32(cache):
+    if not CPU.has_bf16:
+        pytest.skip("this CPU has no bf16")
+    payloads = [protein.encode() for protein in PROTEINS]
+    options = {"variants": "none", "log_probabilities": "wildtype", "likelihood": "one_pass"}
+    exact, found = (
+        computed("mill_t6_8M", cache, payloads, dtype=dtype, **options)
+        for dtype in ("fp32", "bf16")
+    )
+    for one, other in zip(exact, found, strict=True):
+        differences = np.subtract(one["log_probabilities"], other["log_probabilities"])
+        assert 0 < np.abs(differences).mean() < 0.02
+        assert np.abs(differences).max() < 0.2
+
+
+def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
+    payloads = [protein.encode() for protein in PROTEINS[:2]]
+    listed = [variants.payload_of(payloads[0], names) for names in ([], ["K2C:A4G", "A4G", "A4C"])]
+    asked = [
+        {"marginals": ["wildtype"]},
+        {"marginals": ["masked", "mutant"]},
+        {"variants": "none", "likelihood": ["pseudo", "one_pass"]},
+        {"variants": "none", "positions": "masked", "long": "truncate", "max_residues": 5},
+        {"variants": "listed", "marginals": ["masked"]},
+        {"variants": "listed", "marginals": ["wildtype", "masked", "mutant"]},
+        {"variants": "listed", "marginals": ["masked"], "likelihood": "pseudo"},
+    ]
+    for given in asked:
+        options = scores.Options(**given)
+        for payload in listed if options.variants == "listed" else payloads:
+            done = list(passes.passes(passes.work_of(payload, options)))
+            assert passes.num_passes(payload, options) == len(done), given
+            num_tokens = sum(len(one.tokens) for one in done)
+            assert num_tokens in (scores.cost(payload, options), 0)
+    assert scores.cost(payloads[0], scores.Options()) == len(payloads[0]) + 2  # a scan is one pass
+
+
+def test_masked_places_alone_go_through_the_head():
+    work = passes.work_of(b"ACDEF", scores.Options(variants="none", likelihood="pseudo"))
+    assert [one.rows.tolist() for one in passes.passes(work)] == [[n] for n in range(1, 6)]
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(name, text):
+        (tmp_path / name).write_text(text)
+        return tmp_path / name
+
+    return write
+
+
+def read(path, **options):
+    return list(scores.records([path], scores.Options(variants="listed", **options)))
+
+
+def test_variants_come_from_a_file_by_id_or_accession(write):
+    listed = write("v.csv", 'id,mutant\nP35309,K2A\nb,"A1C, p.D3E:a1g;"\nP35309,K2A M1L\nb,\n')
+    fasta = write("in.fa", ">sp|P35309|A\nMKTAYI\n>b\nACDEFGHIKL\n")
+    one, other = read(fasta, variants_file=str(listed))
+    assert (one.payload, one.length) == (b"MKTAYI\nK2A M1L", 6)
+    assert other.payload == b"ACDEFGHIKL\nA1C A1G:D3E"
+    everywhere = write("one.tsv", "mutation\tDMS_score\nK2A\t0.5\n")
+    (same,) = read(write("c.fa", ">c\nMKTAYI\n"), variants_file=str(everywhere))
+    assert same.payload == b"MKTAYI\nK2A"
+    with pytest.raises(UserError, match=r"v.csv:3: no protein of the inputs is called 'b'; take"):
+        read(write("d.fa", ">P35309\nMKTAYI\n"), variants_file=str(listed))
+
+
+def test_variants_come_from_a_column_of_the_inputs(write):
+    table = write("in.csv", "id,sequence,variants\na,mktayi,K2A;M1L\nb,ACDE,\n")
+    one, other = read(table)
+    assert (one.id, one.payload, one.line) == ("a", b"MKTAYI\nK2A M1L", 2)
+    assert other.payload == b"ACDE\n"
+    with pytest.raises(UserError, match="variants: listed needs a table of variants"):
+        read(write("in.fa", ">a\nMK\n"))
+    with pytest.raises(UserError, match=r"no column is the variant column .* set variant_column"):
+        read(write("in.csv", "id,sequence\na,MKT\n"))
+
+
+@pytest.mark.parametrize(
+    ("variant", "reason"),
+    [
+        ("K3A", "another residue stands there: K3A, and residue 3 of the protein is T"),
+        ("M1L:K3A", "another residue stands there: K3A, and residue 3 of the protein is T"),
+        ("A9G", "a variant beyond the end: A9G, and the protein has 6 residues"),
+        ("I6V", "a variant beyond max_residues: I6V, of 5"),
+        ("K2del", "an insertion or a deletion: 'K2del'"),
+        ("K2_T3insA", "an insertion or a deletion: 'K2_T3insA'"),
+        ("K2*", "an insertion or a deletion: 'K2*'"),
+        ("K2X", "not a substitution: 'K2X'"),
+        ("K2", "not a substitution: 'K2'"),
+        ("2A", "not a substitution: '2A'"),
+        ("K2A:K2C", "not a substitution: K2A:K2C changes residue 2 twice"),
+    ],
+)
+def test_why_a_variant_cannot_be_scored(write, variant, reason):
+    table = write("in.csv", f"id,sequence,variant\na,MKTAYI,{variant}\n")
+    (record,) = read(table, max_residues=5)
+    assert (record.reason, record.payload) == (reason, b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"variants": "none"}, "leaves nothing to deliver"),
+        ({"variants_file": "v.csv"}, "variants_file has no effect with variants: all"),
+        ({"output_dtype": "float16"}, "no effect with log_probabilities: none"),
+        ({"variants": "none", "marginals": "mutant", "likelihood": "pseudo"}, "marginals has no"),
+    ],
+)
+def test_options_that_contradict_themselves_are_refused(options, part):
+    with pytest.raises(ValueError, match=part):
+        scores.Options(**options)
+
+
+# checkpoints
+
+
+def test_a_checkpoint_gives_the_head_in_every_form_and_esm2_stays_what_it_was(cache, tmp_path):
+    model = random_network()
+    ours = save_fair_esm(model, tmp_path / "fair.pt")
+    head = {k: v for k, v in model.state_dict().items() if k.startswith("lm_head.")}
+    head["lm_head.decoder.weight"] = head.pop("lm_head.weight")
+    folder = save_hugging_face(model, tmp_path / "face", head=head).parent
+    one, other = (converted(str(path), cache) for path in (ours, folder))
+    assert one.sha256 == other.sha256 and "esm2-lm_head-1" in str(one.path)
+    without = weights_verb.convert(str(save_hugging_face(model, tmp_path / "bare").parent), cache)
+    assert without.sha256 == weights_verb.convert(str(ours), cache).sha256 != one.sha256
+    assert weights_verb.json_of("mill_t6_8M", "scores") != weights_verb.json_of("mill_t6_8M")
+    with pytest.raises(UserError, match=r"no language-model head .* as an EsmForMaskedLM has"):
+        converted(str(tmp_path / "bare"), cache)
+
+
+SHA256_OF_MILL = "3f3a506debdb8b9ed7631473a4fdc7cf7ad17fed5cbace68f2ef6929ea1125c4"
+"""As it was converted before there were scores."""
+
+
+def test_converted_weights_of_esm2_have_the_bytes_that_they_had(cache):
+    assert weights_verb.convert("mill_t6_8M", cache).sha256 == SHA256_OF_MILL
+    assert esm2.CHECKPOINTS.LAYOUT == "esm2-1"
+
+
+# a run
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory):
+    """Have the processes of the contract find few records and a cache of their own."""
+    folder = tmp_path_factory.mktemp("scores")
+    proteins = [protein[:60] for protein in demo_proteins(14)]
+    rows = [f"p{n},{p},{p[4]}5A {p[1]}2C:{p[7]}8W" for n, p in enumerate(proteins)]
+    (folder / "few.csv").write_text("\n".join(["id,sequence,variants", *rows, "x,MKT,K1A", ""]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.usefixtures("surroundings")
+class TestScores(WorkloadContract):
+    workload = "scores"
+    inputs = ("few.csv",)
+    options = MappingProxyType(EVERYTHING)
+
+    def test_a_run_writes_a_row_a_variant_and_a_row_a_residue(self, tmp_path_factory):
+        run = self._finished(tmp_path_factory)
+        folder, rows = run.folder.root, run.table.to_pylist()
+        assert main(["export", str(folder), "--to", "variant_scores", "position_scores"]) == 0
+        found = pd.read_csv(folder / "variant_scores.tsv", sep="\t")
+        kinds = [f"{kind}_marginal" for kind in ("wildtype", "masked", "mutant")]
+        assert list(found) == ["id", "variant", *kinds]
+        assert found["id"].tolist() == [row["id"] for row in rows for _ in row["variants"]]
+        several = [row["variants"][1] for row in rows]
+        assert all(":" in each["variant"] for each in several)
+        for name in kinds:
+            told = [each[name] for each in several]
+            np.testing.assert_allclose(found[name].tolist()[1::2], told, rtol=1e-6)
+        places = pd.read_csv(folder / "position_scores.tsv", sep="\t")
+        assert list(places) == ["id", "position", "residue", "log_probability", "entropy"]
+        assert places["position"].tolist() == [
+            n for row in rows for n in range(1, row["length"] + 1)
+        ]
+        reason = "another residue stands there: K1A, and residue 1 of the protein is M"
+        assert reason in (folder / "failed.tsv").read_text()
