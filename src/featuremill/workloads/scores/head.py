@@ -14,7 +14,7 @@ from torch import Tensor
 
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.fallbacks import Fallbacks
-from featuremill.workloads.esm2.kernels.twins import NORM_EPSILON
+from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 ROWS = 256
 """Rows that are computed at once, filled up with zeros: always of one shape, so a row has the same
