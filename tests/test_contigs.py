@@ -12,6 +12,7 @@ import pytest
 import yaml
 from programs import Desk, jobs_listed
 
+from featuremill.base.errors import UserError
 from featuremill.config import project
 from featuremill.flow import preflight
 from featuremill.flow.context import validated
@@ -150,7 +151,7 @@ ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
             "virnucpro: its files are of windows, not of orfs",
         ),
         ({"virnucpro": {"files": "them"}}, "virnucpro.files: give one of `predictions`, `all`"),
-        ({"translate": None}, "verdicts: contigs have to be cut into fragments; add `translate:`."),
+        ({"translate": None}, "translate.by: this is missing; give one of `chunks`"),
         ({"verdicts": {"by": "meen"}}, "verdicts.by: give one of `max`, `mean`, not 'meen'"),
         ({"verdicts": {"head": "kind"}}, "verdicts.head: there is no head 'kind'"),
         (
@@ -260,8 +261,21 @@ def test_what_the_config_says_is_what_the_jobs_are_told(line):
     assert not re.search("featuremill head predict results/my/heads/trained .*--any-recipe", said)
 
 
+def test_a_step_with_nothing_below_its_key_has_its_defaults_and_one_of_no_names_is_none():
+    plain = {"run": "my", "inputs": "a.fa", "workload": "composition"}
+    heads = {"kinds": {"folder": "known"}}
+    asked = {"translate": {"by": "orfs"}, "heads": heads, "verdicts": None}
+    found = project.validate({**plain, **asked, "autoencoders": None})
+    assert list(found.sections) == ["heads", "translate", "verdicts"]
+    assert found.sections["verdicts"].by == "max"
+    with pytest.raises(UserError, match=r"translate\.by: this is missing"):
+        project.validate({**plain, "translate": None})
+
+
 def test_a_run_without_sets_is_of_the_first_kind_of_records_or_of_the_one_it_names():
     plain = {"run": "my", "inputs": "a.fa", "workload": "composition", "translate": {"by": "orfs"}}
+    with pytest.raises(UserError, match=r"of: there are no records \['proteins'\]; there are prot"):
+        project.validate({**plain, "of": ["proteins"]})
     for more, file in (({}, "proteins.faa.gz"), ({"of": "nucleotides"}, "nucleotides.fna.gz")):
         (run,) = project.validate({**plain, **more}).runs.values()
         assert run.config.inputs == (f"results/my/translate/{file}",)

@@ -105,10 +105,11 @@ def validate(
     one, as `featuremill.config.validate` does."""
     places = places or {}
     keys = [key for key in finding.known() if key in raw]
-    told = {key: raw[key] for key in keys if raw[key] is not None}
+    told = {key: {} if raw[key] is None else raw[key] for key in keys}
     model = finding.sections(list(told))
     checked = configs.checked(model, told, (), dict, source, places)
-    sections = {key: getattr(checked, key) for key in told}
+    asked = {key: getattr(checked, key) for key in told}
+    sections = {key: one for key, one in asked.items() if one}  # none of no names
     features = {key: one for key, one in raw.items() if key not in keys}
     found = _features(features, source, places, sections)
     _refuse_problems(found)
@@ -227,7 +228,7 @@ def _file_of(
     """Return the file of records that a set of features is `of`."""
     if kind is None:
         return files.get(name, next(iter(files.values())))
-    if kind not in files:
+    if str(kind) not in files:
         where = configs.place_of(source, places, key)
         raise UserError(f"{where}: of: there are no records {kind!r}; there are {listed(files)}.")
     return files[str(kind)]
