@@ -72,7 +72,11 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         title=_title(facts),
         lead=_lead(facts),
         tiles=_tiles(facts),
-        warnings=[text[0].upper() + text[1:] for text in _warnings(delivery)],
+        # A name, such as mill_t6_8M, keeps its letters.
+        warnings=[
+            text if "_" in text.split()[0] else text[0].upper() + text[1:]
+            for text in _warnings(delivery)
+        ],
         figures=figures,
         delivery=delivery,
         settings=_flat(delivery.settings.as_json()),

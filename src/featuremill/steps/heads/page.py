@@ -230,7 +230,7 @@ def confusion_figure(
     right = sum(counts_CC[n][n] for n in range(len(names)))
     sentence = (
         f"{words.count(right)} of {of_what}. A row is a class, a column what was predicted; "
-        "darker is more of the row."
+        "the stronger the colour, the more of the row."
     )
     least, most = CELL_PIXELS
     side = max(least, min(most, MATRIX_PIXELS // len(names)))

@@ -238,7 +238,7 @@ def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
         return Figure("tracks", title, "No fragment has a score, so there is nothing to show.")
     sentence = (
         f"Each line is one of the {len(tracks)} contigs with most fragments, each bar a fragment "
-        f"from its start to its end: the darker, the higher its score for {preferred}. Where "
+        f"from its start to its end. A stronger colour is a higher score for {preferred}. Where "
         "fragments overlap, the highest score is on top."
     )
     chart = (
