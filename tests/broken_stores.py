@@ -400,7 +400,12 @@ TOLD = {
     '{"num_layers": "1", "embed_dim": "8"}}': "is not what featuremill weights wrote",
 }
 """Contents of weights/<name>.json that cannot be used, and a part of the answer."""
-ESM = {"model_type": "esm"}
+ESM = {
+    "model_type": "esm",
+    "position_embedding_type": "rotary",
+    "layer_norm_eps": 1e-5,
+    "token_dropout": True,
+}
 WEIGHTS: dict[str, tuple[Callable[[Path, bytes], Path], str]] = {
     "empty": (weights_of(b""), "it is empty"),
     "empty pt": (weights_of(b"", "w.pt"), "it is empty"),

@@ -82,8 +82,9 @@ def _known(model: str) -> str:
 
     A folder of a model that is here is meant by its name, as it is with "./" before it.
     """
-    if Path(model, CONFIG).is_file():
-        return ""
+    with contextlib.suppress(OSError):  # of a folder that this user may not look into
+        if Path(model, CONFIG).is_file():
+            return ""
     name = model.removeprefix(OWNER)
     if name != model:
         return name if name in PUBLISHED and not Path(model).exists() else ""
