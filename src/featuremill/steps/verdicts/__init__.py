@@ -60,6 +60,14 @@ def head_of(asked: Any, project: Project) -> str:
     return asked.head or next(iter(known))
 
 
+def folder_of_head(asked: Any, project: Project) -> str:
+    """Return the folder of that head."""
+    from featuremill.steps import heads
+
+    name = head_of(asked, project)
+    return heads.folder_of(name, project.sections[heads.KEY][name], project)
+
+
 def table_of(project: Project) -> str:
     """Return the table of verdicts."""
     return f"{project.folder}/{KEY}.tsv"
@@ -79,8 +87,7 @@ def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[
     from featuremill.steps.heads.card import CARD, Card
     from featuremill.steps.verdicts.command import place_of_preferred
 
-    name = head_of(asked, project)
-    folder = heads.folder_of(name, project.sections[heads.KEY][name], project)
+    name, folder = head_of(asked, project), folder_of_head(asked, project)
     card = Card.find(Path(folder) / CARD)
     if card and project.sections[heads.KEY][name].folder:
         try:

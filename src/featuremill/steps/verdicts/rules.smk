@@ -7,15 +7,17 @@ from featuremill import SNAKEFILE
 from featuremill.steps import heads, translate, verdicts
 
 judging = verdicts.head_of(mill.steps["verdicts"], mill.project)
-judging_head = mill.steps["heads"][judging]
 
 
 rule verdicts:
     input:
         summary=f"{translate.folder_of(mill.project)}/translate.json",
         predictions=heads.predictions_of(judging, mill.project),
-        card=f"{heads.folder_of(judging, judging_head, mill.project)}/head.json",
-        manifests=[f"{run}/manifest.json" for run in heads.features_of(judging_head, mill.project)],
+        card=f"{verdicts.folder_of_head(mill.steps['verdicts'], mill.project)}/head.json",
+        manifests=[
+            f"{run}/manifest.json"
+            for run in heads.features_of(mill.steps["heads"][judging], mill.project)
+        ],
     output:
         table=verdicts.table_of(mill.project),
         page=f"{mill.project.folder}/verdicts.html",

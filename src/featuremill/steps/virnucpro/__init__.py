@@ -89,11 +89,10 @@ def sets_of(asked: SECTION, project: Project) -> Mapping[str, str]:
     Raises:
         UserError: when there are none.
     """
-    names = {kind: getattr(asked, kind) or kind for kind in KINDS}
     given = {
-        kind: name
-        for kind, name in names.items()
-        if getattr(asked, kind) or name in project.features
+        kind: getattr(asked, kind) or kind
+        for kind in KINDS
+        if getattr(asked, kind) or kind in project.features
     }
     if not given:
         raise UserError("say which features are of proteins, and which of nucleotides.")

@@ -11,9 +11,6 @@ from featuremill.steps import heads, translate, verdicts, virnucpro
 
 virnucpro_asked = mill.steps["virnucpro"]
 virnucpro_head = verdicts.head_of(virnucpro_asked, mill.project)
-virnucpro_folder = heads.folder_of(
-    virnucpro_head, mill.steps["heads"][virnucpro_head], mill.project
-)
 virnucpro_sets = virnucpro.sets_of(virnucpro_asked, mill.project)
 
 
@@ -21,7 +18,7 @@ rule virnucpro:
     input:
         summary=f"{translate.folder_of(mill.project)}/translate.json",
         predictions=heads.predictions_of(virnucpro_head, mill.project),
-        card=f"{virnucpro_folder}/head.json",
+        card=f"{verdicts.folder_of_head(virnucpro_asked, mill.project)}/head.json",
         manifests=[f"{run}/manifest.json" for run in virnucpro_sets.values()],
     output:
         **virnucpro.files_of(virnucpro_asked, mill.project)._asdict(),
