@@ -19,6 +19,12 @@ class Failure(NamedTuple):
     status: str
     """failed, refused or, in partial results, pending."""
     reason: str
+    sample: str = ""
+    """A column of runs with samples alone."""
+
+
+COLUMNS = Failure._fields[:-1]
+"""Those of a run without samples."""
 
 
 def read(path: Path) -> Iterator[Failure]:
@@ -31,4 +37,5 @@ def read(path: Path) -> Iterator[Failure]:
     csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
-            yield Failure(*(row[name] for name in Failure._fields))
+            told = {name: row[name] for name in COLUMNS}
+            yield Failure(**told, sample=row.get("sample", ""))
