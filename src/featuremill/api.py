@@ -427,12 +427,7 @@ def _frame(records: Sequence[Record], computed: _Computed) -> pd.DataFrame:
         "length": pa.array(lengths, pa.int32()),
         "sha256": pa.array([hashlib.sha256(record.payload).hexdigest() for record in kept]),
     }
-    frame: pd.DataFrame = (
-        pa.table(about)
-        .select([name for name in ABOUT if name in about])
-        .to_pandas()
-        .set_index("id")
-    )
+    frame: pd.DataFrame = pa.table(about).select(list(ABOUT)).to_pandas().set_index("id")
     for field in computed.schema:
         is_vector = pa.types.is_fixed_size_list(field.type)
         cells = computed.cells(field.name, _arrays if is_vector else pa.Array.to_pylist)

@@ -35,6 +35,7 @@ from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
+from featuremill.store.ledger import SAMPLE
 from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload, plugin_errors
@@ -43,7 +44,7 @@ from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
 
 PLAN_VERSION = 1
-RESERVED = {*ABOUT, *(column.name for column in COLUMNS)}
+RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
 MAX_SHARED = 3
 """Files of several samples that are said one by one."""

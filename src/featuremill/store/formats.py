@@ -195,8 +195,8 @@ OF_THE_RUN = (
     *(*FAILED, SAMPLES, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
 """What else stands in `results/<run>/`, so that no output may be called like it."""
-ABOUT = ("id", "accession", "description", "length", "sha256", "sample")
-"""Columns of a finished table that are no values; the last one is that of runs with samples."""
+ABOUT = ("id", "accession", "description", "length", "sha256")
+"""Columns of a finished table that are no values; a run with samples also has `sample`."""
 
 
 def kind_of(kind: pa.DataType) -> Kind:

@@ -34,7 +34,7 @@ class Target(NamedTuple):
     @property
     def about(self) -> tuple[str, ...]:
         """The names of the columns before the values."""
-        return ABOUT if self.samples else ABOUT[:-1]
+        return (*ABOUT, "sample") if self.samples else ABOUT
 
     def of_kind(self, kind: Kind) -> list[str]:
         """Return the names of the columns of values that are of one kind (`KINDS` has them)."""
