@@ -181,3 +181,35 @@ def test_each_sample_is_accounted_for(of_samples):
     with (run.root / "failed.tsv").open(newline="") as file:
         (failed,) = csv.DictReader(file, delimiter="\t")
     assert (failed["sample"], failed["id"], failed["line"]) == ("early", "bad", "5")
+
+
+def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
+    from programs import Verbs
+
+    verbs = Verbs(tmp_path, environment)
+    (tmp_path / "a.fa").write_text(">p1\nMKV\n>p2\nWA\n>p3\nWK\n")
+    (tmp_path / "b.fa").write_text(">p1\nWA\n>p2\nAA\n")
+    (tmp_path / "samples.tsv").write_text("sample\tfile\na\ta.fa\nb\tb.fa\n")
+    told = {"samples": "samples.tsv", "inputs": []}
+    found = verbs.plan(
+        [], "marked", {"marker": "W", "alphabet": "proteins"}, more=("--threads", "1"), **told
+    )
+    verbs.extract(found)
+    root = verbs.run_folder.root
+
+    def failed():
+        said = json.loads(verbs.type("featuremill", "status", root, "--json", status=1).out)
+        return [(group["samples"], group["examples"]) for group in said["reasons"]]
+
+    assert failed() == [({"a": 2, "b": 1}, ["a/p2", "a/p3", "b/p1"])]
+    assert "of samples a (2), b (1)" in verbs.type("featuremill", "status", root, status=1).text
+    assert "results/test has no such sample; records.parquet there has a and b" in verbs(
+        "retry", root, "--sample", "c", status=2
+    )
+    verbs("merge", root, "--max-failed", "3")
+    assert {f.sample for f in features.open(root, "marks").failures()} == {"a", "b"}
+    assert "2 failed records will run again" in verbs("retry", root, "--sample", "b")
+    rows = pq.read_table(verbs.run_folder.records).to_pylist()
+    places = {(row["sample"], row["id"]): row["shard"] for row in rows}
+    assert places["b", "p1"] == places["a", "p2"] != places["a", "p3"]
+    assert "no record of b failed" in verbs("retry", root, "--sample", "b")

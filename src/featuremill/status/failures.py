@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -19,6 +20,7 @@ from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
 from featuremill.status.shards import Shard
 from featuremill.store import failed as failed_list
+from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -67,6 +69,8 @@ class Group(NamedTuple):
     """What lets them be tried again, where that makes sense."""
     logs: str | None = None
     """What finds the logs that tell more, where they do."""
+    samples: Mapping[str, int] = MappingProxyType({})
+    """Records of each sample, the most first; of refused ones only once there is failed.tsv."""
 
     @property
     def remedy(self) -> str:
@@ -76,7 +80,9 @@ class Group(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return it as programs get it."""
         ids = [example.id for example in self.examples]
-        return {**self._asdict(), "examples": ids, "remedy": self.remedy}
+        told = {**self._asdict(), "examples": ids, "remedy": self.remedy}
+        samples = told.pop("samples")
+        return {**told, "samples": samples} if samples else told
 
 
 class Listed(NamedTuple):
@@ -110,6 +116,7 @@ def read_list(path: Path) -> Listed:
     """Return the records of failed.tsv, grouped; memory does not grow with their number."""
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
+    samples: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
     listed = 0
     for failure in failed_list.read(path):
         listed += 1
@@ -117,13 +124,19 @@ def read_list(path: Path) -> Listed:
         if reason not in counts and len(counts) >= MOST_TOLD_APART:
             continue
         counts[reason] += 1
+        if failure.sample:
+            samples[reason][failure.sample] += 1
         if len(examples[reason]) < MOST_EXAMPLES:
             detail = failure.reason.partition(":")[2].strip()
             where = f"{clipped(failure.source)}:{failure.line}"
-            example = Example(clipped(failure.id), where, clipped(detail, MOST_DETAIL))
+            id = f"{failure.sample}/{failure.id}" if failure.sample else failure.id
+            example = Example(clipped(id), where, clipped(detail, MOST_DETAIL))
             examples[reason].append(example)
     commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
-    groups = [Group(*reason, counts[reason], examples[reason]) for reason in commonest]
+    groups = [
+        Group(*reason, counts[reason], examples[reason], samples=_by_number(samples[reason]))
+        for reason in commonest
+    ]
     return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)
 
 
@@ -141,16 +154,23 @@ def read_failures(
     for text, number in plan.refusals.items():
         counts[reason_of("refused", text)] += number
     try:
-        num_failed, examples = _found_in(results.records, failed, list(counts))
+        num_failed, examples, samples = _found_in(results.records, failed, list(counts))
         is_readable = True
     except (OSError, LookupError, pa.ArrowException):
-        num_failed, examples, is_readable = Counter(), {}, False
+        num_failed, examples, samples, is_readable = Counter(), {}, {}, False
         for rows in failed.values():
             num_failed.update(rows.values())
     counts += num_failed
-    groups = [Group(*reason, n, examples.get(reason, [])) for reason, n in counts.items()]
+    groups = [
+        Group(*reason, n, examples.get(reason, []), samples=_by_number(samples.get(reason, {})))
+        for reason, n in counts.items()
+    ]
     groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
     return Failures(groups, unread, is_readable)
+
+
+def _by_number(samples: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(samples.items(), key=lambda one: (-one[1], one[0])))
 
 
 def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reason]:
@@ -164,9 +184,10 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
 
 def _found_in(
     manifest: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
-) -> tuple[Counter[Reason], dict[Reason, list[Example]]]:
+) -> tuple[Counter[Reason], dict[Reason, list[Example]], dict[Reason, Counter[str]]]:
     """Return how many records of records.parquet failed for which reason, by the rows of shards
-    that `failed`, and examples of these and of the `refused` reasons."""
+    that `failed`; examples of these and of the `refused` reasons; and how many of each sample."""
+    samples: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
     places = [(name, row, reason) for name, rows in failed.items() for row, reason in rows.items()]
@@ -176,22 +197,28 @@ def _found_in(
         {"shard": pa.array(names, pa.string()), "row": pa.array(rows, pa.int32()), "place": number}
     )
     with pq.ParquetFile(manifest) as file:
+        has_samples = SAMPLE in file.schema_arrow.names
         for group in range(file.num_row_groups):
             found: list[tuple[int, Reason]] = []
             if places:
                 found += _failed_in(file, group, wanted, reasons)
                 counts.update(reason for _, reason in found)
+            if found and has_samples:
+                of_row = file.read_row_group(group, [SAMPLE])[SAMPLE]
+                for at, reason in found:
+                    samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
                 found += _refused_in(file, group)
             elif not places:
                 break
             shown = [pair for pair in found if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
-                ids = file.read_row_group(group, ["id"])["id"]
+                columns = [*([SAMPLE] if has_samples else []), "id"]
+                ids = full_ids(file.read_row_group(group, columns))
             for at, reason in shown:
                 if len(examples[reason]) < MOST_EXAMPLES:
                     examples[reason].append(Example(clipped(ids[at].as_py())))
-    return counts, examples
+    return counts, examples, samples
 
 
 def _failed_in(
