@@ -85,7 +85,8 @@ def read(
     results = Results(root)
     place = results.partial if is_partial else results
     delivery, path = results.read_delivery(is_partial), place.delivery
-    if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
+    known = {receipt.shard for receipt in delivery.receipts} | {one.part for one in delivery.taken}
+    if not delivery.parts.keys() <= known:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
         facts = _read(results, place, delivery)
