@@ -1,5 +1,6 @@
 """The store that runs share: what it has is not computed again, and nothing else is delivered."""
 
+import argparse
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ from test_properties import VECTOR, holds, vector_of
 
 from featuremill import config
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.merge import clean, store_command
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
@@ -273,6 +275,62 @@ def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
     monkeypatch.undo()
     run.finish()
     assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+# ---- featuremill store ----
+
+
+def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
+    tmp_path, store, filled, caplog
+):
+    caplog.set_level("INFO")
+    second = Run(tmp_path / "second", store).write(FORTY)
+    second.finish()
+    parts = parts_of(store)
+    store_command.show(store)
+    assert f"{store}: {len(parts)} parts" in caplog.text and "composition" in caplog.text
+    assert f"run {filled.results.root} refers to" in caplog.text
+    assert "no run refers to 0 parts" in caplog.text
+    store_command.remove(store, "", 0, is_meant=True)
+    assert parts_of(store) == parts
+    shutil.rmtree(filled.results.root)
+    needed = {Path(one.path) for one in second.results.read_plan().taken}
+    needed |= {path for path in parts if path.stem in second.delivery.parts.values()}
+    unneeded = Run(tmp_path / "third", store).write(sequences(77, 78))
+    unneeded.finish()
+    shutil.rmtree(unneeded.results.root)
+    store_command.remove(store, "", 0, is_meant=False)
+    assert set(parts_of(store)) > needed, "nothing goes without --yes"
+    store_command.remove(store, "", 30, is_meant=True)
+    store_command.remove(store, "fff", 0, is_meant=True)
+    assert set(parts_of(store)) > needed
+    store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
+    assert set(parts_of(store)) == needed
+    again = Run(tmp_path / "again", store).write(FORTY)
+    assert again.finish() == []
+
+
+def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
+    caplog.set_level("INFO")
+    old = Run(tmp_path / "old").write(FORTY[:36])
+    old.finish()
+    arguments = argparse.Namespace(store=store, act="add", run_folder=old.results.root)
+    store_command.run(arguments)
+    own = sorted((old.results.store / "parts").rglob("*.arrows"))
+    assert {path.stat().st_ino for path in parts_of(store)} == {path.stat().st_ino for path in own}
+    store_command.run(arguments)
+    assert f"0 parts added, {len(own)} there already" in caplog.text
+    run = Run(tmp_path / "new", store).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+
+
+def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish()
+    before = run.data()
+    clean.remove(clean.removable(filled.results, "nothing"), [])
+    merge(run.results, OUTPUTS, 0)
+    assert run.data() == before
 
 
 # ---- the index ----

@@ -10,6 +10,7 @@ then + pending belongs to the sum.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -40,6 +41,7 @@ from featuremill.store.formats import FAILED, NOTES, format_of, names, outputs_o
 from featuremill.store.parts import Part, open_part, open_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
+from featuremill.store.shared_index import keep_index
 
 Parts = list[Part | None]
 log = logging.getLogger("featuremill.merge")
@@ -142,6 +144,10 @@ def merge(
         delivery.copy(path, folder.root / path.name)
     notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     result.write(folder.delivery)
+    if plan.store:
+        shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
+        with contextlib.suppress(OSError):  # the next plan does it
+            keep_index(Path(plan.store[0]), plan.recipe)
     _say(folder, result)
     return result
 

@@ -134,6 +134,7 @@ def plan(
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
         result.write(folder.plan)
+        shared.note_run(folder, result)
     announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
 

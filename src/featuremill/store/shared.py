@@ -13,6 +13,7 @@ folder: so nobody waits for anybody, and nobody can remove what another publishe
 from __future__ import annotations
 
 import contextlib
+import datetime
 import getpass
 import os
 import shutil
@@ -26,6 +27,7 @@ from featuremill.base.environment import STORE
 from featuremill.base.errors import UserError
 from featuremill.store import files
 from featuremill.store.files import read_json, write_json
+from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
@@ -87,6 +89,15 @@ def shelves(store: Path, recipe: str) -> list[Shelf]:
     found = [path for path in publishers(store) if (path / recipe).is_dir()]
     found.sort(key=lambda path: (path != own_folder(store), path))
     return [Shelf(path / recipe) for path in found]
+
+
+def all_shelves(store: Path) -> list[Shelf]:
+    """Return where `store` has parts of any recipe and user, as far as it can be read."""
+    found = []
+    for folder in publishers(store):
+        with contextlib.suppress(OSError):
+            found += [Shelf(path) for path in sorted(folder.iterdir()) if path.name != RUNS]
+    return found
 
 
 def publishers(store: Path) -> list[Path]:
@@ -209,6 +220,51 @@ def publishing(path: Path, store: Path) -> Iterator[Path]:
 
 
 # ---- what a run takes ----
+
+
+class Reference(NamedTuple):
+    """What a run has or takes of a store."""
+
+    run: str
+    recipe: str
+    parts: Sequence[str]
+    noted: str
+    """When, ISO 8601, UTC."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the run exists, as far as this user may look."""
+        try:
+            return (Path(self.run) / "store" / "plan.json").exists()
+        except OSError:
+            return True
+
+
+def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
+    """Write down which parts the run refers to, in this user's folder of each store that may be
+    written: those that `plan` takes, and its `own` ones, which are in the first."""
+    root = folder.root.resolve()
+    for store in map(Path, plan.store):
+        parts = [one.shard for one in plan.taken if Path(one.path).is_relative_to(store)]
+        parts += own if str(store) == plan.store[0] else ()
+        path = own_folder(store) / RUNS / f"{files.digest_of([os.fsencode(root)])}.json"
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        told = Reference(str(root), plan.recipe, sorted(parts), now)
+        with contextlib.suppress(OSError):
+            for place in (path.parent.parent, path.parent):
+                open_folder(place, store)
+            with publishing(path, store) as new:
+                new.write_text(files.as_text(told._asdict()), "utf-8")
+
+
+def references(store: Path) -> list[Reference]:
+    """Return what runs refer to in `store`, as far as it can be read."""
+    found = []
+    for folder in publishers(store):
+        with contextlib.suppress(OSError):
+            told = map(read_json, sorted((folder / RUNS).glob("*.json")))
+            found += [Reference(**one) for one in told if one]
+    return found
 
 
 def identity_of(path: Path) -> Identity:
