@@ -147,7 +147,7 @@ def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
 
 def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
     """Yield the entries of each bucket."""
-    sha256, part, row = _joined(held)
+    sha256, part, row = joined(held)
     edges = np.searchsorted(
         np.ascontiguousarray(sha256).view(np.uint8)[::32], np.arange(NUM_BUCKETS + 1)
     )
@@ -155,7 +155,7 @@ def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
         yield sha256[start:end], part[start:end], row[start:end]
 
 
-def _joined(several: Sequence[Entries]) -> Entries:
+def joined(several: Sequence[Entries]) -> Entries:
     """Return entries in the order of sha256; those of one payload as they were."""
     sha256, part, row = (np.concatenate(column) for column in zip(*several, strict=True))
     order = np.argsort(beginnings(sha256), kind="stable")
@@ -198,7 +198,7 @@ def _grown(levels: Iterable[Level], there: Collection[str], folder: Path) -> lis
 
     def buckets() -> Iterator[Entries]:
         for bucket in range(NUM_BUCKETS):
-            yield _joined(
+            yield joined(
                 [
                     chosen(level.bucket(bucket), new)
                     for level, new in zip(together, numbers, strict=True)
