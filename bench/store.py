@@ -83,7 +83,12 @@ def runs(folder: Path, num_records: int, num_shards: int) -> dict[str, Any]:
         ("with", "all.fa", "shelf"),
     ):
         run = name.split()[0]
-        config = {"run": run, "inputs": input, "workload": "composition", "device": "cpu"}
+        config: dict[str, Any] = {
+            "run": run,
+            "inputs": input,
+            "workload": "composition",
+            "device": "cpu",
+        }
         config |= {"shards": {"cost": cost}, "outputs": "npy"} | ({"store": store} if store else {})
         (folder / "config.yaml").write_text(yaml.safe_dump(config))
         results = Results(folder / "results" / run)
