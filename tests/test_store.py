@@ -1,9 +1,11 @@
 """The store that runs share: what it has is not computed again, and nothing else is delivered."""
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -331,6 +333,85 @@ def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
     clean.remove(clean.removable(filled.results, "nothing"), [])
     merge(run.results, OUTPUTS, 0)
     assert run.data() == before
+
+
+# ---- several people ----
+
+GROUP, STRANGERS = 4242, 4243
+
+
+@contextlib.contextmanager
+def being(user, *groups, umask=0o077):
+    """Do the block as another user with files of its own and of its groups."""
+    before = os.umask(umask)
+    had = os.getgroups()
+    os.setgroups(groups)
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(had)
+        os.umask(before)
+
+
+def own_place(root, user):
+    place = root / str(user)
+    place.mkdir(mode=0o700)
+    os.chown(place, user, user)
+    return place
+
+
+@pytest.fixture
+def place():
+    """Return a folder that all users may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("umask", [0o027, 0o077])
+@pytest.mark.parametrize("mode", [0o2770, 0o770, 0o3775])
+def test_users_of_a_group_share_and_cannot_harm_each_other(place, umask, mode):
+    shelf = place / "shelf"
+    shelf.mkdir()
+    os.chown(shelf, 0, GROUP)
+    shelf.chmod(mode)
+    first, second, third = (own_place(place, user) for user in (4001, 4002, 4003))
+    with being(4001, GROUP, umask=umask):
+        Run(first / "run", shelf).write(FORTY[:36]).finish()
+    with being(4002, GROUP, umask=umask):
+        run = Run(second / "run", shelf).write(FORTY)
+        assert run.num_rows(run.finish()) == 4
+        theirs = [path for path in parts_of(shelf) if "4001" in path.parts]
+        assert theirs and all(path.stat().st_mode & 0o222 == 0 for path in theirs)
+        for harm in (Path.unlink, lambda path: path.open("r+b"), lambda path: path.chmod(0o777)):
+            with pytest.raises(PermissionError):
+                harm(theirs[0])
+        with pytest.raises(PermissionError):
+            (theirs[0].parent / "mine.arrows").write_bytes(b"")
+        store_command.remove(shelf, "", 0, is_meant=True)
+        assert all(path.exists() for path in theirs)
+    with being(4003, STRANGERS, umask=umask):
+        if mode & 0o007:  # others may read
+            mine = Run(third / "run", third / "mine", shelf).write(FORTY)
+            assert mine.finish() == []
+        with pytest.raises(UserError, match=r"^store: .*shelf: nothing can be published there"):
+            Run(third / "other", shelf).write(FORTY).plan()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_a_store_of_ones_own_stays_ones_own(place):
+    first, second = (own_place(place, user) for user in (4001, 4002))
+    with being(4001):
+        Run(first / "run", first / "shelf").write(FORTY[:9]).finish()
+    with being(4002), pytest.raises(UserError, match=r"^store: .*shelf: .*\.$"):
+        Run(second / "run", second / "mine", first / "shelf").write(FORTY).plan()
 
 
 # ---- the index ----

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import os
+import pwd
 import shutil
 import stat
 import tempfile
@@ -49,9 +49,9 @@ def layers(asked: Sequence[str]) -> list[Path]:
 
 def user() -> str:
     """Return the name of this user, by which the publisher's folder is called."""
-    with contextlib.suppress(KeyError, OSError):
-        return getpass.getuser()
-    return str(os.getuid())
+    with contextlib.suppress(KeyError):  # as in a container
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return str(os.geteuid())
 
 
 class Shelf(NamedTuple):
@@ -121,9 +121,14 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
     for number, store in enumerate(found):
         if number == 0:
             _try_to_write(store)
-        elif not os.access(store, os.R_OK | os.X_OK):
-            problem = "it cannot be read" if store.exists() else "there is no such folder"
-            raise UserError(f"store: {store}: {problem}; fix the path, or leave this one out.")
+            continue
+        try:
+            os.scandir(store).close()
+        except OSError as error:
+            raise UserError(
+                f"store: {store}: it cannot be read ({error.strerror}); fix the path, or leave "
+                "this one out."
+            ) from None
     return found
 
 
@@ -133,7 +138,7 @@ def _try_to_write(store: Path) -> None:
         store.mkdir(parents=True, exist_ok=True)
         own = own_folder(store)
         open_folder(own, store)
-        if own.lstat().st_uid != os.getuid() or own.is_symlink():
+        if own.lstat().st_uid != os.geteuid() or own.is_symlink():
             raise UserError(
                 f"store: {own}: it is a link or another user's, so nothing can be published in it; "
                 "ask its owner, or name another store first."
