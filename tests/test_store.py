@@ -2,22 +2,28 @@
 
 import argparse
 import contextlib
+import hashlib
 import json
 import os
 import shutil
 import tempfile
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import torch
+import yaml
 from hypothesis import strategies as st
 from plans import receipt_json
 from programs import Workflow, random_records
 from test_properties import VECTOR, holds, vector_of
 
-from featuremill import config
+from featuremill import config, features
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.extract import command as extract
 from featuremill.merge import clean, store_command
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
@@ -333,6 +339,107 @@ def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
     clean.remove(clean.removable(filled.results, "nothing"), [])
     merge(run.results, OUTPUTS, 0)
     assert run.data() == before
+
+
+# ---- give and take ----
+
+
+def store_act(store, *words):
+    parser = argparse.ArgumentParser()
+    store_command.add_arguments(parser)
+    store_command.run(parser.parse_args([*map(str, words), "--store", str(store)]))
+
+
+def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store, filled, caplog):
+    Run(tmp_path / "more", tmp_path / "mine", store).write(FORTY[30:]).finish()
+    other = Run(tmp_path / "twice", tmp_path / "alone").write(FORTY[:10])
+    other.finish()
+    store_act(store, "add", other.results.root)  # payloads that are there already
+    out = tmp_path / "out"
+    store_act(store, "export", out, "--licence", "MIT")
+    (folder,) = out.iterdir()
+    card = json.loads((folder / "card.json").read_text())
+    assert card["recipe"] == folder.name and card["licence_of_weights"] == "MIT"
+    table = pa.concat_tables(map(pq.read_table, sorted(folder.glob("*.parquet"))))
+    digests = [hashlib.sha256(one.encode()).digest() for one in FORTY[:36]]
+    assert sorted(table["sha256"].to_pylist()) == sorted(digests), "each once"
+    assert card["records"] == 36 and card["columns"] == ["vector", "other"]
+    with pytest.raises(UserError, match=r"it exists already; remove it"):
+        store_act(store, "export", out)
+    theirs = tmp_path / "theirs"
+    store_act(theirs, "import", folder)
+    run = Run(tmp_path / "second", theirs).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    flip(sorted(folder.glob("*.parquet"))[0])
+    with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
+        store_act(tmp_path / "bad", "import", folder)
+
+
+PROTEINS = [("sp|P12345|AATM_RABIT", "MKVLA"), ("sp|Q9Y2X3|NOP58", "MKVLAA"), ("plain", "ACDW")]
+
+
+def write_uniprot(path):
+    """Write per-protein.h5 as UniProt does: float16, a dataset a protein, named by accession."""
+    with h5py.File(path, "w") as file:
+        for number, name in enumerate(("P12345", "Q9Y2X3")):
+            file.create_dataset(name, data=np.arange(4, dtype=np.float16) + number)
+
+
+def write_bio_embeddings(path):
+    """Write what bio_embeddings reduced: datasets by number, the id as an attribute."""
+    with h5py.File(path, "w") as file:
+        for number, (id, _) in enumerate(PROTEINS[:2]):
+            made = file.create_dataset(str(number), data=np.arange(4, dtype=np.float32) + number)
+            made.attrs["original_id"] = id
+
+
+def write_fair_esm(path):
+    path.mkdir()
+    for number, (id, _) in enumerate(PROTEINS[:2]):
+        means = {5: torch.zeros(4), 6: torch.arange(4.0) + number}
+        torch.save({"label": id, "mean_representations": means}, path / f"{number}.pt")
+
+
+@pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])
+def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog):
+    caplog.set_level("INFO")
+    fasta = tmp_path / "in.fa"
+    fasta.write_text("".join(f">{id}\n{one}\n" for id, one in PROTEINS))
+    source = tmp_path / "published"
+    write(source)
+    with pytest.raises(UserError, match="give --fasta"):
+        store_act(store, "import", source)
+    store_act(store, "import", source, "--fasta", fasta, "--declared", "UniProt, ProtT5")
+    assert "2 vectors imported; 1 records of" in caplog.text
+    told = yaml.safe_load(caplog.text.partition("in a config:\n")[2])
+    asked = config.validate({**told, "inputs": [str(fasta)], "outputs": ["parquet"]})
+    results = Results(tmp_path / "results")
+    results.root.mkdir()
+    planned = plan(results, asked, None).plan
+    assert sum(entry.wanted for entry in planned.taken) == 2
+    extract.run(
+        argparse.Namespace(
+            run_folder=results.root,
+            shard=planned.shards[0].shard,
+            recipe=None,
+            threads=1,
+            stall_seconds=None,
+        )
+    )
+    delivery = merge(results, ["parquet", "per_protein_h5"], 1)
+    assert delivery.counts.taken == 2 and delivery.counts.failed == 1
+    declared = told["options"]["declared"]
+    assert {one.device for one in delivery.taken} == {f"declared by {declared}, not computed here"}
+    assert declared == "UniProt, ProtT5" + ", layer 6" * (write is write_fair_esm)
+    listed = (results.root / "failed.tsv").read_text()
+    assert "not among the imported vectors: declared by UniProt, ProtT5" in listed
+    found = features.open(results.root)
+    assert np.asarray(found.vectors[np.arange(2)]).tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
+    with pytest.raises(UserError, match="none of the proteins"):
+        other = tmp_path / "other.fa"
+        other.write_text(">z\nMMM\n")
+        store_act(store, "import", source, "--fasta", other, "--declared", "x")
 
 
 # ---- several people ----

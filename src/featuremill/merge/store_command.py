@@ -20,6 +20,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
+from featuremill.merge import store_exchange
 from featuremill.store import shared
 from featuremill.store.files import read_json
 from featuremill.store.parts import open_part
@@ -37,8 +38,8 @@ Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
     """Add what `featuremill store` can do; return the parsers of that."""
     _add_store(parser)
-    acts = parser.add_subparsers(dest="act", metavar="add|remove")
-    return [_add_add(acts), _add_remove(acts)]
+    acts = parser.add_subparsers(dest="act", metavar="add|export|import|remove")
+    return [_add_add(acts), _add_export(acts), _add_import(acts), _add_remove(acts)]
 
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,29 @@ def _add_add(acts: Acts) -> argparse.ArgumentParser:
     parser = acts.add_parser("add", help=says, description=f"{says[0].upper()}{says[1:]}.")
     add_runs(parser)
     _add_store(parser)
+    return parser
+
+
+def _add_export(acts: Acts) -> argparse.ArgumentParser:
+    says = "write a data set that others import: Parquet files and a card for each recipe"
+    parser = acts.add_parser("export", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    parser.add_argument("folder", type=Path, help="where a folder for each recipe goes")
+    _add_store(parser)
+    parser.add_argument("--recipe", default="", help="only this one; its first letters will do")
+    parser.add_argument("--licence", default="", help="of the weights, for the card")
+    return parser
+
+
+def _add_import(acts: Acts) -> argparse.ArgumentParser:
+    says = "import a data set of export, or vectors that others published"
+    parser = acts.add_parser("import", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    help = "folder of an export; HDF5 of UniProt or bio_embeddings; fair-esm's .pt files"
+    parser.add_argument("source", type=Path, help=help)
+    _add_store(parser)
+    parser.add_argument("--fasta", type=Path, help="the sequences of published vectors")
+    help = "who published them, of which model and release: all that is known of them"
+    parser.add_argument("--declared", default="", metavar="TEXT", help=help)
+    parser.add_argument("--layer", type=int, help="of fair-esm's files (default: the last)")
     return parser
 
 
@@ -76,9 +100,15 @@ def run(arguments: argparse.Namespace) -> None:
         for folder in named(arguments.run_folder).folders:
             add(store, Results(folder))
         return
+    if arguments.act == "import":
+        told = arguments.fasta, arguments.declared, arguments.layer
+        store_exchange.take(store, arguments.source, *told)
+        return
     if not store.is_dir():
         raise UserError(f"{store}: there is no such folder; check the path of the store.")
-    if arguments.act == "remove":
+    if arguments.act == "export":
+        store_exchange.export(store, arguments.folder, arguments.recipe, arguments.licence)
+    elif arguments.act == "remove":
         remove(store, arguments.recipe or "", arguments.unread_days, arguments.yes)
     else:
         show(store)

@@ -235,7 +235,7 @@ def _taken(delivery: Delivery) -> list[str]:
         torch = f" with torch {part.versions['torch']}" if "torch" in part.versions else ""
         found[part.device, torch, part.finished[:10]] += part.records
     return [
-        f"From the store: {words.counted(number, 'distinct record')}, computed on {device}{torch}"
+        f"From the store: {words.counted(number, 'distinct record')}, {device}{torch}"
         f"{f' on {date}' if date else ''}."
         for (device, torch, date), number in sorted(found.items())
     ]
