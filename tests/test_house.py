@@ -420,6 +420,16 @@ def test_each_workload_and_output_is_registered_and_what_is_installed_knows_it()
         )
 
 
+def test_the_core_names_the_default_workload_once():
+    core = {
+        name: text
+        for name, text in modules().items()
+        if name.partition(".")[0] not in ("workloads", "steps")
+    }
+    found = {name: text.count("esm2") for name, text in core.items() if "esm2" in text}
+    assert found == {"workload": 1}
+
+
 def test_rooms_import_only_what_they_may():
     known = modules()
     found = {(name, target) for name, text in known.items() for target in targets_of(text, known)}
