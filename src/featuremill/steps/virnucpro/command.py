@@ -28,7 +28,7 @@ from featuremill.steps import heads
 from featuremill.steps.heads.card import Card, read
 from featuremill.steps.translate.command import CODON
 from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
-from featuremill.store import run_lock
+from featuremill.store import command_line, run_lock
 from featuremill.store.files import replacing
 from featuremill.workload import weights
 
@@ -176,6 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write_config(folder, asked)
     words, variables = _typed(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
+    variables = command_line.told_variables(variables)
     log.info("this computes it:\n%s", " ".join(shown))
     inside = f"cd {shlex.quote(str(folder))} && featuremill"
     log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
