@@ -4,6 +4,7 @@ several, and what steps make before and after."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -87,15 +88,16 @@ class Project(NamedTuple):
     @property
     def made(self) -> list[step.Made]:
         """What the steps make, first that which features are computed of."""
-        before = _makers(self.sections)
-        keys = sorted(self.sections, key=lambda key: key not in before)
-        return [one for key in keys for one in step_of(key).made(self.sections[key], self.seen)]
+        return [*chain.from_iterable(self.made_around)]
 
     @property
-    def num_before(self) -> int:
-        """How many of these come before features."""
-        makers = _makers(self.sections).items()
-        return sum(len(step_of(key).made(self.sections[key], self.seen)) for key, _ in makers)
+    def made_around(self) -> tuple[list[step.Made], list[step.Made]]:
+        """What they make before features, and what they make of them."""
+        before, after = list[step.Made](), list[step.Made]()
+        makers = _makers(self.sections)
+        for key, asked in self.sections.items():
+            (before if key in makers else after).extend(step_of(key).made(asked, self.seen))
+        return before, after
 
 
 def validate(

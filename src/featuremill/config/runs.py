@@ -62,8 +62,9 @@ def named(given: Path) -> Runs:
     found = project.validate(raw, str(given), places)
     elsewhere = [given.parent / folder for folder in found.folders]
     if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
-        return Runs(given, found.folders, found.made, found.num_before)
-    if found.made:  # a step knows its files as they are called there
+        before, after = found.made_around
+        return Runs(given, found.folders, [*before, *after], len(before))
+    if found.sections:  # a step knows its files as they are called there
         raise UserError(
             f"{given}: its results are below {given.parent}, not here; type: "
             f"cd {shlex.quote(str(given.parent))} and then the same with {given.name}."

@@ -297,8 +297,8 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         checked = project.validate(config, named, places)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
-            refuse_patterns(run.config)
-        refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
+            # What a step makes of the inputs has a name of ours.
+            refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
     for run in checked.runs.values():
         of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run.config):

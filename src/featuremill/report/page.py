@@ -99,7 +99,7 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
-    """Write a page of another room to `path`: its `template`, as text, has parts.html at hand."""
+    """Write a page of a step to `path`: its `template`, as text, extends step.html."""
     _write_text(path, _environment().from_string(template).render(context))
 
 
