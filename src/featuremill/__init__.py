@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from featuremill.api import compute, engine, forget_model
     from featuremill.features.loading import load, load_matrix
-    from featuremill.search.command import search
+    from featuremill.steps.search.command import search
     from featuremill.workloads import embed
 
     SNAKEFILE: str
@@ -39,19 +39,18 @@ __all__ = [
 ]
 
 _WHERE = {
+    "SNAKEFILE": "base.this_process",
     "compute": "api",
     "engine": "api",
     "forget_model": "api",
     "load": "features.loading",
     "load_matrix": "features.loading",
-    "search": "search.command",
+    "search": "steps.search.command",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Look up what is asked for only now, so that `import featuremill` costs nothing."""
-    if name == "SNAKEFILE":
-        return _snakefile()
     if name == "embed":  # the default workload brings it
         from featuremill.workload import DEFAULT, find_workload
 
@@ -61,11 +60,3 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"featuremill.{_WHERE[name]}"), name)
-
-
-def _snakefile() -> str:
-    from pathlib import Path
-
-    here = Path(__file__).parent
-    in_wheel = here / "smk" / "Snakefile"
-    return str(in_wheel if in_wheel.exists() else here.parents[1] / "Snakefile")

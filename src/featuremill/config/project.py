@@ -17,9 +17,9 @@ from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
 from featuremill.step import ChecksFiles, MakesRecords, finding, plain_name
-from featuremill.step.ahead import ahead_of
 from featuremill.step.finding import step_of
 from featuremill.store import formats
+from featuremill.workload.ahead import ahead_of
 
 FEATURES = "features"
 """The key with several sets of features; without it a config is one run."""
@@ -81,6 +81,11 @@ class Project(NamedTuple):
         return [Path("results") / name for name in self.runs]
 
     @property
+    def rules(self) -> list[str]:
+        """The files with the steps' rules."""
+        return [str(step_of(key).RULES) for key in self.sections]
+
+    @property
     def seen(self) -> step.Project:
         """The project as steps see it."""
         return _seen(self.name, self.inputs, self.runs, self.sections)
@@ -133,7 +138,8 @@ def problems_of_files(project: Project) -> Iterator[str]:
     def ahead(name: str) -> step.Ahead | None:
         if (config := runs.get(name)) is None:
             return None
-        return ahead_of(config.workload, config.options, config.device)
+        told = ahead_of(config.workload, config.options, config.device)
+        return told and step.Ahead(*told)
 
     seen = project.seen._replace(ahead=ahead)
     for key, told in project.sections.items():
