@@ -146,8 +146,6 @@ SCHEMA = thing(
 class Doctor(Desk):
     """`featuremill doctor` on a simulated node."""
 
-    reads_at_start = ()  # libraries are loaded by its children, which start anew
-
     def __init__(self, node, folder, **world):
         path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
         variables = {"PYTHONPATH": os.pathsep.join(path), "PRETEND_TORCH": json.dumps(world)}
@@ -703,6 +701,7 @@ def test_the_rung_below_is_named_with_its_reason(doctor, tmp_path):
     """Every kind of operation is spoiled in the child, which loads a layer as a worker would."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SPOILED))
     check = doctor(system=NO_LIBRARY, real_torch=True)
+    check.forked = ()
     check.environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
     answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
     (ways,) = answer["ways"]
