@@ -17,6 +17,8 @@ class Architecture(NamedTuple):
     """As the metadata of its weights say it."""
     title: str
     """As people say it."""
+    num_rows: int
+    """Of the embedding."""
     has_token_dropout: bool
     """Whether training masked tokens, and embeddings are scaled by the share of those that are
     left."""
@@ -33,9 +35,13 @@ class Architecture(NamedTuple):
         return (num_layers / self.unscaled_layers) ** 0.5 if self.unscaled_layers else 1.0
 
 
-ESM2 = Architecture("esm2", "ESM-2", True, False, False, 0)
-ESM_C = Architecture("esmc", "ESM C", False, True, True, 36)
+ESM2 = Architecture("esm2", "ESM-2", 33, True, False, False, 0)
+ESM_C = Architecture("esmc", "ESM C", 64, False, True, True, 36)
 ARCHITECTURES = {architecture.name: architecture for architecture in (ESM2, ESM_C)}
+
+
+USUAL_FEED_FORWARD = 4
+"""Widths, where the metadata do not say it."""
 
 
 class Sizes(NamedTuple):
@@ -47,6 +53,31 @@ class Sizes(NamedTuple):
     width: int
     feed_forward: int
     """Width between the two halves of the feed forward."""
+
+    def metadata(self) -> dict[str, str]:
+        """Return them as metadata of weights tell them."""
+        known = {
+            "architecture": self.architecture.name,
+            "num_layers": str(self.num_layers),
+            "embed_dim": str(self.width),
+            "attention_heads": str(self.num_heads),
+        }
+        if self.feed_forward != USUAL_FEED_FORWARD * self.width:
+            known["feed_forward"] = str(self.feed_forward)
+        return known
+
+    @property
+    def num_matrix_numbers(self) -> int:
+        """Numbers of all layers' matrices: qkv, out, and those of the feed forward."""
+        num_matrices = 3 if self.architecture.is_gated else 2
+        of_layer = self.width * (4 * self.width + num_matrices * self.feed_forward)
+        return self.num_layers * of_layer
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers of all layers' biases: qkv, out, and those of the feed forward."""
+        num_halves = 2 if self.architecture.is_gated else 1
+        return self.num_layers * (5 * self.width + num_halves * self.feed_forward)
 
     @property
     def head_dim(self) -> int:
@@ -62,5 +93,5 @@ def sizes_of(metadata: Mapping[str, str]) -> Sizes:
         int(metadata["num_layers"]),
         int(metadata["attention_heads"]),
         width,
-        int(metadata.get("feed_forward", 4 * width)),
+        int(metadata.get("feed_forward", USUAL_FEED_FORWARD * width)),
     )
