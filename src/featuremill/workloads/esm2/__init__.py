@@ -171,9 +171,10 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return what would compute attention, products and the rest on `device`, in which dtype."""
-    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2 import layout, probe
+    from featuremill.workloads.esm2.architecture import ESM2
 
-    return probe.ways(device, weights)
+    return probe.ways(device, weights, ESM2, layout.of_ours)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
