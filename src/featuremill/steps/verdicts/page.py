@@ -167,8 +167,8 @@ def _warnings(counts: Counts, about: About) -> list[str]:
         found.append(told)
     if counts.unknown:
         found.append(
-            "It is not known which records this head was trained on: it was imported, or trained "
-            "by an early version. Verdicts on such records are better than on others."
+            "It is not known which records this head was trained on: it was imported. Verdicts on "
+            "such records are better than on others."
         )
     if about.trained:
         known = about.trained.card
