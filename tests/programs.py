@@ -42,14 +42,14 @@ PROGRAMS = ("featuremill", "snakemake", "without_internals")
 IMPORTED = (
     *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
     *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),
-    *("search.command", "doctor.command", "workload.weights", "status.top.command"),
+    *("steps.search.command", "doctor.command", "workload.weights", "status.top.command"),
     # What they import when they know what they are asked for.
     *(
         "status.state",
         "status.view",
         "status.top.watch",
         "doctor.findings",
-        "search.queries",
+        "steps.search.queries",
         "report.page",
     ),
     *("inputs.fasta", "workloads.composition", "workloads.esm2"),
