@@ -27,7 +27,7 @@ from featuremill.workloads.scores import passes, variants
 
 CPU = cpu()
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 200)]
+PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 60)]
 
 
 def random_network():
@@ -343,7 +343,7 @@ def test_converted_weights_of_esm2_have_the_bytes_that_they_had(cache):
 def surroundings(tmp_path_factory):
     """Have the processes of the contract find few records and a cache of their own."""
     folder = tmp_path_factory.mktemp("scores")
-    proteins = [protein[:60] for protein in demo_proteins(14)]
+    proteins = [protein[:16] for protein in demo_proteins(14)]
     rows = [f"p{n},{p},{p[4]}5A {p[1]}2C:{p[7]}8W" for n, p in enumerate(proteins)]
     (folder / "few.csv").write_text("\n".join(["id,sequence,variants", *rows, "x,MKT,K1A", ""]))
     with pytest.MonkeyPatch.context() as patch:
