@@ -52,8 +52,8 @@ class OptionalAttributes:
     """Options that stand by their names among the attributes of result files, where readers look
     for them; all of them stand there as JSON as well."""
     ONE_TOKEN: Sequence[str] = ()
-    """How columns begin that hold the vector of one token, and no mean: in 16 bits that is as near
-    to fp32 as any token's is, and audit asks no more of it."""
+    """How columns begin that hold the vector of one token, or numbers of single ones, and no mean:
+    in 16 bits that is as near to fp32 as any token's is, and audit asks no more of it."""
     BYTES_ARE_LENGTHS: bool = False
     """True: a record is as long, in LENGTH_UNIT, as its payload has bytes, so that the energy of a
     million of them is told."""
