@@ -33,6 +33,7 @@ from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
 from featuremill.lease.devices import Device
 from featuremill.workloads.esm2 import kernels, layout, memory, sources
+from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
@@ -145,8 +146,6 @@ SCHEMA = thing(
 
 class Doctor(Desk):
     """`featuremill doctor` on a simulated node."""
-
-    reads_at_start = ()  # libraries are loaded by its children, which start anew
 
     def __init__(self, node, folder, **world):
         path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
@@ -703,6 +702,7 @@ def test_the_rung_below_is_named_with_its_reason(doctor, tmp_path):
     """Every kind of operation is spoiled in the child, which loads a layer as a worker would."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SPOILED))
     check = doctor(system=NO_LIBRARY, real_torch=True)
+    check.forked = ()
     check.environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
     answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
     (ways,) = answer["ways"]
@@ -796,7 +796,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
     weights = memory.weights_ahead("esm2_t33_650M_UR50D")
     assert weights.metadata["attention_heads"] == "20"
     model = memory.model_of(weights)
-    assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
+    assert (model.sizes.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of(memory.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
     for name, published in sources.PUBLISHED.items():
@@ -805,7 +805,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
         assert 0.9 < published.gigabytes * 1e9 / model.file_bytes < 1.2
     weights = memory.weights_ahead("mill_t6_8M")
     model = memory.model_of(weights)
-    assert (model.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
+    assert (model.sizes.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
     assert weights.metadata["attention_heads"] == "20"
 
 
@@ -837,11 +837,13 @@ def weights_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
 
     def file(model):
-        path = folder / f"{model.num_layers}-{model.file_dtype}.safetensors"
+        path = folder / f"{model.sizes.num_layers}-{model.file_dtype}.safetensors"
         if not path.exists():
             tensors = {
                 entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
-                for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
+                for entry in layout.entries(
+                    layout.FAIR_ESM, model.sizes.num_layers, model.width, 33
+                )
             }
             save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
         return path
@@ -853,7 +855,7 @@ def weights_of(tmp_path_factory):
 def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     """Return the peak of running a model of that shape."""
     code = textwrap.dedent(PEAK)
-    arguments = map(str, (path, model.num_layers, model.width, kind, dtype, batch_tokens))
+    arguments = map(str, (path, model.sizes.num_layers, model.width, kind, dtype, batch_tokens))
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
     )
@@ -873,7 +875,7 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
-    model = memory.Model("random", num_layers, 1280, file_dtype)
+    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
     measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
@@ -887,7 +889,7 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, batch_tokens
 ):
-    model = memory.Model("random", num_layers, 1280, "fp32")
+    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), "fp32")
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)

@@ -37,7 +37,6 @@ EVERYDAY = {
     "top": "show a run while it computes: progress, speed, time left, devices",
     "retry": "compute failed records again",
     "export": "write results in other formats, without computing again",
-    "search": "find the records nearest to a sequence or to another record",
     "estimate": "predict how long a run takes on so many devices, and what it needs",
     "doctor": "check whether this machine is ready, and show how to run here",
     "audit": "measure how far bf16 and fp16 are from fp32 on your own proteins",

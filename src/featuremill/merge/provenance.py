@@ -8,8 +8,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featuremill import __version__, workload
-from featuremill.base.this_process import NAMED_VERSIONS
+from featuremill import workload
+from featuremill.base.this_process import NAMED_VERSIONS, VERSION
 from featuremill.config import Config
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.plan import Plan
@@ -35,7 +35,7 @@ def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
         "weights_sha256": plan.settings.weights_sha256 or "",
         "recipe": plan.recipe,
         "versions": json.dumps(versions),
-        "featuremill_version": __version__,
+        "featuremill_version": VERSION,
     }
 
 

@@ -16,8 +16,8 @@ import jinja2
 import vl_convert
 import yaml
 
-from featuremill import __version__
 from featuremill.base import words
+from featuremill.base.this_process import VERSION
 from featuremill.config import Config
 from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
 from featuremill.report.chart import Figure, clock_of
@@ -100,7 +100,7 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
-    """Write a page of another room to `path`: its `template`, as text, has parts.html at hand."""
+    """Write a page of a step to `path`: its `template`, as text, extends step.html."""
     _write_text(path, _environment().from_string(template).render(context))
 
 
@@ -253,7 +253,7 @@ def _versions(facts: Facts) -> dict[str, str]:
     for receipt in facts.delivery.receipts:
         for name, version in receipt.versions.items():
             found.setdefault(name, set()).add(version)
-    found["featuremill"] = found["featuremill"] or {__version__}
+    found["featuremill"] = found["featuremill"] or {VERSION}
     return {name: words.listed(sorted(versions)) for name, versions in found.items()}
 
 

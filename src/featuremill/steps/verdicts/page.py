@@ -131,6 +131,7 @@ def write_page(
     write_of(
         table.with_suffix(".html"),
         TEMPLATE.read_text("utf-8"),
+        verb="verdict",
         title=table.stem,
         runs=found,
         next=[*retries, command_line.again(Path(failing[0]))] if failing else [],

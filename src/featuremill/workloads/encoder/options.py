@@ -43,8 +43,10 @@ class Options(ResidueOptions, SequenceOptions):
     max_residues: int | None = Field(default=None, ge=1)
     """Residues (amino acids or bases) of a record that the network sees. If not given, as many as
     its positions hold: 1022 for ESM-1b, 510 for a BERT of letters, 515 for DNABERT-1 of 6-mers,
-    5994 for the Nucleotide Transformer; where these have no end, what 1,024 tokens hold: 1023 for a
-    T5, 1022 for ESM-2, 4088 for a learned vocabulary of bases."""
+    5994 for the Nucleotide Transformer 1; where these have no end, what it was trained with: 1022
+    for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
+    config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
+    more than the network was trained with get a note."""
     letters_per_token: int | None = Field(default=None, ge=1)
     """Letters that a token takes up, roughly; how many records make a batch is reckoned by it. If
     not given, what the vocabulary says: 1 for letters and overlapping k-mers, k for k-mers one

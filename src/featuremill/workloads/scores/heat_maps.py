@@ -112,21 +112,21 @@ def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
         title = f"Residues {start:,} to {last:,}"
         if start == starts[-1] and last < protein.length:
             title += f" (those behind, to {protein.length:,}, are not drawn)"
-        chart = _heat_map(here, start, most)
+        width = min(STRETCH, protein.length)
+        chart = _heat_map(here, range(start, start + width), most)
         yield Panel(f"{name}-{start}", title, specification(chart), "canvas")
 
 
-def _heat_map(cells: Sequence[dict[str, Any]], start: int, most: float) -> Any:
+def _heat_map(cells: Sequence[dict[str, Any]], places: Sequence[int], most: float) -> Any:
     """Return the chart of one stretch; a grey cell is the wild type's residue."""
     old = {cell["position"]: cell["was"] for cell in cells}
     wild_type = [
         {"position": place, "residue": letter, "kind": "wild type"} for place, letter in old.items()
     ]
-    places = list(range(start, start + STRETCH))
     x = alt.X(
         "position:O",
         title="position in the protein",
-        scale=alt.Scale(domain=places, paddingInner=0),
+        scale=alt.Scale(domain=list(places), paddingInner=0),
         axis=alt.Axis(values=[place for place in places if place % 10 == 0], labelAngle=0),
     )
     y = alt.Y("residue:O", title="new residue", scale=alt.Scale(domain=list(AMINO_ACIDS)))
