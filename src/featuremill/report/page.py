@@ -55,6 +55,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
     unit = facts.delivery.lengths.unit
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
+        *facts.of_workload,
         embedding.figure(facts.embedding, facts.labels, unit),
         lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),

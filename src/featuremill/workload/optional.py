@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 if TYPE_CHECKING:
     from featuremill.base.reasons import Kind
+    from featuremill.features.table import Table
     from featuremill.lease.devices import Device
+    from featuremill.report.chart import Figure
     from featuremill.workload import Weights
 
 
@@ -210,6 +212,15 @@ class TellsWays(Protocol):
         Raises:
             WorkloadError: no way to compute an operation is right.
         """
+
+
+@runtime_checkable
+class DrawsFigures(Protocol):
+    """Figures of its own, with which the report begins."""
+
+    def figures(self, table: Table) -> Sequence[Figure]:
+        """Return figures of a run's results: their names begin with the workload's. `table` is read
+        some rows at a time; its columns are those of `schema`, and id, length and others."""
 
 
 @runtime_checkable
