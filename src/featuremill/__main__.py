@@ -41,6 +41,7 @@ EVERYDAY = {
     "doctor": "check whether this machine is ready, and show how to run here",
     "audit": "measure how far bf16 and fp16 are from fp32 on your own proteins",
     "clean": "list what of a run can be removed, and remove it",
+    "store": "show what a store of several runs holds, add a run to it, remove from it",
     "lease": "run a command on GPUs that no other lease uses",
 }
 """What people type, and what it does."""
@@ -60,6 +61,7 @@ MODULES = {
     "run": "flow.command",
     "weights": "workload.weights",
     "export": "merge.export",
+    "store": "merge.store_command",
     "top": "status.top.command",
     "retry": "plan.retry",
     "clean": "merge.clean",

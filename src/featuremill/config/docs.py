@@ -43,8 +43,8 @@ keys: put
 SEVERAL = """\
 ## Several sets of features
 
-A config with `features` has several sets of features of the same records; all keys above but `run`
-and `inputs` stand in each set:
+A config with `features` has several sets of features of the same records; all keys above but `run`,
+`inputs` and `store` stand in each set:
 
 <!-- saved as two.yaml -->
 ```yaml
