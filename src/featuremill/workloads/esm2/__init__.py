@@ -14,6 +14,7 @@ from featuremill.workload import Record, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
+from featuremill.workloads.esm2.embedding import embed
 from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.work import unit_work
 
@@ -46,6 +47,7 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "embed",
     "load",
     "memory_mb",
     "num_vectors",
