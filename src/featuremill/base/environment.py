@@ -1,7 +1,7 @@
 """The environment: every variable that the package reads or sets, its meaning, type and default.
 
 No other module names `os.environ`. docs/environment.md is written from the tables here, but for
-what is internal: that carries something from the workflow to its jobs, and is nobody's to set.
+what is internal: that carries something from the workflow to its jobs, and is not for users to set.
 """
 
 from __future__ import annotations
@@ -169,16 +169,16 @@ STALL_SECONDS = Setting(
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
     "Ways of computing that are left out, where there are others: of `triton`, `llvm`, "
-    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md says when.",
+    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md has examples.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
-    "Go on where the file system has no locks, as long as nothing else computes the run.",
+    "Continue where the file system has no locks, as long as nothing else computes the run.",
 )
 WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
-    "Only warn where the disk has too little room.",
+    "Only warn where the disk has too little free space.",
 )
 AS_PROTEINS = Setting(
     *("AS_PROTEINS", YES_OR_NO, False),
@@ -271,7 +271,7 @@ TORCHELASTIC_RUN_ID = Variable(
 RANK = Variable("RANK", "Which of the ranks this process is.")
 LOCAL_RANK = Variable("LOCAL_RANK", "Which of this machine's.")
 WORLD_SIZE = Variable("WORLD_SIZE", "How many there are.")
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank says why it failed.")
+TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank writes why it failed.")
 PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),

@@ -44,15 +44,15 @@ REMEDIES = {
     "compiler-missing": "apt install gcc python3-dev, or name one in CC.",
     "kernel-folder": "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
     "FEATUREMILL_CACHE for the weights as well.",
-    "steps-down": "Runs go on so, and their values are right; what is said of the compiler may "
-    "help.",
+    "steps-down": "Runs work so, and their values are right. A remedy for the compiler may make "
+    "them faster.",
     "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
     "is.",
     "cpu-failed": "Install torch anew; if a library is named, install that.",
     "open-files": "ulimit -n 4096 before the run.",
     "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
     "results-not-writable": "Change its permissions, or start the run in another folder.",
-    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "disk-space": "Free space, or start the run in another folder. A run first prints what it will "
     "write.",
     "too-large": "Take a smaller model{or_lower}.",
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
@@ -158,7 +158,7 @@ def _torch(findings: Findings) -> Iterator[Issue]:
         assert trial.cuda and node.cuda
         needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
         known = f"{major}.{node.cuda % 1000 // 10}"
-        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        what = f"Driver {node.driver} supports CUDA {known}, and {name} needs CUDA {needed}."
         first = FIRST_DRIVERS.get(needed, "of that CUDA")
         yield _issue("error", "driver-too-old", what, first=first, major=major)
     if trial.torch and not is_within(trial.torch, tried):

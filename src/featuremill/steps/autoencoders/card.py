@@ -89,7 +89,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What sae.json says."""
+    """The content of sae.json."""
 
     REMEDY: ClassVar[str] = "train it again"
 
@@ -179,5 +179,7 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
         ) from None
     path = folder / WEIGHTS
     if not path.is_file() or sha256_of(path) != card.sha256:
-        raise IntegrityError(f"{path}: it is gone or not what {CARD} tells of; train it again.")
+        raise IntegrityError(
+            f"{path}: it is gone, or its digest is not that in {CARD}; train it again."
+        )
     return card, load_file(path)

@@ -84,7 +84,7 @@ def report(
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     page = output or sae / PAGE
     if page.suffix != ".html":
-        raise UserError(f"{page}: the page is an .html; give such a name.")
+        raise UserError(f"{page}: the page is an .html; give a name that ends so.")
     held, top = look(encoder)
     ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
     names = names_of(Results(encoder.vectors.root).records, ids_M)

@@ -1,9 +1,9 @@
 """The training itself: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
 
-Every rank holds all parameters. A batch is computed in eight slices, whoever computes them; their
-gradients are added in pairs, first within a rank and then between ranks that exchange theirs, so
-the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
-loss, variance, activity and whether somebody wants to stop, and none waits for a message alone.
+Every rank holds all parameters. A batch is computed in eight slices, whichever rank computes them;
+their gradients are added in pairs, first within a rank and then between ranks that exchange theirs,
+so the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
+loss, variance, activity and whether the user wants to stop, and none waits for a message alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCALARS = ("squares", "error", "loss", "active", "stop")
 features, and ranks that were asked to stop."""
 
 
-class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
+class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
     """All ranks stopped after the same step, and the checkpoint is of that step."""
 
     def __init__(self, number: int, step: int) -> None:
@@ -172,7 +172,7 @@ class Trainer:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
 
     def _is_told(self) -> bool:
-        """Tell whether training.jsonl has a line that ends with this step."""
+        """Return whether training.jsonl has a line that ends with this step."""
         every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
         return self.step % every == 0 or self.step == self.options.steps
 
@@ -305,7 +305,7 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Write the checkpoint: whoever goes on from it computes what this would have."""
+        """Write the checkpoint: a training that continues from it computes what this would have."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         for name, tensor in self.tensors.items():
             state = self._optimizer.state[tensor]
@@ -326,7 +326,7 @@ class Trainer:
             save_file(tensors, temporary, {"featuremill": json.dumps(told)})
 
     def load(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Go on from the checkpoint in `folder`.
+        """Continue from the checkpoint in `folder`.
 
         Raises:
             UserError: when it is of another training, or cannot be read.

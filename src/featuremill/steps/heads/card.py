@@ -39,7 +39,7 @@ class Part(Record):
     """Numbers in it."""
     column: str | None = None
     recipe: str | None = None
-    """What it was made by; None where nobody knows, as of a head from elsewhere."""
+    """What it was made by; None where it is unknown, as of a head from elsewhere."""
     settings: Settings | None = None
     """What the recipe is the digest of."""
     run: str | None = None
@@ -85,7 +85,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What head.json says."""
+    """The content of head.json."""
 
     REMEDY: ClassVar[str] = "train or import the head again"
 
@@ -168,6 +168,7 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
     path = folder / TENSORS
     if not path.is_file() or sha256_of(path) != card.sha256:
         raise IntegrityError(
-            f"{path}: it is gone or not what {CARD} tells of; train or import the head again."
+            f"{path}: it is gone, or its digest is not that in {CARD}; train or import the "
+            "head again."
         )
     return card, load(path.read_bytes())

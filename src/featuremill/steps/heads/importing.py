@@ -2,7 +2,7 @@
 
 A state dict holds tensors and nothing else, and is read as such. A whole model (by
 `torch.save(model)`, as VirNucPro ships them) is a pickle that runs whatever its maker put into it:
-it is read only for somebody who names its sha256, in a process of its own that hands back tensors.
+it is read only for a user who names its sha256, in a process of its own that hands back tensors.
 """
 
 from __future__ import annotations
@@ -137,9 +137,8 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         again += ["--dims", ",".join(map(str, chosen.widths)), "--output", str(chosen.output)]
         raise UserError(
             f"{chosen.path}: this is a pickled model, or has more in it than tensors (sha256 "
-            f"{sha256}), and to read it is to run, as you, whatever code its maker put into it, so "
-            "that is done only if you trust that maker, in a process of its own and for its "
-            "tensors alone: "
+            f"{sha256}). Reading it can run any code that its maker put into it. If you trust its "
+            "maker, type: "
             f"{shlex.join(again)} --trust {sha256}"
         )
     if chosen.trusted.lower() != sha256:

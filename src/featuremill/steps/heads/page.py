@@ -45,7 +45,7 @@ TERMS = (
     (
         "95 % interval",
         "of 1,000 draws of as many whole groups, with replacement, all but the lowest and the "
-        "highest 2.5 % lie within; it says nothing of other folds or other data",
+        "highest 2.5 % lie within; other folds or other data may differ more",
     ),
 )
 MOST_TEXT = 30
@@ -54,7 +54,7 @@ CELL_PIXELS = (24, 64)
 """The least and the most side of a cell of the confusion matrix."""
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
-"""Pixels of a cell that has room for its count."""
+"""Pixels of a cell in which its count fits."""
 
 
 def write_page(path: Path, name: str, card: Card) -> None:

@@ -56,7 +56,9 @@ def predict(
         UserError: when the head, the features or the output are not fit for it.
     """
     if output.suffix not in WRITERS:
-        raise UserError(f"{output}: predictions are a .tsv or a .parquet; give such a name.")
+        raise UserError(
+            f"{output}: predictions are a .tsv or a .parquet; give a name that ends so."
+        )
     head, tensors = card.read(folder)
     parts = _opened(runs, columns, head, folder)
     _refuse_other_widths(parts, head, folder)
@@ -158,7 +160,7 @@ def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path
         if part.recipe is not None and part.recipe == known.recipe and same_column:
             continue
         theirs, ours = (
-            "one that nobody knows" if told.recipe is None else f"{told.recipe} ({told.column})"
+            "an unknown one" if told.recipe is None else f"{told.recipe} ({told.column})"
             for told in (part, known)
         )
         others = differences(part.settings, known.settings)

@@ -237,7 +237,7 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
     if len(examples.classes) == 1:
         raise UserError(
             f"{where} is {clipped(examples.classes[0])!r} in all {records(len(examples.ids))} that "
-            "have features; a head tells at least two classes apart, so label others, too."
+            "have features; a head needs at least two classes, so label others, too."
         )
     groups_of = defaultdict(set)
     for number, name in zip(examples.y_N.tolist(), examples.groups_N.tolist(), strict=True):

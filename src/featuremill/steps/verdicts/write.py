@@ -46,7 +46,7 @@ def write(
         UserError: when the translation or the predictions are not whole, or not of each other.
     """
     if output.suffix != ".tsv":
-        raise UserError(f"{output}: verdicts are a .tsv; give such a name with --output.")
+        raise UserError(f"{output}: verdicts are a .tsv; give --output a name that ends so.")
     translation = whole(folder)
     predictions = open_predictions(predicted)
     preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))

@@ -195,7 +195,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
     if num_failed:
-        log.warning("%s says what failed: %s.", folder / FAILED, counted(num_failed, "line"))
+        log.warning("%s lists what failed: %s.", folder / FAILED, counted(num_failed, "line"))
     return SOME_FAILED if num_failed else 0
 
 
@@ -229,7 +229,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"{dna_folder}: there is no config.json here; {GETTING_DNA}.")
     if given.config:
         raise UserError(
-            f"--config {given.config}: VirNucPro's config is not read here; give what it says as "
+            f"--config {given.config}: VirNucPro's config is not read here; give its settings as "
             "flags: featuremill virnucpro --help lists them."
         )
     run = {"device": _device(given), "outputs": "parquet", "max_failed": ANY_NUMBER}
@@ -322,8 +322,8 @@ def _card(head: Path) -> Card:
     card, _ = read(head)
     if len(card.classes) != len(("others", VIRUS)):
         raise UserError(
-            f"{head}: this head tells {listed(card.classes)} apart, and VirNucPro's files have the "
-            "scores of two classes; for more, see docs/contigs.md."
+            f"{head}: this head has the classes {listed(card.classes)}, and VirNucPro's files have "
+            "the scores of two classes; for more, see docs/contigs.md."
         )
     return card
 
@@ -333,7 +333,7 @@ def _device(given: argparse.Namespace) -> str:
     if given.device not in ("auto", "cpu", "cuda") and not _gpus(given):
         raise UserError(f"--device {given.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
     if given.gpus and given.device == "cpu":
-        raise UserError("--device cpu: --gpus says otherwise; leave one of them out.")
+        raise UserError("--device cpu: --gpus asks for GPUs; leave one of them out.")
     return "cuda" if _gpus(given) else str(given.device)
 
 
@@ -362,7 +362,7 @@ def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
     """Return the output folder.
 
     Raises:
-        UserError: when what stands in it is of something else.
+        UserError: when what is in it is of something else.
     """
     folder = Path(given.output_dir or f"{asked['run']}_predictions")
     if folder.exists() and not folder.is_dir():
@@ -402,10 +402,10 @@ def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool)
 
 
 def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Write the config, while nobody computes it.
+    """Write the config, while no process computes it.
 
     Raises:
-        UserError: when somebody does.
+        UserError: when one does.
     """
     text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:

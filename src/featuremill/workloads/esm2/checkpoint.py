@@ -156,7 +156,7 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool) -> Checkpoin
     found = {"num_layers": num_layers, "embed_dim": width}
     for fact, value in found.items():
         if _number(facts, fact, value) != value:
-            raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
+            raise ValueError(f"its tensors have {fact} {value}, its settings have {facts[fact]}")
     inv_freq, num_heads = _rotary(tensors, facts, num_layers, width)
     if has_head and not any(key.startswith(layout.HEAD) for key in tensors):
         raise ValueError(
@@ -184,7 +184,7 @@ def _number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
     given = facts.get(name)
     text = str(otherwise if given is None or str(given) == "0" else given)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"its settings say {name} {text[:40]!r}, which counts nothing")
+        raise ValueError(f"its settings have {name} {text[:40]!r}, which is no count")
     return int(text)
 
 
@@ -215,7 +215,7 @@ def _rotary(
             raise ValueError("its rotary frequencies do not fit its width and heads")
     if not heads:
         raise ValueError(
-            "nothing says how many attention heads it has; put its config.json beside it"
+            "the number of its attention heads is missing; put its config.json beside it"
         )
     if width % (2 * heads):
         raise ValueError(f"{heads} attention heads do not divide its width {width}")
