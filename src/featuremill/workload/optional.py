@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 
 if TYPE_CHECKING:
     from featuremill.base.reasons import Kind
+    from featuremill.features.table import Table
     from featuremill.lease.devices import Device
+    from featuremill.report.chart import Figure
     from featuremill.workload import Weights
 
 
@@ -52,8 +54,8 @@ class OptionalAttributes:
     """Options that stand by their names among the attributes of result files, where readers look
     for them; all of them stand there as JSON as well."""
     ONE_TOKEN: Sequence[str] = ()
-    """How columns begin that hold the vector of one token, and no mean: in 16 bits that is as near
-    to fp32 as any token's is, and audit asks no more of it."""
+    """How columns begin that hold the vector of one token, or numbers of single ones, and no mean:
+    in 16 bits that is as near to fp32 as any token's is, and audit asks no more of it."""
     BYTES_ARE_LENGTHS: bool = False
     """True: a record is as long, in LENGTH_UNIT, as its payload has bytes, so that the energy of a
     million of them is told."""
@@ -210,6 +212,15 @@ class TellsWays(Protocol):
         Raises:
             WorkloadError: no way to compute an operation is right.
         """
+
+
+@runtime_checkable
+class DrawsFigures(Protocol):
+    """Figures of its own, with which the report begins."""
+
+    def figures(self, table: Table) -> Sequence[Figure]:
+        """Return figures of a run's results: their names begin with the workload's. `table` is read
+        some rows at a time; its columns are those of `schema`, and id, length and others."""
 
 
 @runtime_checkable

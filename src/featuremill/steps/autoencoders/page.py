@@ -65,10 +65,12 @@ def write_page(
         for feature in order[:MOST_FEATURES]
     ]
     options, source = card.options, card.source
+    dead = _of_dead(held.dead, options.features, card.counts["vectors"])
     each = "a residue" if source.is_per_residue else "a record"
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
+        verb="sae",
         title=name,
         lead=(
             f"{words.count(options.features)} features, {options.k} of them active at most, for "
@@ -86,7 +88,7 @@ def write_page(
         card=card,
         run=run,
         held=held,
-        warning=_of_dead(held.dead, options.features, card.counts["vectors"]),
+        warnings=[dead] if dead else [],
         features=listed,
         most_rows=MOST_ROWS,
         num_active=len(order),

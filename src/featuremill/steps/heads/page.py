@@ -62,9 +62,10 @@ def write_page(path: Path, name: str, card: Card) -> None:
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
+        verb="head",
         title=name,
         lead=_lead(card),
-        warning=warning_of(card),
+        warnings=[told] if (told := warning_of(card)) else [],
         scores=[
             (
                 NAMES[key],

@@ -131,6 +131,7 @@ def write_page(
     write_of(
         table.with_suffix(".html"),
         TEMPLATE.read_text("utf-8"),
+        verb="verdict",
         title=table.stem,
         runs=found,
         next=[*retries, command_line.again(Path(failing[0]))] if failing else [],
@@ -166,8 +167,8 @@ def _warnings(counts: Counts, about: About) -> list[str]:
         found.append(told)
     if counts.unknown:
         found.append(
-            "It is not known which records this head was trained on: it was imported, or trained "
-            "by an early version. Verdicts on such records are better than on others."
+            "It is not known which records this head was trained on: it was imported. Verdicts on "
+            "such records are better than on others."
         )
     if about.trained:
         known = about.trained.card

@@ -68,7 +68,7 @@ VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 USUAL_TOKENS = 1024
-"""What a network sees at once where nothing in it ends."""
+"""What a network sees at once where nothing in it ends and its config says no more."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
 NUM_SPECIAL = 2
@@ -118,13 +118,15 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    _, words = _opened(folder)
+    facts, words = _opened(folder)
     cut = f"longer than {options.max_residues} residues, truncated"
+    trained = words.letters_in(facts.trained_tokens) if facts.trained_tokens else None
     for record in sequences(inputs, options):
         if record.reason:
             yield record
             continue
-        letters, notes = record.payload, [record.note]
+        letters = words.spelled(record.payload, options.alphabet)
+        record, notes = record._replace(payload=letters), [record.note]
         most = options.max_residues
         if most is not None and len(letters) > most:
             if options.long == "refuse":
@@ -132,6 +134,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
                 yield record._replace(payload=b"", reason=reason)
                 continue
             notes.append(cut)
+        if trained and min(len(letters), most or len(letters)) > trained:
+            notes.append(f"longer than the network was trained with ({trained:,})")
         if len(letters) < words.least_letters:
             reason = f"shorter than a token: {len(letters)} of {words.least_letters} bases"
             yield record._replace(payload=b"", reason=reason)
@@ -182,7 +186,7 @@ def _settled(options: Options, folder: Path) -> Options:
         )
     limit = options.max_residues
     if options.long != "full":
-        limit = limit or words.letters_in(most or USUAL_TOKENS)
+        limit = limit or words.letters_in(most or facts.trained_tokens or USUAL_TOKENS)
     per_token = options.letters_per_token or words.letters_per_token
     return options.model_copy(update={"max_residues": limit, "letters_per_token": per_token})
 
@@ -195,7 +199,8 @@ def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> No
             f"options.alphabet: proteins: the vocabulary in {folder} lacks residues, as a network "
             "of nucleotides does; set alphabet: nucleotides, or give a network of proteins."
         )
-    if alphabet == "nucleotides" and has_residues and words.is_by_letter:
+    is_of_residues = has_residues and words.is_by_letter and not words.has_small_bases
+    if alphabet == "nucleotides" and is_of_residues:
         raise UserError(
             f"options.alphabet: nucleotides: the vocabulary in {folder} is of residues, so A, C, G "
             "and T would be amino acids; set alphabet: proteins, or give a network of nucleotides."

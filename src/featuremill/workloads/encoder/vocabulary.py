@@ -32,6 +32,19 @@ SPECIAL = re.compile(r"[<\[].*[>\]]")
 AS_X = bytes.maketrans(b"UZOB", b"XXXX")
 """What the authors of ProtBERT and of the T5s for proteins have read in their place."""
 BASES = "ACGT"
+GLM2_TOKENS = (
+    *("<cls>", "<pad>", "<eos>", "<unk>", *"LAGVSERTIDPKQNFYMHWCXBUZO", *"atcg"),
+    *("<+>", "<->", "<mask>", "<sep>"),
+)
+"""gLM2's, which it has in code where its folder has no vocabulary: residues in capitals, bases in
+small letters, and the strand of what follows."""
+USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
+    "bert": (["[CLS]"], ["[SEP]"]),
+    "t5": ([], ["</s>"]),
+    "AMPLIFY": (["<bos>"], ["<eos>"]),
+    "gLM2": (["<+>"], []),
+}
+"""Special tokens around a sequence where no file says them, by model_type."""
 FOLDING = "<AA2fold>"
 """With which ProstT5 is told that residues follow, and not the alphabet of structures."""
 LEARNED_LETTERS = 4
@@ -62,6 +75,13 @@ class Vocabulary(NamedTuple):
     size: int = 0
     """One more than the highest id that may come out."""
 
+    has_small_bases: bool = False
+    """Whether residues are capitals and bases small letters, so that it has both."""
+
+    def spelled(self, letters: bytes, alphabet: str) -> bytes:
+        """Return letters of an alphabet as this vocabulary has them."""
+        return letters.lower() if self.has_small_bases and alphabet == "nucleotides" else letters
+
     @property
     def num_special(self) -> int:
         """How many special tokens each sequence gets."""
@@ -89,7 +109,7 @@ def of(folder: Path, model_type: str) -> Vocabulary:
     Raises:
         UserError: there is none that can be read.
     """
-    found = _read(folder)
+    found = _read(folder, GLM2_TOKENS if model_type == "gLM2" else ())
     plain = {token: id for token, id in found.ids.items() if not SPECIAL.fullmatch(token)}
     if all(token.startswith(WORD_START) for token in plain if len(token) > 1):
         starts = {token for token in plain if token.startswith(WORD_START)}
@@ -102,6 +122,7 @@ def of(folder: Path, model_type: str) -> Vocabulary:
     def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
         letters = "".join(sorted(token for token in known if len(token) == 1))
         size = max(*plain.values(), *first, *last, pad, unknown) + 1
+        more = {"has_small_bases": model_type == "gLM2"} | more
         told: dict[str, Any] = {"letters": letters.encode("ascii", "ignore"), "size": size}
         return Vocabulary(own, first, last, pad, unknown, letters_per_token, **(told | more))
 
@@ -135,7 +156,8 @@ class _Found(NamedTuple):
     """False where there is expressly no token for an end, as in the Nucleotide Transformer."""
 
 
-def _read(folder: Path) -> _Found:
+def _read(folder: Path, known: Sequence[str]) -> _Found:
+    """Return what the files in `folder` tell; that it has the `known` tokens where none does."""
     fast, plain, pieces = (
         folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
     )
@@ -145,6 +167,8 @@ def _read(folder: Path) -> _Found:
         tokens = [line.strip() for line in plain.read_text("utf-8").splitlines()]
     elif pieces.is_file():
         tokens = spiece.read(pieces)
+    elif known:
+        tokens = list(known)
     else:
         raise UserError(
             f"{folder}: there is no vocabulary in this folder; it needs a tokenizer.json, a "
@@ -203,10 +227,8 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
 
 def _around(found: _Found, model_type: str) -> tuple[Ends, Ends]:
     """Return the special tokens before and behind a sequence's own."""
-    if found.around is None:
-        usual: dict[str, tuple[list[str], list[str]]]
-        usual = {"bert": (["[CLS]"], ["[SEP]"]), "t5": ([], ["</s>"])}
-        before, behind = usual.get(model_type, (["<cls>"], ["<eos>"]))
+    if found.around is None or model_type == "gLM2":  # whose tokenizer leaves the strand to others
+        before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
         behind = behind if found.has_end else []
     else:
         before, behind = map(list, found.around)

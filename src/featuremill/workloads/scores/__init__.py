@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
+    from featuremill.features.table import Table
+    from featuremill.report.chart import Figure
     from featuremill.workload import Device, Weights
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.transfer import Transfer
@@ -43,6 +45,7 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "figures",
     "load",
     "memory_mb",
     "num_vectors",
@@ -104,7 +107,7 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = options.seen(len(letters)) + NUM_SPECIAL
+    num_tokens = options.width(len(letters)) + NUM_SPECIAL
     return max(1, passes.num_passes(payload, options)) * num_tokens
 
 
@@ -160,6 +163,13 @@ def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many residues of a protein are seen."""
     letters, _ = parts_of(payload)
     return options.seen(len(letters))
+
+
+def figures(table: Table) -> list[Figure]:
+    """Return heat maps of the first proteins, with their highest and lowest variants."""
+    from featuremill.workloads.scores import heat_maps
+
+    return heat_maps.figures(table)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
