@@ -11,7 +11,6 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.report import embedding, energy, labels, lengths, usage
-from featuremill.report.chart import Figure
 from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
@@ -23,6 +22,7 @@ from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import format_of
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
@@ -140,7 +140,9 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     if not isinstance(workload, DrawsFigures):
         return ()
     with plugin_errors.told(name, "figures"):
-        return workload.figures(table)
+        return workload.figures(
+            table.schema.names, lambda columns: (batch for _, batch in table.batches(columns))
+        )
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
