@@ -50,7 +50,7 @@ class Variable:
         os.environ.pop(self.name, None)
 
 
-class Kind(NamedTuple, Generic[T]):
+class ValueType(NamedTuple, Generic[T]):
     """What a variable may hold."""
 
     words: str
@@ -65,7 +65,7 @@ class Setting(Variable, Generic[T]):
     def __init__(
         self,
         name: str,
-        kind: Kind[T],
+        kind: ValueType[T],
         default: T,
         meaning: str,
         default_words: str = "",
@@ -117,16 +117,16 @@ def _policy(text: str) -> Policy:
     return cast(Policy, text)
 
 
-TEXT: Kind[str] = Kind("a text", str)
-LIST: Kind[str] = Kind("names with commas between", str)
-LIST_OF_FOLDERS: Kind[str] = Kind("folders with colons between", str)
-FOLDER: Kind[Path | None] = Kind("a folder", Path)
-FOLDER_TO_EXPAND: Kind[str] = Kind("a folder", str)
-YES_OR_NO: Kind[bool] = Kind("1 (yes) or 0 (no)", _yes_or_no)
-NUMBER: Kind[int] = Kind("a number", lambda text: int(_number(text)))
-SECONDS: Kind[float] = Kind("a number of seconds", _number)
-SECONDS_OR_NEVER: Kind[float | None] = Kind("a number of seconds", _number)
-POLICY_NAME: Kind[Policy] = Kind(f"one of {', '.join(get_args(Policy))}", _policy)
+TEXT: ValueType[str] = ValueType("a text", str)
+LIST: ValueType[str] = ValueType("names with commas between", str)
+LIST_OF_FOLDERS: ValueType[str] = ValueType("folders with colons between", str)
+FOLDER: ValueType[Path | None] = ValueType("a folder", Path)
+FOLDER_TO_EXPAND: ValueType[str] = ValueType("a folder", str)
+YES_OR_NO: ValueType[bool] = ValueType("1 (yes) or 0 (no)", _yes_or_no)
+NUMBER: ValueType[int] = ValueType("a number", lambda text: int(_number(text)))
+SECONDS: ValueType[float] = ValueType("a number of seconds", _number)
+SECONDS_OR_NEVER: ValueType[float | None] = ValueType("a number of seconds", _number)
+POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))}", _policy)
 
 CACHE = Setting(
     *("CACHE", FOLDER, None),

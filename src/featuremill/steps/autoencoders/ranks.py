@@ -97,9 +97,9 @@ def leave(error: Exception) -> NoReturn:
             status = DeviceError.exit_status
         said = f"{type(error).__name__}: {faults.one_line(error)}"
     if path := environment.TORCHELASTIC_ERROR_FILE.text():
-        told = {"message": said, "timestamp": int(time.time())}
+        failure = {"message": said, "timestamp": int(time.time())}
         with suppress(OSError):
-            Path(path).write_text(json.dumps(told), "utf-8")
+            Path(path).write_text(json.dumps(failure), "utf-8")
     else:
         log.error("%s", said)
     raise SystemExit(status)

@@ -163,5 +163,5 @@ def _write_features(path: Path, top: Top, names: Names) -> None:
         table.writerow(["feature", "frequency", "rank", "id", "value", "description"])
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value) in enumerate(top.records_of(feature), 1):
-                told = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
-                table.writerow([*told, one_line(names.descriptions[id])])
+                columns = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                table.writerow([*columns, one_line(names.descriptions[id])])

@@ -146,7 +146,7 @@ def _is_done(asked: Asked, vectors: Parts) -> bool:
     Raises:
         UserError: when the folder has another one, or its checkpoint.
     """
-    from featuremill.steps.autoencoders.training import told_by
+    from featuremill.steps.autoencoders.training import metadata_of
 
     ours = card.identity(asked.options, source_of(vectors))
     done = card.Card.find(asked.output / CARD)
@@ -155,7 +155,7 @@ def _is_done(asked: Asked, vectors: Parts) -> bool:
         card.refuse_other(asked.output, "autoencoder", theirs, ours)
         log.info("%s is trained already.", asked.output)
     elif (path := asked.output / CHECKPOINT).exists():
-        card.refuse_other(asked.output, "checkpoint", told_by(path)["identity"], ours)
+        card.refuse_other(asked.output, "checkpoint", metadata_of(path)["identity"], ours)
     return done is not None
 
 

@@ -237,8 +237,8 @@ class Trainer:
                 0, found.indices.flatten(), is_active.flatten().float()
             )
             stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
-            told = [centered.square().sum(), error, loss, is_active.sum(), stop]
-            buffers.parts["scalars"] += torch.stack([number.float() for number in told])
+            statistics = [centered.square().sum(), error, loss, is_active.sum(), stop]
+            buffers.parts["scalars"] += torch.stack([number.float() for number in statistics])
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -315,7 +315,7 @@ class Trainer:
             "window.sums": torch.from_numpy(self.window.sums_D),
             "window.scalars": torch.from_numpy(self.window.scalars),
         }
-        told = {
+        metadata = {
             "identity": identity,
             "step": self.step,
             "seconds": self.seconds,
@@ -323,7 +323,7 @@ class Trainer:
             "window_steps": self.window.num_steps,
         }
         with replacing(path) as temporary:
-            save_file(tensors, temporary, {"featuremill": json.dumps(told)})
+            save_file(tensors, temporary, {"featuremill": json.dumps(metadata)})
 
     def load(self, folder: Path, identity: dict[str, Any]) -> None:
         """Continue from the checkpoint in `folder`.
@@ -332,20 +332,24 @@ class Trainer:
             UserError: when it is of another training, or cannot be read.
         """
         path = folder / CHECKPOINT
-        told = told_by(path)
-        refuse_other(folder, "checkpoint", told["identity"], identity)
+        metadata = metadata_of(path)
+        refuse_other(folder, "checkpoint", metadata["identity"], identity)
         with safe_open(path, "pt") as file, torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(file.get_tensor(name))
                 state = self._optimizer.state[tensor]
-                state["step"].fill_(told["step"])
+                state["step"].fill_(metadata["step"])
                 for moment in MOMENTS:
                     state[moment].copy_(file.get_tensor(f"{moment}.{name}"))
             self.since_active.copy_(file.get_tensor("since_active"))
             self._center = file.get_tensor("center").to(self.device)
             sums, scalars = (file.get_tensor(f"window.{name}") for name in ("sums", "scalars"))
-        self.window = Window(sums.numpy(), scalars.numpy(), told["window_steps"])
-        self.step, self.seconds, self.scale = told["step"], told["seconds"], told["scale"]
+        self.window = Window(sums.numpy(), scalars.numpy(), metadata["window_steps"])
+        self.step, self.seconds, self.scale = (
+            metadata["step"],
+            metadata["seconds"],
+            metadata["scale"],
+        )
 
     def finished(self) -> dict[str, Tensor]:
         """Return the parameters for vectors as the run has them, which training saw scaled."""
@@ -356,7 +360,7 @@ class Trainer:
         }
 
 
-def told_by(path: Path) -> dict[str, Any]:
+def metadata_of(path: Path) -> dict[str, Any]:
     """Return what the checkpoint at `path` says of itself.
 
     Raises:
@@ -364,8 +368,8 @@ def told_by(path: Path) -> dict[str, Any]:
     """
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {})["featuremill"])
-            return {**told, "identity": dict(told["identity"])}
+            metadata = json.loads((file.metadata() or {})["featuremill"])
+            return {**metadata, "identity": dict(metadata["identity"])}
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise _unreadable(path) from error
     except Exception as error:

@@ -107,15 +107,17 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         except SafetensorError:
             raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
     try:
-        told = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except UnpicklingError:
         return _trusted(chosen, content, sha256)
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
-    told = unwrapped(told)
-    if not isinstance(told, Mapping) or not all(isinstance(t, torch.Tensor) for t in told.values()):
+    state = unwrapped(state)
+    if not isinstance(state, Mapping) or not all(
+        isinstance(t, torch.Tensor) for t in state.values()
+    ):
         raise _no_head(chosen, "it is no state dict")
-    return told
+    return state
 
 
 def unwrapped(told: Any) -> Any:

@@ -239,5 +239,5 @@ def confusion_figure(
         for style in ("lane-behind", "lane"):  # a rim, then the number, on any colour
             chart += base.mark_text(style=style).encode(text=alt.Text("records:Q", format=","))
     chart = chart.properties(width=side * len(names), height=side * len(names))
-    told = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
-    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", told),))
+    chart_json = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
+    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", chart_json),))

@@ -21,7 +21,7 @@ from featuremill.features import Matrix
 from featuremill.inputs import labels
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
-    Kind,
+    Classifier,
     Logistic,
     Perceptron,
     chosen_and_fitted,
@@ -100,7 +100,7 @@ def train(chosen: Chosen) -> card.Card:
     import torch
 
     torch.set_num_threads(max(1, chosen.threads))
-    kind: Kind = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
+    kind: Classifier = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
     log.info(
         "%s of %s, %s numbers each; %s",
         records(len(examples.ids)),

@@ -90,14 +90,14 @@ def _read(path: Path) -> Content:
     import torch
 
     try:
-        told = torch.load(path, weights_only=True, map_location="cpu")
-        layout = next((layout for layout in LAYOUTS if layout.ids in told), None)
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        layout = next((layout for layout in LAYOUTS if layout.ids in content), None)
         if layout is None:
-            raise ValueError(f"it holds {listed([*map(str, told)] or ['nothing'])}")
-        ids = [str(id) for id in told[layout.ids]]
-        if len(ids) != len(told["data"]):
-            raise ValueError(f"{len(ids)} ids and {len(told['data'])} vectors")
-        vectors = layout.vectors(told["data"], ids)
+            raise ValueError(f"it holds {listed([*map(str, content)] or ['nothing'])}")
+        ids = [str(id) for id in content[layout.ids]]
+        if len(ids) != len(content["data"]):
+            raise ValueError(f"{len(ids)} ids and {len(content['data'])} vectors")
+        vectors = layout.vectors(content["data"], ids)
         if vectors.ndim != 2:
             raise ValueError("no record")
     except FileNotFoundError:

@@ -151,8 +151,8 @@ def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool
         return theirs.settings != ahead.settings
     if not Path(other, "manifest.json").exists():
         return False
-    told = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
-    return any(told[key] != value for key, value in ahead.settings.items())
+    recipe = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
+    return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
 def table_of(name: str, project: Project) -> str:

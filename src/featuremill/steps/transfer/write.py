@@ -204,11 +204,11 @@ def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | M
         _refuse_not_finite(of, ids, vectors)
         itself = {at: place_of[id] for at, id in enumerate(ids) if id in place_of}
         if not is_same and itself:  # another record of the same name counts
-            told = of.records_of(first + np.array(list(itself)))
+            records = of.records_of(first + np.array(list(itself)))
             itself = {
                 at: place
                 for at, place in itself.items()
-                if told[first + at].sha256 == known.sha256[place]
+                if records[first + at].sha256 == known.sha256[place]
             }
         others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
         nearest = _of_strangers(known.reference, vectors, others, k)

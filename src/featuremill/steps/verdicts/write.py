@@ -115,9 +115,12 @@ def write(
 
 
 def _say(output: Path, counts: Counts) -> None:
-    told = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
+    counted_classes = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
     log.info(
-        "%s: %s: %s", output, counted(counts.contigs, "contig"), listed(told or ["no verdict"])
+        "%s: %s: %s",
+        output,
+        counted(counts.contigs, "contig"),
+        listed(counted_classes or ["no verdict"]),
     )
     if counts.without:
         reasons = listed(f"{number:,} {name}" for name, number in sorted(counts.without.items()))

@@ -263,8 +263,8 @@ def _refuse_unfit(asked: Mapping[str, Any]) -> None:
     sets = asked["features"]
 
     def ahead(name: str) -> Ahead | None:
-        told = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
-        return told and Ahead(*told)
+        settings = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
+        return settings and Ahead(*settings)
 
     project = Project(asked["run"], (), dict.fromkeys(sets, ""), {}, ahead)
     head = heads.Head.model_validate(asked["heads"][HEAD])
@@ -275,8 +275,10 @@ def _refuse_unfit(asked: Mapping[str, Any]) -> None:
 def _sequences(given: argparse.Namespace) -> Path:
     named: list[Path] = [path for path in (given.sequences, given.input) if path]
     if len(named) != 1:
-        told = listed(map(str, named)) if named else "none"
-        raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
+        given_files = listed(map(str, named)) if named else "none"
+        raise UserError(
+            f"sequences: {given_files} given; name one file, as in virnucpro sequences.fa."
+        )
     (path,) = named
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; name one file of contigs or reads in it.")

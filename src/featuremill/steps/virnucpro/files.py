@@ -79,7 +79,7 @@ Rows = Callable[[], Iterator[Row]]
 """Begins with the first fragment each time."""
 
 
-class Kind(NamedTuple):
+class FeatureFile(NamedTuple):
     """Nucleotides or proteins of the fragments."""
 
     folder: str
@@ -91,8 +91,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "nucleotides": Kind("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
-    "proteins": Kind("protein", PROTEINS, "ESM-2", ESM),
+    "nucleotides": FeatureFile("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
+    "proteins": FeatureFile("protein", PROTEINS, "ESM-2", ESM),
 }
 """In the order of a head's features."""
 
@@ -185,8 +185,8 @@ def write(
     _write_highest(merged / HIGHEST, rows())
     log.info("%s: %s", merged / RESULTS, counted(num_predicted, "fragment"))
     if num_failed:
-        told = counted(num_failed, "fragment has", "fragments have")
-        log.warning("%s no prediction: %s has the reasons.", told, output / FAILED)
+        fragments = counted(num_failed, "fragment has", "fragments have")
+        log.warning("%s no prediction: %s has the reasons.", fragments, output / FAILED)
     return num_failed
 
 
