@@ -94,6 +94,28 @@ class TestTransfer(StepContract):
     )
 
 
+class TestGroups(StepContract):
+    step = "groups"
+    files = MappingProxyType(
+        {"genes.csv": "id,gene\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
+    )
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "workload": "composition",
+            "groups": {
+                "genes": {
+                    "table": "genes.csv",
+                    "column": "gene",
+                    "vectors": "composition",
+                    "pool": ["mean", "max"],
+                }
+            },
+        }
+    )
+
+
 class TestOutsideTheTree(StepContract):
     step = "tally"
     config = MappingProxyType(
