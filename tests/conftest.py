@@ -18,6 +18,8 @@ PLUGINS = ROOT / "tests" / "plugins"
 
 # As in the supervisor: threads that spin at barriers make tests on a busy machine 10 times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# Or numpy starts threads in each process: a third of what its import takes.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 OF_TESTS = ("FEATUREMILL_CHAOS_", "FEATUREMILL_ESM")

@@ -171,7 +171,7 @@ def records(sequences):
 
 
 def test_figures_equal_an_independent_computation(audit, tmp_path):
-    sequences = some_proteins(52, 120)
+    sequences = some_proteins(26, 120)
     options = {"layers": [3, 6], "pool": ["mean", "bos"], "batch_tokens": 1500}
     options |= {"long": "chunk", "max_residues": 90, "chunk_overlap": 20}
     config = tmp_path / "run.yaml"

@@ -859,7 +859,9 @@ def cuda_that_computes_nothing(monkeypatch):
         return residual_TD.new_empty(residual_TD.shape, dtype=others[-1])
 
     counted = kernels.Kernels(
-        "counted", stand_in("rotate_"), stand_in("add_norm", normed), stand_in("norm", normed), None
+        "counted",
+        *(stand_in("rotate_"), stand_in("add_norm", normed), stand_in("norm", normed)),
+        *(stand_in("gate", lambda halves_TG: halves_TG.chunk(2, 1)[0].contiguous()), None),
     )
     monkeypatch.setattr(kernels, "ways", lambda *_: [counted])
     monkeypatch.setattr(attention, "_capability", lambda _: (9, 0))

@@ -29,6 +29,7 @@ from programs import Desk
 from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
+from featuremill.base import environment
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
@@ -519,13 +520,19 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     write_fasta(tmp_path / "a b.fa", contigs(2))
     ended = []
-    monkeypatch.setattr(command, "_status_of", lambda words, *_: ended.append(words) or 1)
+    variables = {}
+    monkeypatch.setattr(
+        *(command, "_status_of"),
+        lambda words, given, *_: (ended.append(words), variables.update(given)) and 1,
+    )
     given = ["--gpus", "0,1", "-e", "400", "--threads", "3", "--force", "--dna", models / "dna"]
     given += ["--esm", "mill_t6_8M", "--dtype", "fp32"]
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
     assert "CUDA_VISIBLE_DEVICES=0,1 featuremill run" in said
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert variables[environment.TYPED.name].endswith(" CUDA_VISIBLE_DEVICES=0,1")
     (words,) = ended
     text = shlex.join(words)
     assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text

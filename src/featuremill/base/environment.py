@@ -119,6 +119,7 @@ def _policy(text: str) -> Policy:
 
 TEXT: Kind[str] = Kind("a text", str)
 LIST: Kind[str] = Kind("names with commas between", str)
+LIST_OF_FOLDERS: Kind[str] = Kind("folders with colons between", str)
 FOLDER: Kind[Path | None] = Kind("a folder", Path)
 FOLDER_TO_EXPAND: Kind[str] = Kind("a folder", str)
 YES_OR_NO: Kind[bool] = Kind("1 (yes) or 0 (no)", _yes_or_no)
@@ -136,6 +137,12 @@ STAGE = Setting(
     *("STAGE", FOLDER_TO_EXPAND, ""),
     "A folder on a node's own disk to which weights are copied once; `$NAMES` in it are the job's.",
     "weights are read where they are",
+)
+STORE = Setting(
+    *("STORE", LIST_OF_FOLDERS, ""),
+    "Store of finished parts that runs share, where a config names none; of several, with `:` "
+    "between, all are read and the first is written.",
+    "none: each run keeps its own",
 )
 QUIET = Setting(
     *("QUIET", YES_OR_NO, False),
@@ -224,7 +231,7 @@ TYPED = Setting(
     is_internal=True,
 )
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(CACHE, STAGE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
+    *(CACHE, STAGE, STORE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
     *(STALL_SECONDS, WITHOUT, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
     *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, METADATA, PACKAGE, SLURM_JOBS, TYPED),
 )

@@ -14,10 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill import __version__
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
-from featuremill.base.this_process import num_cores
+from featuremill.base.this_process import VERSION, num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
@@ -135,7 +134,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 def versions() -> dict[str, str]:
     """Return the versions installed here, without importing anything."""
     found = {
-        "featuremill": __version__,
+        "featuremill": VERSION,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
     }

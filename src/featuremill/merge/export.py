@@ -118,7 +118,8 @@ def _targets(
 @contextlib.contextmanager
 def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Gatherer]:
     """Yield the parts of the results, joined and accounted for as in merge."""
-    if not any(folder.part(plan.recipe, shard.shard).exists() for shard in plan.shards):
+    own = [folder.part(plan.recipe, shard.shard) for shard in plan.shards]
+    if not (plan.taken or any(part.exists() for part in own)):
         raise UserError(
             f"{folder.root}: its parts were removed, so there is nothing left to make other "
             "formats of: convert what featuremill.load reads, or add them to outputs in the config "

@@ -35,6 +35,8 @@ def announce(
     free = human_bytes(shutil.disk_usage(folder.root).free)
     records, shards = sizes_of(folder, plan)
     log.info("%s", records)
+    if plan.store:
+        log.info("%s", _taken(plan))
     log.info("%s%s, %s", shards, _time(folder, plan, sizing), _model(plan, sizing.device))
     total = human_bytes(sum(need.num_bytes for need in needs))
     log.info("about %s to be written%s; %s are free", total, _unknown(sizing.values), free)
@@ -44,6 +46,14 @@ def announce(
     for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
     disk_space.check(needs, folder.root)
+
+
+def _taken(plan: Plan) -> str:
+    """Return how many of the records that are to be had the stores have, in words."""
+    num_taken = sum(part.wanted for part in plan.taken)
+    distinct = counted(plan.counts.unique, "distinct record")
+    have = "is" if num_taken == 1 else "are"
+    return f"{num_taken:,} of {distinct} {have} computed already, in {', '.join(plan.store)}"
 
 
 def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
@@ -88,12 +98,13 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
     counts, lengths, shards = plan.counts, plan.lengths, plan.shards
     kinds = {"refused": counts.refused, "duplicate": counts.duplicate}
     left_out = [f"{number:,} {kind}" for kind, number in kinds.items() if number]
+    num_taken = sum(part.wanted for part in plan.taken)
     num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
     done = f", {num_done:,} of them done already" if num_done else ""
     return (
         f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counted(counts.unique, 'distinct record')} to compute "
+        f"{counted(counts.unique - num_taken, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
     )
 

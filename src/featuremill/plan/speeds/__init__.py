@@ -101,7 +101,7 @@ def of_plan(run_folder: Path, plan: Plan, device: str = "") -> Speed:
     is_gpu = plan.device == "cuda" or bool(device)
     if plan.device == "auto" and not is_gpu:
         is_gpu = bool(devices.cuda_devices())
-    mean = sum(shard.cost for shard in plan.shards) / max(1, plan.counts.unique)
+    mean = plan.cost / max(1, plan.counts.unique)
     name = device if is_gpu else devices.cpu().name
     asked = Asked(plan.settings, name, is_gpu, plan.gpus if is_gpu else 1)
     weights = Path(plan.weights) if plan.weights else None

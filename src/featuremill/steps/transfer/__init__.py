@@ -20,10 +20,14 @@ ABOUT = (
 )
 RULES = Path(__file__).with_name("rules.smk")
 COMMANDS = {
+    "search": Command(
+        "find the records nearest to a sequence or to another record",
+        "featuremill.steps.search.command",
+    ),
     "transfer": Command(
         "give each record the label of its nearest labelled records",
         "featuremill.steps.transfer.command",
-    )
+    ),
 }
 
 

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import __version__, features
+from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
+from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
 from featuremill.features import Features
 from featuremill.inputs import labels
@@ -240,7 +241,7 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
     runs = dict.fromkeys([chosen.run_folder, chosen.reference or chosen.run_folder])
     made_of = [chosen.labels, *(run / "manifest.json" for run in runs)]
     return {
-        "featuremill": __version__,
+        "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
         "labels": str(chosen.labels),
         "column": chosen.column,

@@ -14,7 +14,6 @@ import numpy as np
 from featuremill.base import words
 from featuremill.base.text import clipped
 from featuremill.report.brief import brief
-from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
 from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
 from featuremill.steps.verdicts.command import RULES
@@ -22,6 +21,7 @@ from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
 from featuremill.steps.verdicts.trained_on import Judged, Trained
 from featuremill.store import command_line
+from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
 MOST_POINTS = 200
@@ -131,6 +131,7 @@ def write_page(
     write_of(
         table.with_suffix(".html"),
         TEMPLATE.read_text("utf-8"),
+        verb="verdict",
         title=table.stem,
         runs=found,
         next=[*retries, command_line.again(Path(failing[0]))] if failing else [],
@@ -166,8 +167,8 @@ def _warnings(counts: Counts, about: About) -> list[str]:
         found.append(told)
     if counts.unknown:
         found.append(
-            "It is not known which records this head was trained on: it was imported, or trained "
-            "by an early version. Verdicts on such records are better than on others."
+            "It is not known which records this head was trained on: it was imported. Verdicts on "
+            "such records are better than on others."
         )
     if about.trained:
         known = about.trained.card

@@ -23,14 +23,14 @@ from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Project
-from featuremill.step.ahead import ahead_of
 from featuremill.steps import heads
 from featuremill.steps.heads.card import Card, read
 from featuremill.steps.translate.command import CODON
 from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
-from featuremill.store import run_lock
+from featuremill.store import command_line, run_lock
 from featuremill.store.files import replacing
 from featuremill.workload import weights
+from featuremill.workload.ahead import ahead_of
 
 CONFIG = "virnucpro.yaml"
 HEAD = "virnucpro"
@@ -176,6 +176,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write_config(folder, asked)
     words, variables = _typed(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
+    variables = command_line.told_variables(variables)
     log.info("this computes it:\n%s", " ".join(shown))
     inside = f"cd {shlex.quote(str(folder))} && featuremill"
     log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
@@ -262,7 +263,8 @@ def _refuse_unfit(asked: Mapping[str, Any]) -> None:
     sets = asked["features"]
 
     def ahead(name: str) -> Ahead | None:
-        return ahead_of(sets[name]["workload"], sets[name]["options"], sets[name]["device"])
+        told = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
+        return told and Ahead(*told)
 
     project = Project(asked["run"], (), dict.fromkeys(sets, ""), {}, ahead)
     head = heads.Head.model_validate(asked["heads"][HEAD])

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill search`."""
     _calm_blas()
-    from featuremill.search import hits, view
+    from featuremill.steps.search import hits, view
 
     chosen = hits.Chosen(
         arguments.k,
@@ -116,7 +116,7 @@ def search(
     import numpy as np
     import pandas as pd
 
-    from featuremill.search import hits
+    from featuremill.steps.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
         asked: hits.Asked = queries

@@ -16,7 +16,7 @@ from featuremill.base.errors import UserError
 from featuremill.extract.in_process import values_in_batches
 from featuremill.features import Features
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.search.nearest import Matrix
+from featuremill.steps.search.nearest import Matrix
 from featuremill.store import run_lock
 from featuremill.workload import (
     Record,
