@@ -54,7 +54,7 @@ def theirs(model: EsmForMaskedLM, num_together: int, letters: bytes) -> Numbers:
     tokens = torch.from_numpy(tokenize(letters, (0, len(letters))))
     rows = []
     with torch.inference_mode():
-        for places in torch.arange(1, len(letters) + 1).split(num_together):
+        for places in torch.split(torch.arange(1, len(letters) + 1), num_together):
             copies = tokens.repeat(len(places), 1)
             copies[torch.arange(len(places)), places] = MASK
             logits = model(input_ids=copies, attention_mask=torch.ones_like(copies)).logits

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import __version__, features
+from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
+from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
 from featuremill.features import Features
 from featuremill.inputs import labels
@@ -192,7 +193,7 @@ def _write(
 def _card(chosen: Chosen, of: Features, counts: Mapping[str, int]) -> dict[str, Any]:
     made_of = [chosen.table, chosen.run_folder / "manifest.json"]
     return {
-        "featuremill": __version__,
+        "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
         "table": str(chosen.table),
         "column": chosen.column,
