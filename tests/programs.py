@@ -16,6 +16,7 @@ import os
 import random
 import re
 import runpy
+import shlex
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,7 @@ OF_OTHERS = ("snakemake.cli", "smart_open", "snakemake.report")
 OF_OTHERS += ("dnaio", "pandas", "altair", "vl_convert")
 READ_AT_START = ("LD_PRELOAD", "MALLOC_", "OMP_", "MKL_")
 """Beginnings of variables that a process reads before its first line of Python."""
+OF_JOBS = re.compile(r"set -euo pipefail; +exec featuremill (.*)", re.DOTALL)
 LIBRARIES = "LD_LIBRARY_PATH"
 """Such a variable, too; but a library that is loaded under its name is what is found first."""
 PATIENCE_SECONDS = 240
@@ -122,13 +124,27 @@ class _Execution(BaseException):
 
 
 class _Children(subprocess.Popen):
-    """featuremill's own processes are forked as well, from the one that starts them."""
+    """What a forked process starts of featuremill is forked, too: a worker, the job of a rule."""
 
     def __init__(self, command, **more):
-        if command[:2] == [sys.executable, "-m"] and command[2].startswith("featuremill."):
-            given = command[2:], more.get("env") or dict(os.environ), more.get("pass_fds", ())
+        environment = dict(more.get("env") or os.environ)
+        if words := _ours(command, environment.get("PATH")):
+            given = words, environment, more.get("pass_fds", ())
             more["preexec_fn"] = functools.partial(_leave, *given)
         super().__init__(command, **more)
+
+
+def _ours(command, path):
+    """Return what follows `python -m`; nothing where a shell is needed, or it is another's."""
+    if not isinstance(command, str):
+        module = command[2] if command[:2] == [sys.executable, "-m"] else ""
+        return command[2:] if module.startswith("featuremill.") else ()
+    said = OF_JOBS.fullmatch(command.strip())
+    mine = str(Path(sys.executable).with_name("featuremill"))
+    if not said or {*"$`\\\n"} & {*said[1]} or shutil.which("featuremill", path=path) != mine:
+        return ()
+    tokens = list(shlex.shlex(said[1], posix=True, punctuation_chars=True))
+    return () if any({*token} <= {*"();<>|&"} for token in tokens) else ["featuremill", *tokens]
 
 
 def _leave(words, environment, keep):
@@ -185,6 +201,10 @@ def _run(words, environment):
         open(number, mode, closefd=False)  # noqa: SIM115  (for as long as the process lives)
         for number, mode in enumerate("rww")
     )
+    for name, module in list(sys.modules.items()):
+        for value in vars(module).values() if name.startswith("featuremill.") else ():
+            if isinstance(value, functools._lru_cache_wrapper):
+                value.cache_clear()
     subprocess.Popen = _Children
     os.execv = _execute
     while words:
@@ -209,7 +229,7 @@ class Desk:
     """A folder and an environment in which programs are typed."""
 
     forked = PROGRAMS
-    """What is forked; nothing, where a Python is to read a sitecustomize."""
+    """What is forked; nothing, where a Python is to read a sitecustomize, or other packages."""
 
     def __init__(self, folder, environment):
         self.folder = folder

@@ -366,7 +366,6 @@ def test_what_does_not_fit_and_what_is_large_is_said_plainly(estimates):
     said = " ".join(estimates(*given).split())
     assert "outputs: parquet for 20,000,100 records: one file of that size is hard to move" in said
     assert "outputs: per_protein_h5 for 20,000,100 records: a dataset a record" in said
-    assert "start-up and idle: shares of the slot hours" in said
     estimates.plan_of(10**11)
     said = " ".join(estimates(*given).split())
     assert "What will be written, " in said and "that are free on the disk; plan will ref" in said

@@ -162,10 +162,10 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
     schema = SCHEMAS[name]
     (place / "schema.json").write_text(json.dumps(schema))
     model = loaded(temperature=1.5, attempts=3)
-    values = values_of(llm_json, model, payloads(place / "notes.csv")[:12], 1)
+    values = values_of(llm_json, model, payloads(place / "notes.csv")[:8], 1)
     rows = [row for row in values.to_pylist() if row["reason"] is None]
     properties = replies.properties(schema)
-    assert len(rows) >= 9 and len({row["json"] for row in rows}) > 1
+    assert len(rows) >= 6 and len({row["json"] for row in rows}) > 1
     for row in rows:
         reply = json.loads(row["json"])
         jsonschema.validate(reply, schema, jsonschema.Draft202012Validator)

@@ -185,9 +185,6 @@ def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
     add_one("-q", "--quiet", action="store_true", help="only warnings and errors")
     add_one("-v", "--verbose", action="store_true", help="details too, and what libraries print")
     add("--log-file", type=Path, help="also write everything, dated, to the end of this file")
-    parser.add_argument(  # the name of old
-        "--log", type=Path, dest="log_file", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
 
 
 def _level(parsed: argparse.Namespace) -> int:

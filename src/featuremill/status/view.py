@@ -280,8 +280,6 @@ def _begun(shard: Shard, work: Work) -> str:
 
 
 def _committed(work: Work, num_records: int) -> str:
-    if work.rows is None:
-        return f"{counted(work.batches, 'batch', 'batches')} committed"
     return f"{work.rows:,} of {counted(num_records, 'record')} committed"
 
 

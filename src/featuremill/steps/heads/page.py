@@ -10,16 +10,10 @@ import altair as alt
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.chart import (
-    Figure,
-    Panel,
-    categories,
-    drawn,
-    specification,
-    values,
-)
+from featuremill.report.chart import categories
 from featuremill.report.page import write_of
 from featuremill.steps.heads.card import MISSING, Card
+from featuremill.workload.figures import Figure, Panel, drawn, specification, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
