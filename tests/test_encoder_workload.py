@@ -159,7 +159,7 @@ def test_the_nucleotide_transformers_tokens_are_those_of_its_readme(folders):
 @pytest.mark.parametrize("name", ["dnabert1", "protbert", "prott5", "nucleotide_transformer"])
 def test_a_run_delivers_pools_and_tokens_of_the_layers_that_were_asked_for(folders, name):
     has_first = name != "prott5"
-    pools = ["mean", "mean_all", *(["cls"] if has_first else [])]
+    pools = ["mean", "mean_all", "max", "std", *(["cls"] if has_first else [])]
     more = {"pool": pools, "layers": [-1, 1], "per_residue": True, "output_dtype": "float32"}
     model = loaded(folders(name), name, **more)
     letters = sequences(KINDS[name])
@@ -175,9 +175,11 @@ def test_a_run_delivers_pools_and_tokens_of_the_layers_that_were_asked_for(folde
             state = states[layer]
             own = state[num_first : len(state) - num_last]
             expected = {"mean": own.mean(0), "mean_all": state.mean(0), "cls": state[0], what: own}
+            expected |= {"max": own.amax(0), "std": own.std(0, correction=0)}
             for column in (*pools, what):
                 found = torch.tensor(row[f"{column}_layer_{layer}"])
-                assert relative_l2(found, expected[column]) <= FP32_L2, (text, column)
+                if not torch.equal(found, expected[column]):  # as of one token's deviation: 0
+                    assert relative_l2(found, expected[column]) <= FP32_L2, (text, column)
 
 
 def test_float16_is_what_residues_are_delivered_in(folders):
@@ -661,7 +663,7 @@ def test_special_tokens_are_read_without_the_library_and_held_against_it(copy):
     unknown = told["post_processor"] | {"type": "Unknown"}
     path.write_text(json.dumps(told | {"post_processor": unknown}))
     vocabulary.of.cache_clear()
-    with pytest.raises(UserError, match="in a way that is not known here"):
+    with pytest.raises(UserError, match="in an unsupported way"):
         vocabulary.of(folder, "modernbert").tokens(b"ACGT")
     path.write_text(json.dumps({"model": {"vocab": 3}}))
     vocabulary.of.cache_clear()

@@ -602,7 +602,7 @@ class Training:
 
     def step(self):
         path = self.output / card.CHECKPOINT
-        return training.told_by(path)["step"] if path.exists() else 0
+        return training.metadata_of(path)["step"] if path.exists() else 0
 
     def wait_for(self, step):
         wait_for(lambda: self.step() >= step or self.process.poll() is not None)

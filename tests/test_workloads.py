@@ -41,6 +41,7 @@ OPTIONS = {
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
         {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
     ],
+    "imported": [],  # computes nothing: tests/test_store.py
     "pac": [],  # reads recordings: tests/test_pac.py
     "scores": [
         {"dtype": "fp32"},
@@ -151,6 +152,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "esm2": (True, True),
         "llm_json": (False, False),
         "geneformer": (True, False),
+        "imported": (False, False),
         "pac": (False, False),
         "scores": (True, False),
     }

@@ -45,8 +45,8 @@ class Several(Records):
     """Records, and several sets of features of them."""
 
     features: dict[Annotated[str, AfterValidator(_name)], Set] = Field(min_length=1)
-    """Sets of features by name, each with the keys of a run but for `run` and `inputs`; their files
-    go to `results/<run>/<name>/`."""
+    """Sets of features by name, each with the keys of a run but for `run`, `inputs` and `store`;
+    their files go to `results/<run>/<name>/`."""
 
 
 class Run(NamedTuple):
@@ -194,7 +194,7 @@ def _features(
     _refuse_path(whole.run, source, places)
     seen = _seen(whole.run, whole.inputs, [f"{whole.run}/{name}" for name in sets], sections)
     files = _records(seen)
-    records = {"inputs": whole.inputs}
+    records = {"inputs": whole.inputs, "store": whole.store}
     runs = {}
     for name, one in sets.items():
         run = f"{whole.run}/{name}"
@@ -204,7 +204,7 @@ def _features(
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
         own = dict(one)
         if files:
-            records = {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
+            records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
     return Project(whole.run, whole.inputs, runs, sections, source, places)

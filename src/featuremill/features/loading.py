@@ -31,9 +31,8 @@ def load(run: str | Path) -> pd.DataFrame:
         UserError: when there is neither embeddings.parquet nor embeddings/.
     """
     table = pq.read_table(_table(run))
-    about = [name for name in ABOUT if name in table.column_names]  # early tables had fewer
-    frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
-    for name in table.drop_columns(about).column_names:
+    frame: pd.DataFrame = table.select(list(ABOUT)).to_pandas().set_index("id")
+    for name in table.drop_columns(list(ABOUT)).column_names:
         column = table[name]
         if hasattr(column.type, "list_size"):
             frame[name] = pd.Series(list(matrix(column)), index=frame.index, dtype=object)

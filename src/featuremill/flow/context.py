@@ -26,6 +26,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
+from featuremill.store import shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
 from featuremill.workload import find_workload, optional, plugin_errors
@@ -118,7 +119,9 @@ class Run:
 
     def reruns(self, verb: str) -> str:
         """Return what of the config, when it changes, runs the `verb` again."""
-        counts = self.there.model_dump(mode="json", exclude=WITHOUT_EFFECT[verb])
+        counts = self.there.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
+        if verb == "plan" and (stores := shared.layers(self.there.store)):
+            counts["store"] = list(map(str, stores))
         return json.dumps(counts)
 
     def environment(self, verb: str) -> str:

@@ -118,7 +118,7 @@ class Gatherer:
                 raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
-        self._times = 2 if sum(part.path.stat().st_size for part in found) > LARGE_BYTES else 1
+        self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
         self._manifest = manifest
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None

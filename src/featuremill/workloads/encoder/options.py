@@ -11,14 +11,14 @@ from featuremill.inputs import SequenceOptions
 from featuremill.workload import OptionWeights
 from featuremill.workload.networks import ResidueOptions
 
-Pool = Literal["mean", "mean_all", "cls", "none"]
+Pool = Literal["mean", "mean_all", "max", "std", "cls", "none"]
 
 
 class Options(ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
     EXECUTION = ResidueOptions.EXECUTION | SequenceOptions.EXECUTION | {"letters_per_token"}
-    POOLS = ("mean", "mean_all", "cls")
+    POOLS = ("mean", "mean_all", "max", "std", "cls")
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[encoder]")
     )
@@ -31,7 +31,8 @@ class Options(ResidueOptions, SequenceOptions):
     what is in it besides counts for its digest alone."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
     """One vector a record, made by `mean` (over the sequence's own tokens), `mean_all` (over the
-    special ones as well), `cls` (the vector of the special token at the beginning), several of
+    special ones as well), `max` and `std` (the largest number and the standard deviation, of n,
+    over the own tokens), `cls` (the vector of the special token at the beginning), several of
     these, or `none` (only together with `per_residue`)."""
     per_residue: bool = False
     """Also deliver one vector for each of the sequence's own tokens: residues of proteins, k-mers

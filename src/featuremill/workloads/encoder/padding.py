@@ -5,7 +5,7 @@ Shape legend: N sequences of a batch, B of a group, T tokens of its longest, E w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -97,9 +97,10 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
         for pool in options.pools:
             if pool == "cls":
                 values.append(hidden_BTE[:, 0])
+            elif pool == "mean_all":
+                values.append(_mean(hidden_BTE, group.is_token_BT))
             else:
-                is_meant_BT = group.is_own_BT if pool == "mean" else group.is_token_BT
-                values.append(_mean(hidden_BTE, is_meant_BT))
+                values.append(OVER_OWN[pool](hidden_BTE, group.is_own_BT))
         if options.per_residue:
             values.append(hidden_BTE[group.is_own_BT].to(OUTPUT_DTYPES[options.output_dtype]))
     return values
@@ -111,6 +112,24 @@ def _mean(hidden_BTE: Tensor, is_meant_BT: Tensor | None) -> Tensor:
         return hidden_BTE.mean(1)
     weights_BT1 = is_meant_BT.unsqueeze(-1).float()
     return (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1)
+
+
+def _max(hidden_BTE: Tensor, is_meant_BT: Tensor) -> Tensor:
+    return hidden_BTE.masked_fill(~is_meant_BT.unsqueeze(-1), -torch.inf).amax(1)
+
+
+def _std(hidden_BTE: Tensor, is_meant_BT: Tensor) -> Tensor:
+    """Return the standard deviation (of n) over the tokens that are meant."""
+    off_BTE = hidden_BTE - _mean(hidden_BTE, is_meant_BT).unsqueeze(1)
+    return _mean(off_BTE.square(), is_meant_BT).sqrt()
+
+
+OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": _mean,
+    "max": _max,
+    "std": _std,
+}
+"""The pools over a sequence's own tokens."""
 
 
 def in_order(

@@ -54,8 +54,8 @@ ESM2 = Kind(
     {"position_embedding_type": "absolute", "token_dropout": False, "layer_norm_eps": 1e-12},
     ALPHABET,
     len(ALPHABET),
-    "the workload encoder takes BERT, T5, ModernBERT, ESM-1b and the Nucleotide Transformer "
-    "(docs/encoders.md)",
+    "the workload esmc takes ESM C, and encoder takes BERT, T5, ModernBERT, ESM-1b and the "
+    "Nucleotide Transformer (docs/encoders.md)",
     "the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel",
 )
 
@@ -99,7 +99,7 @@ def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
     """Return in words which of the settings is not such a network's; "" where all are."""
     for fact, value in kind.required.items():
         if facts.get(fact, value) != value:
-            return f"its settings say {fact} {facts[fact]}, where an {kind.title} has {value}"
+            return f"its settings have {fact} {facts[fact]}, where an {kind.title} has {value}"
     return ""
 
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base import environment, faults, triton_cache
+from featuremill.base import environment, faults
+from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.kernels import reference
 
