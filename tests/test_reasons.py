@@ -19,8 +19,8 @@ from featuremill.extract.in_process import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
-from featuremill.status import failures
 from featuremill.status.state import read_state
+from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed
 
@@ -241,7 +241,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     assert {one[:3] for one in told} == expected
     for _, kind, _, remedy in told:
         assert remedy == next(one.remedy for one in reasons.KINDS if one.name == kind)
-    groups = failures.read_list(root / "failed.tsv").groups
+    groups = failed_list.read_list(root / "failed.tsv").groups
     assert {(one.status, one.reason, one.remedy) for one in groups} == {
         (status, reason, remedy) for status, _, reason, remedy in told
     }

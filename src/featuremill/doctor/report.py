@@ -50,7 +50,6 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
             "version": torch.torch if torch else None,
             "cuda": torch.cuda if torch else None,
             "architectures": torch.arch_list if torch else [],
-            "tried": host.tried_torch or None,
         },
         "cpu": {
             "name": findings.cpu.name,

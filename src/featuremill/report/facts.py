@@ -17,7 +17,7 @@ from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.status import failures
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import format_of
 from featuremill.store.results import Results
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     """In the order in which they began."""
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
-    problems: failures.Listed
+    problems: failed.Listed
     embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
@@ -108,7 +108,7 @@ def read(
 
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
-    problems = failures.read_list(place.root / "failed.tsv")
+    problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (

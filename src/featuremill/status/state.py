@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
@@ -23,12 +23,10 @@ from featuremill.status.sources import (
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.delivery import Written
+from featuremill.store.failed import Group, read_list
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
-
-if TYPE_CHECKING:  # brings pyarrow
-    from featuremill.status.failures import Group
 
 VERSION = 1
 """Of the JSON."""
@@ -331,7 +329,7 @@ def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
     from featuremill.status import failures  # brings pyarrow
 
     if is_removed:
-        state.failures = failures.read_list(results.root / "failed.tsv").groups
+        state.failures = read_list(results.root / "failed.tsv").groups
         return True
     found = failures.read_failures(results, plan, state.shards, state.verified)
     state.failures, state.unread_failures = found.groups, found.unread

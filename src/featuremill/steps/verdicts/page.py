@@ -13,9 +13,9 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.brief import brief
 from featuremill.report.page import write_of
 from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
+from featuremill.steps.verdicts.brief import brief
 from featuremill.steps.verdicts.command import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored

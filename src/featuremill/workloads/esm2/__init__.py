@@ -137,7 +137,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "layers": networks.layers_from_0(options.layers, int(weights.metadata["num_layers"])),
         "dtype": networks.dtype_on(device, options.dtype),
     }
-    return Options.model_validate(options.model_dump() | settled)
+    return type(options).model_validate(options.model_dump() | settled)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:

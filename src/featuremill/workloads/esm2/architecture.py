@@ -40,10 +40,6 @@ ESM_C = Architecture("esmc", "ESM C", 64, False, True, True, 36)
 ARCHITECTURES = {architecture.name: architecture for architecture in (ESM2, ESM_C)}
 
 
-USUAL_FEED_FORWARD = 4
-"""Widths, where the metadata do not say it."""
-
-
 class Sizes(NamedTuple):
     """What is known of a network from the metadata of its weights."""
 
@@ -52,7 +48,7 @@ class Sizes(NamedTuple):
     num_heads: int
     width: int
     feed_forward: int
-    """Width between the two halves of the feed forward."""
+    """Width between the two halves of the feed forward; four widths where nothing says it."""
 
     def metadata(self) -> dict[str, str]:
         """Return them as metadata of weights tell them."""
@@ -62,7 +58,7 @@ class Sizes(NamedTuple):
             "embed_dim": str(self.width),
             "attention_heads": str(self.num_heads),
         }
-        if self.feed_forward != USUAL_FEED_FORWARD * self.width:
+        if self.architecture.is_gated:
             known["feed_forward"] = str(self.feed_forward)
         return known
 
@@ -93,5 +89,5 @@ def sizes_of(metadata: Mapping[str, str]) -> Sizes:
         int(metadata["num_layers"]),
         int(metadata["attention_heads"]),
         width,
-        int(metadata.get("feed_forward", USUAL_FEED_FORWARD * width)),
+        int(metadata.get("feed_forward", 4 * width)),
     )

@@ -54,8 +54,8 @@ ESM2 = Kind(
     {"position_embedding_type": "absolute", "token_dropout": False, "layer_norm_eps": 1e-12},
     ALPHABET,
     len(ALPHABET),
-    "the workload encoder takes BERT, T5, ModernBERT, ESM-1b and the Nucleotide Transformer "
-    "(docs/encoders.md)",
+    "the workload esmc takes ESM C, and encoder takes BERT, T5, ModernBERT, ESM-1b and the "
+    "Nucleotide Transformer (docs/encoders.md)",
     "the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel",
 )
 

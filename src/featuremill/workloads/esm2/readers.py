@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +28,12 @@ FACTS = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "embed_dim",
     "num_attention_heads": "attention_heads",
+    "n_layers": "num_layers",
+    "d_model": "embed_dim",
+    "n_heads": "attention_heads",
+    "intermediate_size": "feed_forward",
 }
-"""What fair-esm and Hugging Face call the numbers of an architecture."""
+"""What fair-esm, Hugging Face and ESM C's research folders call the numbers of an architecture."""
 
 
 class Opened(NamedTuple):
@@ -40,15 +45,18 @@ class Opened(NamedTuple):
     """Whether this is an ESM from before ESM-2, which says so by its outermost keys."""
 
 
-def open_checkpoint(path: Path, kind: Kind = ESM2) -> Opened:
-    """Return what `path` holds, memory-mapped where its format allows that."""
+def open_checkpoint(
+    path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
+) -> Opened:
+    """Return what `path` holds, memory-mapped where its format allows that, and what its folder
+    says of it."""
     opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
         isinstance(key, str) and isinstance(tensor, Tensor)
         for key, tensor in opened.tensors.items()
     ):
         raise refusal(path, "it holds no dictionary of tensors", kind)
-    facts = facts_of(path, kind) | opened.facts
+    facts = facts_of(path) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
 
 
