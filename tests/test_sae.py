@@ -569,7 +569,7 @@ def test_encode_takes_vectors_of_the_same_recipe_only(trained, tmp_path, environ
     words = ["encode", other, "--sae", trained, "--output", tmp_path / "a.parquet"]
     assert "was trained on" in refusal(capfd, *words)
     sae(*words, "--any-recipe")
-    assert refusal(capfd, *words[:-1], tmp_path / "a.tsv").endswith("give such a name.")
+    assert refusal(capfd, *words[:-1], tmp_path / "a.tsv").endswith("give a name that ends so.")
     said = refusal(capfd, "encode", other, "--sae", tmp_path, *words[4:])
     assert said.startswith(f"{tmp_path}: there is no trained autoencoder here")
 
