@@ -25,7 +25,7 @@ import pyarrow as pa
 
 import featuremill
 from featuremill.merge.outputs import open_writer
-from featuremill.search.nearest import METRICS, Metric
+from featuremill.steps.search.nearest import METRICS, Metric
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.formats import bytes_of, digest_of_result, files
 from featuremill.store.plan import Counts, Lengths, Settings

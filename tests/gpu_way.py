@@ -39,7 +39,8 @@ def test_each_layer_is_close_to_fp32(shape, dtype, monkeypatch, tmp_path, caplog
     # The interpreter of Triton 3.6 cannot count the mean's loop with NumPy 2.4.
     can_count = not metadata.version("triton").startswith("3.6.")
     mean_rows = ours.mean_rows if can_count else kernels.TORCH.mean_rows
-    interpreted = kernels.Kernels("interpreted", ours.rotate_, ours.add_norm, ours.norm, mean_rows)
+    others = (ours.rotate_, ours.add_norm, ours.norm, ours.gate)
+    interpreted = kernels.Kernels("interpreted", *others, mean_rows)
     monkeypatch.setattr(kernels, "ways", lambda *_: [interpreted])
     monkeypatch.setattr(encoder.Stage, "block_rows", lambda self, num_rows: num_rows)
     monkeypatch.setattr(encoder.Stage, "each", lambda self, compute, blocks: compute(*blocks))

@@ -137,6 +137,7 @@ def nvml_library(tmp_path_factory):
     folder.chmod(0o755)
     library = folder / "libnvidia-ml.so.1"
     flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-fvisibility=hidden"]
+    flags.append(f"-Wl,-soname,{library.name}")  # where it is loaded, it is what that name means
     sources = [str(SOURCES / name) for name in ("node.c", "nvml.c")]
     subprocess.run([compiler, *flags, "-o", str(library), *sources, "-lpthread"], check=True)
     return folder

@@ -5,6 +5,7 @@ from types import MappingProxyType
 import pyarrow as pa
 import pytest
 from conftest import PLUGINS, ROOT
+from esmc_models import esmc as random_esmc
 from programs import fasta, random_records
 
 from featuremill.contract import WorkloadContract
@@ -19,6 +20,7 @@ def surroundings(tmp_path_factory, environment):
     (folder / "few.fa").write_text(fasta(random_records(15)))
     (folder / "number.txt").write_text("3")
     (folder / "poison.fa").write_text(">unlucky\nBDE\n")
+    random_esmc(2, 64, 128).save_pretrained(folder / "esmc")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -33,6 +35,15 @@ class TestComposition(WorkloadContract):
     workload = "composition"
     inputs = (DEMO,)
 
+    # What TestEsm2 shows in the fast suite, too.
+    @pytest.mark.slow
+    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
+        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
+        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
+
 
 class TestEsm2(WorkloadContract):
     workload = "esm2"
@@ -40,6 +51,12 @@ class TestEsm2(WorkloadContract):
     options = MappingProxyType(
         {"dtype": "fp32", "per_residue": True, "pool": ["mean", "bos"], "layers": [2, -1]}
     )
+
+
+class TestEsmc(WorkloadContract):
+    workload = "esmc"
+    inputs = ("few.fa",)
+    options = MappingProxyType({"model": "esmc", "dtype": "fp32", "layers": [1, -1]})
 
 
 @pytest.mark.slow

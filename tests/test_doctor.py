@@ -20,19 +20,19 @@ import pytest
 import torch
 from conftest import ROOT
 from encoder_models import write
-from mounts import Mount
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
-from featuremill.doctor import checks, compiling, findings, host
+from featuremill.doctor import checks, findings, host
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
 from featuremill.lease.devices import Device
-from featuremill.workloads.esm2 import kernels, layout, memory, sources
+from featuremill.workloads.esm2 import layout, memory, sources
+from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
@@ -60,7 +60,7 @@ def several(items):
 
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SCHEMA = thing(
-    version={"const": 2},
+    version={"const": 3},
     ready=FLAG,
     cuda_available=FLAG,
     gpu_count={"type": "integer"},
@@ -122,21 +122,11 @@ SCHEMA = thing(
             error=some("string"),
         )
     ),
-    compiling=thing(
-        triton=some("string"),
-        compiler=some("string"),
-        compiler_trouble=TEXT,
-        has_headers=FLAG,
-        folder=TEXT,
-        file_system=TEXT,
-        folder_trouble=TEXT,
-    ),
     driver=thing(version=some("string"), cuda=some("integer")),
     torch=thing(
         version=some("string"),
         cuda=some("string"),
         architectures=several(TEXT),
-        tried=some("string"),
     ),
     cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
     versions={"type": "object", "additionalProperties": TEXT},
@@ -145,8 +135,6 @@ SCHEMA = thing(
 
 class Doctor(Desk):
     """`featuremill doctor` on a simulated node."""
-
-    reads_at_start = ()  # libraries are loaded by its children, which start anew
 
     def __init__(self, node, folder, **world):
         path = [*([] if world.pop("real_torch", False) else [str(PRETEND)]), str(ROOT / "src")]
@@ -427,14 +415,14 @@ def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
     assert by[0].startswith("a process that cannot be seen")
     assert re.fullmatch(rf"a lease of \S+'s \(pid {holder.pid}\)", by[1])
     issues = {(issue["code"], issue["gpu"]) for issue in answer["issues"]}
-    assert {("leased", "GPU-1"), ("cooling", "GPU-2"), ("busy", "GPU-0")} <= issues
+    assert {("cooling", "GPU-2"), ("busy", "GPU-0")} <= issues
     assert answer["recommended"]["resources"] == "gpu=2"
 
 
-def test_memory_errors_and_exclusive_mode_are_said(doctor):
+def test_memory_errors_are_said(doctor):
     answer = doctor(Gpu("GPU-0", compute_mode=3), Gpu("GPU-1", more={"ecc_errors": 2}))("--json")
     severities = {issue["code"]: issue["severity"] for issue in answer["issues"]}
-    assert severities == {"exclusive": "note", "ecc": "warning"}
+    assert severities == {"ecc": "warning"}
 
 
 @pytest.mark.parametrize(
@@ -523,7 +511,7 @@ def test_the_page_for_people_fits_80_columns(doctor):
     assert "Ready: a run should use 4 of 7 GPUs." in page
     assert max(map(len, page.splitlines())) <= 80
     page = doctor(Gpu("GPU-0"), **NO_CUDA)(status=1)
-    assert page.startswith("Not ready: 1 thing is in the way of a run.")
+    assert page.startswith("Not ready: 1 problem prevents a run.")
     assert "To run" not in page
     assert max(map(len, page.splitlines())) <= 80
 
@@ -559,7 +547,7 @@ def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
 
     def found(facts):
         cpu = Device("cpu", "cpu", "", False)
-        return Findings(Node(error=12), (), False, {}, cpu, None, facts, compiling.look())
+        return Findings(Node(error=12), (), False, {}, cpu, None, facts)
 
     assert list(checks.of_node(found(fine))) == []
     (issue,) = checks.of_node(found(fine._replace(**change)))
@@ -574,104 +562,6 @@ def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
         (tmp_path / name / "class").write_text(kind + "\n")
     assert host.num_nvidia_cards(tmp_path) == 1
     assert host.num_nvidia_cards(tmp_path / "none") == 0
-
-
-def test_a_torch_that_nobody_tried_is_said(doctor):
-    """The bounds have one home, the package's own requirement."""
-    (bound,) = {*re.findall(r'"torch([<>=,.0-9]+)"', (ROOT / "pyproject.toml").read_text("utf-8"))}
-    assert set(host.tried_torch().split(",")) == set(bound.split(","))
-    answer = doctor(Gpu("GPU-0"), version="99.0.1+cu999")("--json")
-    (issue,) = (one for one in answer["issues"] if one["code"] == "torch-untried")
-    assert "torch 99.0.1+cu999" in issue["what"] and f"torch{host.tried_torch()}" in issue["what"]
-    assert answer["torch"]["tried"] == host.tried_torch()
-    within = [host.is_within(version, ">=2.11,<2.14") for version in TORCHES]
-    assert dict(zip(TORCHES, within, strict=True)) == TORCHES
-
-
-TORCHES = {
-    "2.10.9": False,
-    "2.11.0": True,
-    "2.11.0a0+git.nv26.02": True,
-    "2.13.1+cu130": True,
-    "2.14.0a0+git": False,
-    "3": False,
-}
-
-
-def test_without_a_compiler_that_triton_finds_the_kernels_are_missed(doctor, tmp_path, monkeypatch):
-    """Triton looks for gcc and clang, not for cc; and one that is named in CC is taken as it is."""
-    check = doctor(Gpu("GPU-0"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CC", raising=False)
-    (tmp_path / "cc").symlink_to("/bin/true")
-    triton_build = pytest.importorskip("triton.runtime.build")
-    with pytest.raises(RuntimeError, match="Failed to find C compiler"):
-        triton_build._build("probe", "probe.c", str(tmp_path), [], [], [], [])
-    check.environment = check.environment | {"PATH": str(tmp_path)}
-    answer = check("--json")
-    assert codes(answer) == {"compiler-missing"} and answer["ready"]
-    assert answer["compiling"]["compiler"] is None
-    for name in ("clang", "gcc"):  # the second is preferred
-        script = f"#!/bin/sh\necho {name}: fatal error: no Python.h >&2\nexit 1"
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-        with pytest.raises(subprocess.CalledProcessError, match=str(tmp_path / name)):
-            triton_build._build("probe", "probe.c", str(tmp_path), [], [], [], [])
-        answer = check("--json")
-        (issue,) = (one for one in answer["issues"] if one["code"] == "compiler-fails")
-        assert f"{name} cannot compile for this Python ({name}: fatal error: no" in issue["what"]
-    check.environment["CC"] = "/bin/nonesuch"
-    (issue,) = (one for one in check("--json")["issues"] if one["code"] == "compiler-fails")
-    assert "/bin/nonesuch cannot compile for this Python (no such file" in issue["what"]
-
-
-def test_the_doctor_names_the_folder_that_a_run_compiles_into(tmp_path, monkeypatch):
-    """Triton itself is asked, after what a worker does before it imports it."""
-    knobs = pytest.importorskip("triton.knobs")
-    named, home, cache = (str(tmp_path / name) for name in ("named", "home", "cache"))
-    Path(cache).mkdir()
-    seen = set()
-    for variables in (
-        {},
-        {"TRITON_HOME": home},
-        {"TRITON_HOME": home, "FEATUREMILL_CACHE": cache},
-        {"FEATUREMILL_CACHE": str(tmp_path / "nowhere")},
-        {"FEATUREMILL_CACHE": cache, "TRITON_CACHE_DIR": named},
-    ):
-        with monkeypatch.context() as patch:
-            for name in ("TRITON_HOME", "FEATUREMILL_CACHE", "TRITON_CACHE_DIR"):
-                patch.setenv(name, variables.get(name, ""))  # so that what follows is undone
-                if name not in variables:
-                    del os.environ[name]
-            said = compiling.look().folder
-            kernels.keep_compiled()
-            assert said == knobs.cache.dir
-            seen.add(said)
-    assert len(seen) == 4
-
-
-def test_a_folder_that_nothing_can_be_loaded_from_is_said(doctor, tmp_path, monkeypatch):
-    disk = tmp_path / "disk"
-    try:
-        mount = Mount(disk, "256k")
-    except PermissionError as error:
-        pytest.skip(f"needs leave to mount a tmpfs: {error}")
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(mount.seen(disk / "triton")))
-    try:
-        assert compiling.look().folder_trouble == ""
-        mount.remount("noexec")
-        assert "mounted noexec" in compiling.look().folder_trouble
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "ST_NOEXEC", 0)
-            assert "cannot be loaded" in compiling.look().folder_trouble
-        mount.remount("ro")
-        assert compiling.look().folder_trouble == "read-only file system"
-        check = doctor(Gpu("GPU-0"))
-        check.environment["TRITON_CACHE_DIR"] = os.environ["TRITON_CACHE_DIR"]
-        (issue,) = (one for one in check("--json")["issues"] if one["code"] == "kernel-folder")
-        assert "disk/triton" in issue["what"] and "TRITON_CACHE_DIR" in issue["remedy"]
-    finally:
-        mount.close()
 
 
 SPOILED = """
@@ -703,6 +593,7 @@ def test_the_rung_below_is_named_with_its_reason(doctor, tmp_path):
     """Every kind of operation is spoiled in the child, which loads a layer as a worker would."""
     (tmp_path / "sitecustomize.py").write_text(textwrap.dedent(SPOILED))
     check = doctor(system=NO_LIBRARY, real_torch=True)
+    check.forked = ()
     check.environment["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{check.environment['PYTHONPATH']}"
     answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
     (ways,) = answer["ways"]
@@ -760,8 +651,7 @@ def test_a_display_leaves_its_gpu_ready(doctor):
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
     assert by[0] is by[2] is None and re.search(rf"\(pid {me}, 1\.3 GB\)$", by[1])
     found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
-    assert set(found) - {("disk-space", None)} == {("display", "GPU-0"), ("busy", "GPU-1")}
-    assert "drives a display, which holds 1.3 GB" in found["display", "GPU-0"]["what"]
+    assert set(found) - {("disk-space", None)} == {("busy", "GPU-1")}
     assert answer["recommended"]["resources"] == "gpu=2"
 
 
@@ -796,7 +686,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
     weights = memory.weights_ahead("esm2_t33_650M_UR50D")
     assert weights.metadata["attention_heads"] == "20"
     model = memory.model_of(weights)
-    assert (model.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
+    assert (model.sizes.num_layers, model.width, model.file_dtype) == (33, 1280, "fp32")
     assert model.num_matrix_numbers + model.num_other_numbers == pytest.approx(650e6, rel=0.01)
     assert memory.model_of(memory.weights_ahead("esm2_t36_3B_UR50D")).file_dtype == "fp16"
     for name, published in sources.PUBLISHED.items():
@@ -805,7 +695,7 @@ def test_the_architectures_of_published_models_are_known_without_torch():
         assert 0.9 < published.gigabytes * 1e9 / model.file_bytes < 1.2
     weights = memory.weights_ahead("mill_t6_8M")
     model = memory.model_of(weights)
-    assert (model.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
+    assert (model.sizes.num_layers, model.width, model.file_dtype) == (6, 320, "bf16")
     assert weights.metadata["attention_heads"] == "20"
 
 
@@ -837,11 +727,13 @@ def weights_of(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shapes")
 
     def file(model):
-        path = folder / f"{model.num_layers}-{model.file_dtype}.safetensors"
+        path = folder / f"{model.sizes.num_layers}-{model.file_dtype}.safetensors"
         if not path.exists():
             tensors = {
                 entry.name: torch.full(entry.shape, 0.01, dtype=DTYPES[model.file_dtype])
-                for entry in layout.entries(layout.FAIR_ESM, model.num_layers, model.width, 33)
+                for entry in layout.entries(
+                    layout.FAIR_ESM, model.sizes.num_layers, model.width, 33
+                )
             }
             save_file(tensors | {layout.FREQUENCIES: torch.ones(32)}, path)
         return path
@@ -853,7 +745,7 @@ def weights_of(tmp_path_factory):
 def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
     """Return the peak of running a model of that shape."""
     code = textwrap.dedent(PEAK)
-    arguments = map(str, (path, model.num_layers, model.width, kind, dtype, batch_tokens))
+    arguments = map(str, (path, model.sizes.num_layers, model.width, kind, dtype, batch_tokens))
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True
     )
@@ -873,7 +765,7 @@ def measured_peak_mb(path, environment, model, kind, dtype, batch_tokens):
 def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, file_dtype, dtype, batch_tokens
 ):
-    model = memory.Model("random", num_layers, 1280, file_dtype)
+    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), file_dtype)
     measured = measured_peak_mb(weights_of(model), environment, model, "cpu", dtype, batch_tokens)
     estimated = memory.estimate_mb(model, "cpu", dtype, batch_tokens)
     assert estimated == pytest.approx(measured, rel=0.3)
@@ -887,7 +779,7 @@ def test_the_estimate_is_within_30_per_cent_of_the_measured_peak(
 def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     weights_of, environment, num_layers, batch_tokens
 ):
-    model = memory.Model("random", num_layers, 1280, "fp32")
+    model = memory.Model("random", Sizes(ESM2, num_layers, 20, 1280, 5120), "fp32")
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)

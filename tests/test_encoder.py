@@ -328,9 +328,12 @@ def test_places_name_the_row_of_every_residue():
     cut = [windows(length, options) for length in lengths]
     num_rows = sum(end - start + 2 for each in cut for start, end in each)
     hidden_TD = torch.arange(num_rows, dtype=torch.float32)[:, None]
-    options = esm2.Options(pool=("mean", "bos"), per_residue=True, output_dtype="float32")
+    pools = ("mean", "max", "std", "bos")
+    options = esm2.Options(pool=pools, per_residue=True, output_dtype="float32")
     found = pooling.places(cut)
-    means, bos, residues = pooling.tensors_of_layer(hidden_TD, found, options, reference.mean_rows)
+    means, largest, deviations, bos, residues = pooling.tensors_of_layer(
+        hidden_TD, found, options, reference.mean_rows
+    )
     assert found.lengths == lengths
     row = 0
     for number, (length, each) in enumerate(zip(lengths, cut, strict=True)):
@@ -345,7 +348,29 @@ def test_places_name_the_row_of_every_residue():
         start = sum(lengths[:number])
         assert np.allclose(residues[start : start + length, 0], expected)
         assert np.isclose(means[number, 0], expected.mean())
+        assert np.isclose(largest[number, 0], expected.max())
+        assert np.isclose(deviations[number, 0], expected.std())
         assert np.isclose(bos[number, 0], np.mean(begins))
+
+
+def test_pools_are_over_residues_and_have_the_same_bits_in_any_batch(found):
+    pools = ("mean", "max", "std")
+    options = esm2.Options(
+        layers=(2, 5), pool=pools, per_residue=True, output_dtype="float32", dtype="fp32"
+    )
+    model = esm2.load(options, [CPU], found)
+    proteins = [b"M", *(protein.encode() for protein in demo_proteins(8, 200))]
+    together = values_of(esm2, model, proteins, 4096)
+    for place, protein in enumerate(proteins):
+        alone = values_of(esm2, model, [protein], 4096)
+        assert alone.equals(together.slice(place, 1))
+        (row,) = alone.to_pylist()
+        for layer in options.layers:
+            residues = np.array(row[f"residues_layer_{layer}"], np.float32)
+            assert np.array_equal(row[f"max_layer_{layer}"], residues.max(0))
+            close = {"mean": residues.mean(0), "std": residues.std(0)}
+            for pool, expected in close.items():
+                assert np.allclose(row[f"{pool}_layer_{layer}"], expected, rtol=1e-5, atol=1e-6)
 
 
 # Layers over several devices.

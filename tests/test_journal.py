@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import resource
 import signal
 import stat
@@ -67,19 +66,6 @@ def test_a_resumed_journal_ends_as_one_written_in_one_go(tmp_path):
     assert again.finish() == digest == journal_log.digest_of_file(whole)
     assert resumed.read_bytes() == whole.read_bytes()
     assert read(whole)["value"].to_pylist()[5] == [5.0] * 4
-
-
-def test_an_early_log_that_counts_no_rows_is_gone_on_from(tmp_path):
-    path = tmp_path / "j.arrows"
-    write(path, [0, 3]).close()
-    log = path.with_suffix(".log")
-    log.write_text(re.sub(r"(commit \d+ \w+) 3\n", r"\1\n", log.read_text()))
-    assert journal_log.read_log(log).num_rows(path) is None and journal_log.num_rows_in(path) == 6
-    again = write(path, [6])
-    assert again.num_resumed == 2 and len(again.rows_done) == 9
-    assert journal_log.read_log(log).num_rows(path) == 9, "the new one counts them all"
-    digest = again.finish()
-    assert digest == write(tmp_path / "whole.arrows", [0, 3, 6]).finish()
 
 
 def test_large_values_are_written_as_small_ones_are(tmp_path):

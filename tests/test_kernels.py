@@ -133,6 +133,60 @@ def check_rotate(ours, dtype, head_dim, num_tokens, num_heads=3, device="cpu"):
     assert within(qkv[:, :2], twin, error + torch.finfo(dtype).eps / 2 * twin.abs())
 
 
+def check_norm_rotate(ours, dtype, num_heads, head_dim, num_tokens, device="cpu"):
+    """Query and key are normed before they are turned, each with its own weights."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    width = num_heads * head_dim
+    qkv, is_kept = guarded(num_tokens, 3, num_heads, head_dim, dtype=dtype, device=device)
+    rows = torch.randn(num_tokens, 3, width, generator=generator)
+    rows *= torch.tensor([1.0, 1e-3, 50.0])[:, None]  # epsilon counts for the key
+    if num_tokens > 8:
+        rows[1] += 30
+        rows[2] = 3.0
+        rows[3, :, 7] = 3000
+        rows[4] = 0
+    qkv.copy_(rows.view(qkv.shape))
+    weight = torch.randn(2, width, generator=generator)
+    turns, positions = turns_of(head_dim), positions_of(num_tokens, generator)
+    before = qkv.cpu().clone()
+    ours.rotate_(qkv, turns.to(device), positions.to(device), weight.to(device))
+
+    qkv = qkv.cpu()
+    wide = before[:, :2].double().flatten(2)
+    centred = wide - wide.mean(2, keepdim=True)
+    scale = 1 / ((centred**2).mean(2, keepdim=True) + 1e-5).sqrt()
+    normed = (centred * scale * weight).unflatten(2, (num_heads, head_dim))
+    cosine, sine = turns[positions, None, None].double().unbind(-1)
+    even, odd = normed.unflatten(-1, (-1, 2)).unbind(-1)
+    expected = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1).flatten(-2)
+    largest = 1 + wide.abs().amax(2, keepdim=True) * scale
+    error = (2**-19 * weight.abs().amax(1, keepdim=True) * largest + 2**-21).unsqueeze(-1)
+    assert within(qkv[:, :2], expected, error)
+    assert torch.equal(bits(qkv[:, 2]), bits(before[:, 2])), "the value was touched"
+    assert is_kept()
+
+
+def check_gate(ours, dtype, width, num_tokens, device="cpu"):
+    generator = torch.Generator().manual_seed(width + num_tokens)
+    halves, is_kept = guarded(num_tokens, 2 * width, dtype=dtype, device=device)
+    halves.copy_(numbers(num_tokens, 2 * width, generator=generator) * 4)
+    halves[0, :8] = torch.tensor([0.0, -0.0, 80.0, -80.0, 100.0, -100.0, 3e3, -3e3])
+    before = halves.clone()
+    shape = (num_tokens, width)
+    found = made_between_guards(ours, "gate", shape, dtype, halves)
+    first, second = before.cpu().double().chunk(2, 1)
+    expected = first * torch.sigmoid(first) * second
+    # An exponent is rounded as what it is; and of bf16 the exponential is a shorter polynomial.
+    of_exponent = 2**-23 * (6 + 2 * first.abs())
+    error = (of_exponent + {FP32: 0, FP16: 1e-6, BF16: 1e-4}[dtype]) * expected.abs()
+    error += 2**-125 * (1 + (first * second).abs())
+    found = found.cpu()
+    assert bool((found.isinf() == (expected.abs() > torch.finfo(dtype).max)).all())
+    is_number = ~found.isinf()
+    assert within(found[is_number], expected[is_number], error[is_number])
+    assert torch.equal(bits(halves), bits(before)) and is_kept()
+
+
 def rows_for_norm(num_tokens, width, generator):
     """Return rows each of which is hard in its own way."""
     rows = torch.randn(num_tokens, width, generator=generator)
@@ -211,6 +265,15 @@ def check_rows_do_not_meet(ours, device="cpu"):
     alone = [qkv[start:].clone() for start in (13, 39)]
     for part in (qkv, *alone):
         ours.rotate_(part, turns, positions[-len(part) :])
+        assert torch.equal(part, qkv[-len(part) :])
+    qkv = torch.randn(40, 3, 4, 16, generator=generator).bfloat16().to(device)
+    turns, weight = turns_of(16).to(device), torch.randn(2, 64, generator=generator).to(device)
+    gated = ours.gate(qkv.view(40, -1))
+    alone = [qkv[start:].clone() for start in (13, 39)]
+    ours.rotate_(qkv, turns, positions, weight)
+    for part in alone:
+        assert torch.equal(ours.gate(part.view(len(part), -1)), gated[-len(part) :])
+        ours.rotate_(part, turns, positions[-len(part) :], weight)
         assert torch.equal(part, qkv[-len(part) :])
     for width in (128, 320, 1280):
         residual = torch.randn(40, width, generator=generator).to(device)
@@ -299,6 +362,16 @@ ALL_ROTARY = list(product(DTYPES, HEAD_DIMS, LENGTHS))
 ALL_NORMS = [(width, n, *dtypes) for width, n, dtypes in product(WIDTHS, LENGTHS, NORM_DTYPES)]
 
 
+NORMED = [
+    (dtype, heads, d, n)
+    for (heads, d), n, dtype in of_each_pair(((15, 64), (4, 16), (40, 64)), LENGTHS[:3], DTYPES)
+]
+"""Heads of ESM C and of a tiny one."""
+GATED = [
+    (dtype, width, n) for width, n, dtype in of_each_pair((2560, 128, 6912), LENGTHS[:3], DTYPES)
+]
+
+
 def named(values):
     return "-".join(str(value).removeprefix("torch.") for value in values)
 
@@ -311,6 +384,16 @@ def test_rotary_twin(case):
 @pytest.mark.parametrize("case", NORMS, ids=named)
 def test_add_norm_twin(case):
     check_add_norm(reference, *case)
+
+
+@pytest.mark.parametrize("case", NORMED, ids=named)
+def test_norm_with_rotary_twin(case):
+    check_norm_rotate(reference, *case)
+
+
+@pytest.mark.parametrize("case", GATED, ids=named)
+def test_gate_twin(case):
+    check_gate(reference, *case)
 
 
 @pytest.mark.parametrize("case", RUNNING, ids=named)
@@ -326,6 +409,16 @@ def test_norm_kernel_interpreted(interpreted, case):
 @pytest.mark.parametrize("case", ROTARY, ids=named)
 def test_rotary_kernel_interpreted(interpreted, case):
     interpreted(check_rotate, *case)
+
+
+@pytest.mark.parametrize("case", NORMED, ids=named)
+def test_norm_with_rotary_kernel_interpreted(interpreted, case):
+    interpreted(check_norm_rotate, *case)
+
+
+@pytest.mark.parametrize("case", GATED, ids=named)
+def test_gate_kernel_interpreted(interpreted, case):
+    interpreted(check_gate, *case)
 
 
 @pytest.mark.parametrize("case", FOR_INTERPRETER, ids=named)
@@ -401,6 +494,16 @@ def test_rotary_on_a_cpu(on_cpu, case):
     check_rotate(on_cpu, *case)
 
 
+@pytest.mark.parametrize("case", NORMED, ids=named)
+def test_norm_with_rotary_on_a_cpu(on_cpu, case):
+    check_norm_rotate(on_cpu, *case)
+
+
+@pytest.mark.parametrize("case", GATED, ids=named)
+def test_gate_on_a_cpu(on_cpu, case):
+    check_gate(on_cpu, *case)
+
+
 @pytest.mark.parametrize("case", NORMS, ids=named)
 def test_add_norm_on_a_cpu(on_cpu, case):
     check_add_norm(on_cpu, *case)
@@ -421,8 +524,15 @@ def attended(qkv, heads=slice(None)):
     return (scores.softmax(-1) @ value).transpose(0, 1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [8, *HEAD_DIMS])
+# Compiling one takes 0.2 s: each width meets one type, and all with all are slow.
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        pytest.param(dtype, width, marks=[pytest.mark.slow] if (row + column) % 3 else [])
+        for row, dtype in enumerate(DTYPES)
+        for column, width in enumerate([8, *HEAD_DIMS])
+    ],
+)
 def test_attention_on_a_cpu(on_cpu, dtype, head_dim):
     for length in (1, 2, 31, 33, 128, 129, 300):
         check_attention(on_cpu, dtype, head_dim, length)
@@ -624,6 +734,10 @@ def launched(capability, folder, width, heads, dtype, lengths):
             ours.norm(residual, None, of_row, of_row, dtype)
             ours.norm(residual, of_row, of_row, of_row, dtype)
             ours.mean_rows(residual, positions[:3].clone(), positions[:3].clone())
+            if width // heads == 64:
+                qkv = narrow.new_empty(num_rows, 3, heads, 64)
+                ours.rotate_(qkv, turns, positions, torch.empty(2, width))
+                ours.gate(narrow.new_empty(num_rows, 2 * 3 * width))
     finally:
         JITFunction.run = launch
     return list(found.values())
@@ -633,7 +747,7 @@ MODELS = {"8M": (320, 20), "35M": (480, 20), "150M": (640, 20), "3B": (2560, 40)
 
 
 @pytest.mark.parametrize(
-    "capability", [75, *(pytest.param(n, marks=pytest.mark.slow) for n in (80, 90, 100)), 120]
+    "capability", [*(pytest.param(n, marks=pytest.mark.slow) for n in (75, 80, 90, 100)), 120]
 )
 @pytest.mark.parametrize(
     ("width", "heads", "wide"),
@@ -653,7 +767,9 @@ def test_launches_compile_to_machine_code_once(capability, width, heads, wide, t
     narrow = FP16 if capability < 80 else BF16
     given = (capability, str(tmp_path), width, heads, FP32 if wide else narrow)
     found = compiler(launched, *given, (256,))
-    assert {each.kernel for each in found} == {"_rotate", "_add_norm", "_mean_rows"}
+    of_both = {"_rotate", "_add_norm", "_mean_rows"}
+    of_esmc = {"_norm_rotate", "_gate"} if width // heads == 64 else set()
+    assert {each.kernel for each in found} == of_both | of_esmc
     for each in found:
         assert len(each.code) > 1000 and each.stack_bytes == 0, each.kernel
         assert "ld.global.v4.b32" in each.ptx, each.kernel
@@ -679,6 +795,18 @@ def compiler():
 @pytest.mark.parametrize("case", ALL_ROTARY, ids=named)
 def test_rotary_kernel(case):
     check_rotate(triton_kernels(), *case, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", NORMED, ids=named)
+def test_norm_with_rotary_kernel(case):
+    check_norm_rotate(triton_kernels(), *case, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", GATED, ids=named)
+def test_gate_kernel(case):
+    check_gate(triton_kernels(), *case, device="cuda")
 
 
 @pytest.mark.gpu

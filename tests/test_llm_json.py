@@ -162,10 +162,10 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
     schema = SCHEMAS[name]
     (place / "schema.json").write_text(json.dumps(schema))
     model = loaded(temperature=1.5, attempts=3)
-    values = values_of(llm_json, model, payloads(place / "notes.csv")[:12], 1)
+    values = values_of(llm_json, model, payloads(place / "notes.csv")[:8], 1)
     rows = [row for row in values.to_pylist() if row["reason"] is None]
     properties = replies.properties(schema)
-    assert len(rows) >= 9 and len({row["json"] for row in rows}) > 1
+    assert len(rows) >= 6 and len({row["json"] for row in rows}) > 1
     for row in rows:
         reply = json.loads(row["json"])
         jsonschema.validate(reply, schema, jsonschema.Draft202012Validator)
@@ -531,7 +531,7 @@ WRONG = {
     "no config": (no_config, BARE, "config.json: there is no such file"),
     "too many positions": (
         lambda _: None, {"context": 2000}, "options.context: this model has positions for 1,024"),
-    "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no room"),
+    "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no space"),
     "quantised on a CPU": (lambda _: None, {"quantize": "4bit"}, "options.quantize: 4bit computes"),
     "vllm on a CPU": (lambda _: None, {"engine": "vllm"}, "options.engine: vllm computes on an"),
 }  # fmt: skip

@@ -238,17 +238,17 @@ def outcome(folder):
 
 
 def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch):
-    monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 150)
-    records = random_proteins(1000)
+    monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 60)
+    records = random_proteins(400)
     records += [("bad", "M*K"), ("j", "MJKV"), ("other", "MZ1K"), *records[10:20]]
     records += [(f"copy{n}", sequence) for n, (_, sequence) in enumerate(records[:40])]
-    edited = [*records[300:], *random_proteins(500, seed=1)]
+    edited = [*records[120:], *random_proteins(200, seed=1)]
     found = []
     for threads in (1, 2):
         folder = tmp_path / str(threads)
         for each in (records, edited):
             fasta = write_fasta(tmp_path / "in.fa", each)
-            result = make_plan(folder, fasta, cost=4000, threads=threads)
+            result = make_plan(folder, fasta, cost=1600, threads=threads)
         found.append(outcome(folder))
     assert len(result["shards"]) > 10 and result["counts"]["refused"] == 2
     assert found[0] == found[1]

@@ -156,7 +156,7 @@ def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
     (root / "failed.tsv").write_text("".join(lines[:-1]))
     page = make(root)
     assert '<p class="verdict bad">' in page.source
-    assert "failed.tsv holds 1 record where manifest.json says 2." in page.text
+    assert "failed.tsv holds 1 record where manifest.json has 2." in page.text
     manifest = json.loads((root / "manifest.json").read_text())
     manifest["counts"]["ok"] -= 1
     (root / "manifest.json").write_text(json.dumps(manifest))
@@ -273,13 +273,13 @@ def test_words() -> None:
     assert shares == ["0 %", "under 1 %", "1 %", "100 %"]
 
 
-def test_a_receipt_of_version_1_is_read() -> None:
+def test_a_receipt_names_its_devices() -> None:
     device = {"kind": "cuda", "uuid": "GPU-1", "name": "NVIDIA L4"}
     other, third = {**device, "uuid": "GPU-2"}, {**device, "name": "NVIDIA A2"}
     counts = {"rows": 1, "ok": 1, "failed": 0, "cost": 1, "seconds": {}}
     told = {"shard": "a", "recipe": "b", "part": "c", **counts}
     for devices, name in (
-        ({"device": device}, "NVIDIA L4"),
+        ({"devices": [device]}, "NVIDIA L4"),
         ({"devices": [device, other]}, "2 × NVIDIA L4"),
         ({"devices": [device, third, other]}, "2 × NVIDIA L4 + NVIDIA A2"),
     ):

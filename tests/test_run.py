@@ -12,6 +12,7 @@ from programs import Desk
 from featuremill.__main__ import main
 from featuremill.base.environment import TYPED
 from featuremill.config import validate
+from featuremill.config.runs import named
 from featuremill.flow import screen
 from featuremill.flow.context import WITHOUT_EFFECT, Run
 from featuremill.flow.preflight import asks_for_less, refuse_no_cores
@@ -21,7 +22,7 @@ from featuremill.status.commands import Commands, Fix
 from featuremill.store import command_line, run_lock
 
 
-def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, monkeypatch):
+def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, monkeypatch, capsys):
     """By the run that ended, by status, and by what a failed run says; but not by a Snakemake that
     a job of that run starts."""
     (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
@@ -44,6 +45,15 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "else where").mkdir()
     monkeypatch.chdir(tmp_path / "else where")
     assert command_line.again(results) == f"cd {tmp_path} && {whole}"
+    assert main(["status", "../my run.yaml"]) == 1, "results are looked for beside the config"
+    said = capsys.readouterr().out
+    assert said.startswith("../results/my: ") and f"cd {tmp_path} && {whole}" in said
+    lock = run_lock.path_of(results)
+    left = lock.read_text()
+    lock.unlink()
+    first = "cd .. && featuremill run 'my run.yaml'"
+    assert named(Path("../my run.yaml")).again() == first, "nothing was typed yet"
+    lock.write_text(left)
     folder = os.path.relpath(tmp_path, tmp_path)
     for typed, again in {  # what Snakemake itself moves away from
         f"snakemake -c1 --directory {tmp_path}": f"snakemake -c1 --directory {tmp_path}",
@@ -124,6 +134,7 @@ def test_a_run_ends_with_what_its_failed_jobs_ended_with(endings, status, monkey
         ("featuremill run plan --config a=3 -- report", "featuremill run plan --config a=3"),
         ("snakemake -d results/there plan -s Snakefile", "snakemake -d results/there -s Snakefile"),
         ("snakemake -c1 --configfile=my.yaml plan", "snakemake -c1 --configfile=my.yaml"),
+        ("A=1 B=2 featuremill run plan -F", "A=1 B=2 featuremill run plan"),
         ("snakemake -c1 --snakefile=S results/x/plan.json -Rplan", "snakemake -c1 --snakefile=S"),
     ],
 )
@@ -183,6 +194,12 @@ def test_a_run_without_options_takes_all_cores(tmp_path, monkeypatch):
     assert main(["run", "my.yaml"]) == 0
     assert became[2:5] == ["featuremill.flow.start_snakemake", "--configfile", "my.yaml"]
     assert became[-2:] == ["--cores", "all"]
+    told = command_line.told_variables({"CUDA_VISIBLE_DEVICES": "0,1"})
+    typed = told[TYPED.name].partition(" ")[2]
+    for parent, before in ((os.getppid(), "CUDA_VISIBLE_DEVICES=0,1 "), (os.getpid() + 1, "")):
+        monkeypatch.setenv(TYPED.name, f"{parent} {typed}")
+        assert main(["run", "my.yaml"]) == 0
+        assert command_line.command() == f"{before}featuremill run my.yaml"
     few = ["--quiet", "host", "reason", "rules", "--snakefile"]
     for words, is_short in ((["-n"], True), (["--dry-run", "plan"], True), (["-n", "-p"], False)):
         became.clear()

@@ -21,13 +21,14 @@ from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
 from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
+from featuremill.report import facts
 from featuremill.workload import weights as weights_verb
 from featuremill.workloads import esm2, scores
-from featuremill.workloads.scores import passes, variants
+from featuremill.workloads.scores import heat_maps, passes, variants
 
 CPU = cpu()
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 200)]
+PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", *demo_proteins(2, 60)]
 
 
 def random_network():
@@ -156,6 +157,31 @@ def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
             np.testing.assert_allclose(found, told, atol=1e-5)
 
 
+def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(network, cache):
+    model, name = network
+    protein = "MKTAYIAKQRQISFVK"
+    payload = variants.payload_of(protein.encode(), ["M1A", "R10W", "A7G:I12V"])
+    asked = EVERYTHING | {"long": "chunk", "max_residues": 6, "likelihood": [], "positions": "none"}
+    (row,) = computed(name, cache, [payload], **asked)
+    reference = FairEsm(model)
+    # Each variant in the window around it; unmasked, each residue in the nearest of those that
+    # begin at 0, 3, 6, 9 and 10.
+    around = {"M1A": (0, "M1A"), "R10W": (6, "R4W"), "A7G:I12V": (6, "A1G:I6V")}
+    nearest = {"M1A": [(0, "M1A")], "R10W": [(6, "R4W")], "A7G:I12V": [(3, "A4G"), (9, "I3V")]}
+    for each in row["variants"]:
+        start, there = around[each["variant"]]
+        window = protein[start : start + 6]
+        for kind in ("masked", "mutant"):
+            expected = reference.marginal(kind, window, there)
+            assert each[f"{kind}_marginal"] == pytest.approx(expected, abs=1e-5)
+        parts = nearest[each["variant"]]
+        expected = sum(reference.marginal("wildtype", protein[n : n + 6], v) for n, v in parts)
+        assert each["wildtype_marginal"] == pytest.approx(expected, abs=1e-5)
+    masked = reference.every("masked", protein[8:14])[3]  # the window around the 12th residue
+    place = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
+    np.testing.assert_allclose(row["log_probabilities"][11], masked[place], atol=1e-5)
+
+
 def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
     model, name = network
     chosen = PROTEINS[:4]
@@ -218,6 +244,8 @@ def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
         {"variants": "listed", "marginals": ["masked"]},
         {"variants": "listed", "marginals": ["wildtype", "masked", "mutant"]},
         {"variants": "listed", "marginals": ["masked"], "likelihood": "pseudo"},
+        {"marginals": ["wildtype", "masked"], "long": "chunk", "max_residues": 7},
+        {"variants": "listed", "marginals": ["wildtype"], "long": "chunk", "max_residues": 7},
     ]
     for given in asked:
         options = scores.Options(**given)
@@ -287,12 +315,29 @@ def test_variants_come_from_a_column_of_the_inputs(write):
         ("K2", "not a substitution: 'K2'"),
         ("2A", "not a substitution: '2A'"),
         ("K2A:K2C", "not a substitution: K2A:K2C changes residue 2 twice"),
+        ("Lys2Xaa", "not a substitution: 'Lys2Xaa'"),
     ],
 )
 def test_why_a_variant_cannot_be_scored(write, variant, reason):
     table = write("in.csv", f"id,sequence,variant\na,MKTAYI,{variant}\n")
     (record,) = read(table, max_residues=5)
     assert (record.reason, record.payload) == (reason, b"")
+
+
+def test_substitutions_farther_apart_than_a_window_are_refused(write):
+    table = write("in.csv", "id,sequence,variant\na,MKTAYI,M1L:I6V\nb,MKTAYI,K2L:I6V\n")
+    chunk = {"long": "chunk", "max_residues": 5, "marginals": "masked"}
+    one, other = read(table, **chunk)
+    assert one.reason == "substitutions farther apart than a window: M1L:I6V, of 5"
+    assert (other.reason, other.note) == ("", "longer than 5 residues, in windows")
+    one, _ = read(table, **chunk | {"marginals": "wildtype"})  # each is read in its own window
+    assert not one.reason
+
+
+def test_variants_may_be_written_as_hgvs_does(write):
+    table = write("in.csv", "id,sequence,variant\na,MKTAYI,p.Lys2Ala p.(Ile6Val) thr3ser:A4G\n")
+    (record,) = read(table)
+    assert variants.parts_of(record.payload)[1] == ["K2A", "I6V", "T3S:A4G"]
 
 
 @pytest.mark.parametrize(
@@ -343,7 +388,7 @@ def test_converted_weights_of_esm2_have_the_bytes_that_they_had(cache):
 def surroundings(tmp_path_factory):
     """Have the processes of the contract find few records and a cache of their own."""
     folder = tmp_path_factory.mktemp("scores")
-    proteins = [protein[:60] for protein in demo_proteins(14)]
+    proteins = [protein[:16] for protein in demo_proteins(14)]
     rows = [f"p{n},{p},{p[4]}5A {p[1]}2C:{p[7]}8W" for n, p in enumerate(proteins)]
     (folder / "few.csv").write_text("\n".join(["id,sequence,variants", *rows, "x,MKT,K1A", ""]))
     with pytest.MonkeyPatch.context() as patch:
@@ -357,6 +402,15 @@ class TestScores(WorkloadContract):
     workload = "scores"
     inputs = ("few.csv",)
     options = MappingProxyType(EVERYTHING)
+
+    # What TestEsm2 shows in the fast suite, too.
+    @pytest.mark.slow
+    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
+        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
+        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
 
     def test_a_run_writes_a_row_a_variant_and_a_row_a_residue(self, tmp_path_factory):
         run = self._finished(tmp_path_factory)
@@ -378,3 +432,38 @@ class TestScores(WorkloadContract):
         ]
         reason = "another residue stands there: K1A, and residue 1 of the protein is M"
         assert reason in (folder / "failed.tsv").read_text()
+
+    def test_the_report_has_a_map_of_each_protein_and_its_extremes(self, tmp_path_factory):
+        run = self._finished(tmp_path_factory)
+        rows = run.table.to_pylist()
+        found = facts.read(run.folder.root).of_workload
+        assert [figure.title for figure in found] == [f"Scores of {row['id']}" for row in rows[:6]]
+        assert "Only the first 6 proteins are drawn" in found[0].sentence
+        for row, figure in zip(rows, found, strict=False):
+            (bars,) = figure.panels  # two variants are no map
+            drawn = {each["variant"]: each["score"] for each in bars.chart["data"]["values"]}
+            assert drawn == {each["variant"]: each["wildtype_marginal"] for each in row["variants"]}
+
+
+def test_a_heat_map_has_each_substitution_and_the_wild_type():
+    scored = [
+        heat_maps.Scored(f"{old}{place}{new}", ord(new) - place)
+        for place, old in enumerate("AC" * 60, start=1)
+        for new in AMINO_ACIDS
+        if new != old
+    ]
+    protein = heat_maps.Protein("a", 120, "masked_marginal", scored)
+    figure = heat_maps.figure(1, protein)
+    assert "highest score is +88.00 (A1Y), the lowest -55.00 (C120A)" in figure.sentence
+    first, second, ends = figure.panels
+    assert (first.title, second.title) == ("Residues 1 to 100", "Residues 101 to 120")
+    cells, wild_type = (layer["data"]["values"] for layer in second.chart["layer"])
+    assert {(cell["position"], cell["residue"], cell["score"]) for cell in cells} == {
+        (int(name[1:-1]), name[-1], score) for name, score in scored if int(name[1:-1]) > 100
+    }
+    assert {cell["position"]: cell["residue"] for cell in wild_type} == {
+        place: "CA"[place % 2] for place in range(101, 121)
+    }
+    assert len(ends.chart["data"]["values"]) == 20
+    few = heat_maps.figure(1, protein._replace(scored=scored[:300]))
+    assert len(few.panels) == 1

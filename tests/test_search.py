@@ -27,8 +27,8 @@ from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
 from featuremill.merge.outputs import open_writer
-from featuremill.search import hits, nearest, recipe
-from featuremill.search.queries import Queries
+from featuremill.steps.search import hits, nearest, recipe
+from featuremill.steps.search.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
@@ -432,7 +432,7 @@ def test_an_id_with_a_comma_in_it_is_found(run, capfd):
 
 def test_settings_that_cannot_be_met(run, capfd):
     for more, sentence in (
-        (["-k", 0, *COMPOSITION], "-k: 0 records are none"),
+        (["-k", 0, *COMPOSITION], "-k: 0 is too few"),
         (
             [],
             "choose one of composition, hydropathy with --vectors (in Python, column=)",
@@ -676,12 +676,3 @@ def test_a_dtype_that_this_device_lacks_is_refused(esm2, tmp_path, capfd, sequen
     asked = ["--query", path, "--vectors", "mean_layer_6", "--weights", weights]
     said = refusal(capfd, tmp_path / "results" / "test", *asked)
     assert "its recipe cannot be computed on this device: options.dtype: " in said
-
-
-def test_the_name_is_the_function_whatever_was_imported_first(environment):
-    for first in ("", "import featuremill.search.view; "):
-        code = f"{first}import featuremill; featuremill.search('nowhere', 'x')"
-        done = subprocess.run(
-            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-        )
-        assert "UserError: nowhere: there is no such folder" in done.stderr

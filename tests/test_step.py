@@ -1,6 +1,7 @@
 """The contract of steps, over those that come along and one outside the tree."""
 
 import json
+import os
 import re
 import shlex
 from types import MappingProxyType, SimpleNamespace
@@ -34,7 +35,12 @@ def surroundings(tmp_path_factory, environment):
         yield
 
 
-class TestAutoencoders(StepContract):
+class ForkedSteps(StepContract):
+    def _type(self, folder, *words, status=0):
+        return Desk(folder, dict(os.environ)).type("featuremill", *words, status=status).text
+
+
+class TestAutoencoders(ForkedSteps):
     step = "autoencoders"
     config = MappingProxyType(
         {
@@ -71,7 +77,7 @@ class TestAutoencoders(StepContract):
         assert {one.act for one in asked} == {"train", "encode", "report"}
 
 
-class TestTransfer(StepContract):
+class TestTransfer(ForkedSteps):
     step = "transfer"
     files = MappingProxyType(
         {"kinds.csv": "id,kind\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
@@ -94,7 +100,29 @@ class TestTransfer(StepContract):
     )
 
 
-class TestOutsideTheTree(StepContract):
+class TestGroups(ForkedSteps):
+    step = "groups"
+    files = MappingProxyType(
+        {"genes.csv": "id,gene\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
+    )
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "workload": "composition",
+            "groups": {
+                "genes": {
+                    "table": "genes.csv",
+                    "column": "gene",
+                    "vectors": "composition",
+                    "pool": ["mean", "max"],
+                }
+            },
+        }
+    )
+
+
+class TestOutsideTheTree(ForkedSteps):
     step = "tally"
     config = MappingProxyType(
         {"run": "one", "inputs": "few.fa", "workload": "composition", "tally": {"word": "of them"}}
@@ -108,7 +136,10 @@ class TestOutsideTheTree(StepContract):
             "autoencoders: {a: {of: lettrs}}",
             "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
         ),
-        ("autoencoders: {a: {}}", "autoencoders.a.of: say of which features: letters and others."),
+        (
+            "autoencoders: {a: {}}",
+            "autoencoders.a.of: name the features, one of letters and others.",
+        ),
         (
             "autoencoders: {a: {of: letters, gpus: 3}}",
             "autoencoders.a.gpus: --gpus 3: a batch is computed in 8 equal slices",

@@ -29,6 +29,7 @@ from programs import Desk
 from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
+from featuremill.base import environment
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
@@ -245,16 +246,16 @@ def test_the_last_file_is_there_only_with_all_others(made, monkeypatch):
 
 def test_what_virnucpro_has_no_files_for_is_one_sentence(made, translated, tmp_path, monkeypatch):
     made.classes = ("a", "b", "virus")
-    with pytest.raises(UserError, match="this head tells a, b and virus apart"):
+    with pytest.raises(UserError, match="this head has the classes a, b and virus"):
         made.write(monkeypatch)
     made.classes = ("others", "virus")
     one, made.runs = made.runs, {"proteins": made.runs["proteins"]}
     made.lacking = []
-    with pytest.raises(UserError, match=r"has no prediction, and no \.missing\.tsv says why"):
+    with pytest.raises(UserError, match=r"has no prediction, and no \.missing\.tsv has a reason"):
         made.write(monkeypatch)
     made.runs = one
     made.lacking = [("c1_chunk_1F1", "results/other", "x")]
-    with pytest.raises(UserError, match="it tells of the run results/other, which is not given"):
+    with pytest.raises(UserError, match="it names the run results/other, which is not given"):
         made.write(monkeypatch)
     translate([translated.parent / "contigs.fa"], tmp_path / "orfs", "orfs")
     made.translated = tmp_path / "orfs"
@@ -375,7 +376,7 @@ def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
     with (out / "results/my/verdicts.tsv").open() as file:
         verdicts = {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
     assert set(verdicts) == set(whole.contigs) and verdicts["bad"]["status"] == "failed"
-    assert f"says what failed: {len(bad)} line" in whole.said
+    assert f"lists what failed: {len(bad)} line" in whole.said
     for sentence in ("--resume: no effect, as", "--esm-batch-size, --dnabert-batch-size, "):
         assert sentence in whole.said
 
@@ -470,7 +471,7 @@ MISTAKES = {
     "a device": (["virnucpro", "my.fa", "--head", "proteins", "-d", "tpu"], "--device tpu: give"),
     "two devices": (
         ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0"],
-        "--gpus says otherwise",
+        "--gpus asks for GPUs",
     ),
     "a window": (
         ["virnucpro", "my.fa", "-m", "custom", "-e", "-5"],
@@ -519,13 +520,19 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     monkeypatch.chdir(tmp_path)
     write_fasta(tmp_path / "a b.fa", contigs(2))
     ended = []
-    monkeypatch.setattr(command, "_status_of", lambda words, *_: ended.append(words) or 1)
+    variables = {}
+    monkeypatch.setattr(
+        *(command, "_status_of"),
+        lambda words, given, *_: (ended.append(words), variables.update(given)) and 1,
+    )
     given = ["--gpus", "0,1", "-e", "400", "--threads", "3", "--force", "--dna", models / "dna"]
     given += ["--esm", "mill_t6_8M", "--dtype", "fp32"]
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
     assert "CUDA_VISIBLE_DEVICES=0,1 featuremill run" in said
+    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
+    assert variables[environment.TYPED.name].endswith(" CUDA_VISIBLE_DEVICES=0,1")
     (words,) = ended
     text = shlex.join(words)
     assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text

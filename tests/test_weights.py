@@ -270,8 +270,8 @@ def test_a_folder_of_another_network_is_refused_before_any_job(tmp_path, tiny, c
         weights.refuse_missing(str(path.parent))
     text = str(caught.value)
     assert text.startswith(f"{path}: ") and sentence in text
-    assert text.endswith("the workload encoder takes BERT, T5, ModernBERT, ESM-1b and the "
-                         "Nucleotide Transformer (docs/encoders.md).")  # fmt: skip
+    assert text.endswith("the workload esmc takes ESM C, and encoder takes BERT, T5, ModernBERT, "
+                         "ESM-1b and the Nucleotide Transformer (docs/encoders.md).")  # fmt: skip
 
 
 def with_token(id, token):
@@ -505,7 +505,7 @@ def test_other_networks_are_refused(cache, tmp_path, tiny, change, reason):
     "settings, reason",
     [
         ({"token_dropout": False}, "token_dropout False"),
-        ({"encoder_layers": 3}, "num_layers 2, its settings say 3"),
+        ({"encoder_layers": 3}, "num_layers 2, its settings have 3"),
         ({"encoder_attention_heads": 4}, "do not fit"),
         ({"encoder_attention_heads": 0}, None),
     ],

@@ -41,6 +41,7 @@ OPTIONS = {
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
         {"dtype": "fp32", "long": "chunk", "max_residues": 50, "chunk_overlap": 20},
     ],
+    "imported": [],  # computes nothing: tests/test_store.py
     "pac": [],  # reads recordings: tests/test_pac.py
     "scores": [
         {"dtype": "fp32"},
@@ -124,7 +125,7 @@ def test_runs_what_it_reads_and_delivers_its_schema(ready, tmp_path):
 def test_a_record_does_not_depend_on_its_batch(ready):
     workload, options, found = ready
     model = workload.load(options, [CPU], found)
-    payloads = [p.encode() for p in (*demo_proteins(8, 300), "M", "MK", "X")]
+    payloads = [p.encode() for p in (*demo_proteins(8, 150), "M", "MK", "X")]
 
     def run(chosen):
         return values_of(workload, model, chosen, 4096)
@@ -151,6 +152,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "esm2": (True, True),
         "llm_json": (False, False),
         "geneformer": (True, False),
+        "imported": (False, False),
         "pac": (False, False),
         "scores": (True, False),
     }
@@ -183,7 +185,7 @@ def cached(cache, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:.* are longer than")
 def test_embed_gives_the_numbers_of_the_workload(cached, cache):
-    proteins = demo_proteins(40)
+    proteins = demo_proteins(12, 600)
     seen = []
     vectors = featuremill.embed(
         [*proteins, proteins[0].lower() + "*"],
@@ -191,9 +193,9 @@ def test_embed_gives_the_numbers_of_the_workload(cached, cache):
         batch_tokens=2000,
         progress=lambda done, of: seen.append((done, of)),
     )
-    assert vectors.shape == (41, 320) and vectors.dtype == np.float32
-    assert np.array_equal(vectors[0], vectors[40])
-    assert len(seen) > 1 and seen[-1] == (40, 40) and seen == sorted(seen)
+    assert vectors.shape == (13, 320) and vectors.dtype == np.float32
+    assert np.array_equal(vectors[0], vectors[12])
+    assert len(seen) > 1 and seen[-1] == (12, 12) and seen == sorted(seen)
     esm2 = find_workload("esm2")
     found = weights_verb.weights_of(weights_verb.convert("mill_t6_8M", cache))
     options = esm2.resolve(esm2.Options(batch_tokens=2000), CPU, found)

@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import yaml
+from Bio import SeqIO
 from PIL import Image
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
@@ -45,6 +47,7 @@ PICTURES = {
     "head": ("heads/virus/head.html", WIDE, TOP, 780),
     "verdicts": ("results/contigs/verdicts.html", WIDE, TOP, 780),
     "scores": ("results/contigs/verdicts.html", WIDE, "Scores for", 860),
+    "heat-map": ("results/scan/report.html", WIDE, "Scores of", 640),
     "autoencoder": ("results/residues/autoencoders/residues/report.html", WIDE, TOP, 860),
 }
 """Of each picture: the page, the window's width, the heading of the section with which it begins
@@ -81,12 +84,17 @@ def compute(folder: Path) -> str:
     labels = re.search(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     assert labels, "docs/heads.md no longer begins with the labels of the demo"
     subprocess.run([sys.executable, "-c", labels[1]], cwd=folder, check=True)
+    first = next(SeqIO.parse(folder / "config" / "demo.fasta", "fasta"))
+    SeqIO.write(first, folder / "scan.fasta", "fasta")
+    scan = {"run": "scan", "inputs": "scan.fasta", "workload": "scores", "outputs": ["parquet"]}
+    (folder / "scan.yaml").write_text(yaml.safe_dump(scan), "utf-8")
     for command in (
         "featuremill head train results/demo --labels labels.tsv --column kind --group organism "
         "--output heads/virus",
         "python config/examples/contigs.py made",
         "featuremill run config/examples/contigs.yaml",
         "featuremill run config/examples/sae.yaml",
+        "featuremill run scan.yaml",
     ):
         subprocess.run(shlex.split(command), cwd=folder, check=True)
     return top

@@ -5,6 +5,7 @@ featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memo
 featuremill.compute(inputs, workload)      features of records in memory or files, without a run
 featuremill.embed(sequences, model=…)      ESM-2's of sequences, as NumPy arrays
 featuremill.forget_model()                 gives back the memory of the model that these keep
+featuremill.engine(workload, options)      what such calls compute by, for packages that bring some
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 from featuremill import features           a run's vectors in blocks, by row or by id
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
@@ -17,40 +18,45 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from featuremill.api import compute, embed, forget_model
+    from featuremill.api import compute, engine, forget_model
     from featuremill.features.loading import load, load_matrix
-    from featuremill.search.command import search
+    from featuremill.steps.search.command import search
+    from featuremill.workloads import embed
 
     SNAKEFILE: str
     """The workflow: in the wheel beside this file, in a checkout at its root."""
 
 __version__ = "0.1.0"
-__all__ = ["SNAKEFILE", "compute", "embed", "forget_model", "load", "load_matrix", "search"]
+__all__ = [
+    "SNAKEFILE",
+    "compute",
+    "embed",
+    "engine",
+    "forget_model",
+    "load",
+    "load_matrix",
+    "search",
+]
 
 _WHERE = {
+    "SNAKEFILE": "base.this_process",
     "compute": "api",
-    "embed": "api",
+    "engine": "api",
     "forget_model": "api",
     "load": "features.loading",
     "load_matrix": "features.loading",
-    "search": "search.command",
+    "search": "steps.search.command",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Look up what is asked for only now, so that `import featuremill` costs nothing."""
-    if name == "SNAKEFILE":
-        return _snakefile()
+    if name == "embed":  # the default workload brings it
+        from featuremill.workload import DEFAULT, find_workload
+
+        return getattr(find_workload(DEFAULT), name)
     if name not in _WHERE:
         raise AttributeError(f"module 'featuremill' has no attribute {name!r}")
     from importlib import import_module
 
     return getattr(import_module(f"featuremill.{_WHERE[name]}"), name)
-
-
-def _snakefile() -> str:
-    from pathlib import Path
-
-    here = Path(__file__).parent
-    in_wheel = here / "smk" / "Snakefile"
-    return str(in_wheel if in_wheel.exists() else here.parents[1] / "Snakefile")

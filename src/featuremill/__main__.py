@@ -37,11 +37,11 @@ EVERYDAY = {
     "top": "show a run while it computes: progress, speed, time left, devices",
     "retry": "compute failed records again",
     "export": "write results in other formats, without computing again",
-    "search": "find the records nearest to a sequence or to another record",
     "estimate": "predict how long a run takes on so many devices, and what it needs",
     "doctor": "check whether this machine is ready, and show how to run here",
     "audit": "measure how far bf16 and fp16 are from fp32 on your own proteins",
     "clean": "list what of a run can be removed, and remove it",
+    "store": "show what a store of several runs holds, add a run to it, remove from it",
     "lease": "run a command on GPUs that no other lease uses",
 }
 """What people type, and what it does."""
@@ -61,6 +61,7 @@ MODULES = {
     "run": "flow.command",
     "weights": "workload.weights",
     "export": "merge.export",
+    "store": "merge.store_command",
     "top": "status.top.command",
     "retry": "plan.retry",
     "clean": "merge.clean",
@@ -184,9 +185,6 @@ def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
     add_one("-q", "--quiet", action="store_true", help="only warnings and errors")
     add_one("-v", "--verbose", action="store_true", help="details too, and what libraries print")
     add("--log-file", type=Path, help="also write everything, dated, to the end of this file")
-    parser.add_argument(  # the name of old
-        "--log", type=Path, dest="log_file", default=argparse.SUPPRESS, help=argparse.SUPPRESS
-    )
 
 
 def _level(parsed: argparse.Namespace) -> int:

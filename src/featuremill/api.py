@@ -25,7 +25,7 @@ from featuremill.base.arrays import matrices, matrix
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.extract.in_process import Refuse, values_in_batches
-from featuremill.inputs import in_memory, residues
+from featuremill.inputs import in_memory
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
@@ -47,13 +47,16 @@ from featuremill.workload.optional import TakesOtherOptions
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
 
-    from featuremill.workloads.esm2.options import Pool
-
 DeviceChoice = Literal["auto", "cuda", "cpu"]
-Features = npt.NDArray[np.float32] | list[npt.NDArray[np.floating[Any]]]
-"""Vectors of sequences as one array, or an array a sequence of vectors of its residues."""
 Progress = Callable[[int, int], object]
 """Called after each batch with (records done, records in all); equal ones count once."""
+
+
+def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
+    """Return the array of each row of a column: a vector, or one a residue."""
+    if pa.types.is_list(column.type):
+        return matrices(pa.chunked_array([column]))
+    return list(matrix(column))
 
 
 class _Loaded(NamedTuple):
@@ -68,7 +71,7 @@ class _Loaded(NamedTuple):
     model: Any
 
 
-class _Computed(NamedTuple):
+class Computed(NamedTuple):
     """Values of payloads, batch by batch."""
 
     schema: pa.Schema
@@ -77,7 +80,7 @@ class _Computed(NamedTuple):
     """Of each row of a batch, the places of the payloads that it is of."""
     warnings: list[str]
 
-    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]]) -> list[Any]:
+    def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
         """Return the cell of each payload, as `rows` makes them of a batch's column; None where a
         payload failed."""
         found: list[Any] = [None] * self.num_payloads
@@ -138,15 +141,11 @@ def compute(
     paths = in_memory.paths_of(inputs)
     given = {key: _plain(value) for key, value in (options or {}).items()}
     names = list(map(str, paths)) or [in_memory.STEM]
-    about = {"device": device, "max_failed": max_failed}
-    asked = {"inputs": names, "workload": workload, "options": given, **about}
-    checked = config.validate(asked, "compute")
-    found = find_workload(workload)
-    settled = found.Options.model_validate(checked.options)
-    refuse_without_packages(found.Options)
-    for name in option_files.paths_of(settled):
-        option_files.refuse_missing(settled, name)
-    records, failed = _accounted(_records(inputs, paths, workload, found, settled))
+    about = {"device": device, "max_failed": max_failed, "inputs": names}
+    chosen = engine(workload, given, source="compute", **about)
+    for name in option_files.paths_of(chosen.options):
+        option_files.refuse_missing(chosen.options, name)
+    records, failed = _accounted(_records(inputs, paths, chosen))
     _refuse_too_many(failed, max_failed)
 
     def refuse(place: int, reason: str) -> None:
@@ -155,7 +154,7 @@ def compute(
 
     with _on_terminal() if progress is None else contextlib.nullcontext(progress) as show:
         payloads = [record.payload for record in records]
-        computed = _computed(workload, found, settled, checked.device, payloads, refuse, show)
+        computed = chosen.compute(payloads, refuse, show)
     notes = Counter(reasons.head_of(note) for each in records for note in each.note.split("; "))
     for text in [
         *(f"{counted(count, 'record')}: {note}." for note, count in notes.items() if note),
@@ -168,109 +167,57 @@ def compute(
     return frame
 
 
-def embed(
-    sequences: Sequence[str],
-    model: str = "mill_t6_8M",
-    *,
-    layers: int | Sequence[int] = -1,
-    pool: Pool | Sequence[Pool] = "mean",
-    per_residue: bool = False,
-    output_dtype: Literal["float16", "float32"] = "float16",
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
-    long: Literal["truncate", "full", "chunk"] = "truncate",
-    max_residues: int = 1022,
-    chunk_overlap: int = 256,
-    batch_tokens: int | None = None,
-    device: DeviceChoice = "auto",
-    progress: Progress | None = None,
-) -> Features | dict[str, Features]:
-    """Return the ESM-2 features of sequences, in their order: `compute` without ids and a table.
+class Engine(NamedTuple):
+    """A workload with checked options, in this process; for calls that a workload brings."""
 
-    With one layer and one pool: an array of shape (sequences, width), float32. With
-    `pool="none", per_residue=True`: a list of one array a sequence, of shape (residues, width) and
-    type `output_dtype`. Where `layers` or `pool` is a list, or both kinds are asked for: a
-    dictionary of these by the names that columns of results have, such as `mean_layer_6`,
-    `residues_layer_6`.
+    name: str
+    workload: Workload
+    options: Any
+    device: DeviceChoice
 
-    The numbers are those of a run with the same options (config/README.md explains them) on the
-    same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
-    ones are computed once. As there, only the first `max_residues` residues of a sequence count
-    unless `long` says otherwise: a warning says of how many sequences more was cut off.
+    def compute(
+        self, payloads: Sequence[bytes], refuse: Refuse, progress: Progress | None = None
+    ) -> Computed:
+        """Return the values of `payloads`; `refuse` hears of those without, and may raise."""
+        name, workload = self.name, self.workload
+        (device,) = with_processors(devices_for(self.device)[:1])
+        loaded = _ready(name, workload, self.options, device)
+        schema = plugin_errors.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
+        computed = Computed(schema, len(payloads), [], [])
+        num_done, num_distinct = 0, len(set(payloads))
+        for places, values in values_in_batches(
+            workload,
+            loaded.model,
+            loaded.options,
+            payloads,
+            plugin_errors.batch_cost_of(name, workload, loaded.options, device),
+            refuse,
+            computed.warnings.append,
+            name=name,
+        ):
+            plugin_errors.refuse_answer(name, values, len(places), schema)
+            computed.batches.append((places, values))
+            num_done += len(places)
+            if progress:
+                progress(num_done, num_distinct)
+        _loaded[:] = [loaded]
+        return computed
 
-    Where memory runs out, batches get smaller, with one warning. The model stays loaded for the
-    next call with the same one on the same device; `forget_model` gives its memory back.
+
+def engine(
+    workload: str, options: Mapping[str, Any], source: str = "config", **about: Any
+) -> Engine:
+    """Return what computes by a workload; `about` are other keys of a config, such as device.
 
     Raises:
-        UserError: when an option is wrong, a sequence, named by its index, is no protein, or memory
-            runs out for a single one.
+        UserError: when an option is wrong (`source` says whose), or a package is not installed.
     """
-    is_one = isinstance(layers, int) and isinstance(pool, str)
-    options = {
-        "model": model,
-        "layers": layers if isinstance(layers, int) else list(layers),
-        "pool": pool if isinstance(pool, str) else list(pool),
-        "per_residue": per_residue,
-        "output_dtype": output_dtype,
-        "dtype": dtype,
-        "long": long,
-        "max_residues": max_residues,
-        "chunk_overlap": chunk_overlap,
-        "batch_tokens": batch_tokens,
-    }
-    checked = config.validate({"inputs": ["memory"], "workload": "esm2", "options": options})
-    esm2 = find_workload("esm2")
-    refuse_without_packages(esm2.Options)
-    payloads = _payloads(sequences)
-    num_cut = sum(long == "truncate" and len(payload) > max_residues for payload in payloads)
-    if num_cut:
-        warnings.warn(
-            f"{num_cut} of {len(payloads)} sequences are longer than {max_residues} residues and "
-            "truncated; long='full' or 'chunk' computes them whole.",
-            stacklevel=2,
-        )
-    settled, show = esm2.Options.model_validate(checked.options), progress or _pass_over
-    refuse = _refusing(payloads)
-    computed = _computed("esm2", esm2, settled, device, payloads, refuse, show)
-    for text in computed.warnings:
-        warnings.warn(text, stacklevel=2)
-    found = {
-        field.name: _together(field.type, computed.cells(field.name, _arrays))
-        for field in computed.schema
-    }
-    return next(iter(found.values())) if is_one and len(found) == 1 else found
-
-
-def _computed(
-    name: str,
-    workload: Workload,
-    options: WorkloadOptions,
-    choice: DeviceChoice,
-    payloads: Sequence[bytes],
-    refuse: Refuse,
-    progress: Progress,
-) -> _Computed:
-    """Return the values of `payloads`; `refuse` hears of those that have none, and may raise."""
-    (device,) = with_processors(devices_for(choice)[:1])
-    loaded = _ready(name, workload, options, device)
-    schema = plugin_errors.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
-    computed = _Computed(schema, len(payloads), [], [])
-    num_done, num_distinct = 0, len(set(payloads))
-    for places, values in values_in_batches(
-        workload,
-        loaded.model,
-        loaded.options,
-        payloads,
-        plugin_errors.batch_cost_of(name, workload, loaded.options, device),
-        refuse,
-        computed.warnings.append,
-        name=name,
-    ):
-        plugin_errors.refuse_answer(name, values, len(places), schema)
-        computed.batches.append((places, values))
-        num_done += len(places)
-        progress(num_done, num_distinct)
-    _loaded[:] = [loaded]
-    return computed
+    asked = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
+    checked = config.validate(asked, source)
+    found = find_workload(workload)
+    settled = found.Options.model_validate(checked.options)
+    refuse_without_packages(found.Options)
+    return Engine(workload, found, settled, checked.device)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
@@ -326,10 +273,9 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
-def _records(
-    inputs: Any, paths: Sequence[Path], name: str, workload: Workload, options: WorkloadOptions
-) -> list[Record]:
+def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:
     """Return the records that the workload reads in `paths`, or else in `inputs`."""
+    name, workload, options, _ = chosen
     if paths:
         return list(plugin_errors.records_of(name, workload, paths, options))
     if hasattr(inputs, "__len__") and not len(inputs):
@@ -386,10 +332,10 @@ def _refuse_too_many(failed: Sequence[Mapping[str, Any]], max_failed: int) -> No
 
 
 @contextlib.contextmanager
-def _on_terminal() -> Iterator[Progress]:
+def _on_terminal() -> Iterator[Progress | None]:
     """Yield what shows progress in a line of a terminal, and nowhere else."""
     if not sys.stderr.isatty():
-        yield _pass_over
+        yield None
         return
     end = ""
 
@@ -405,11 +351,7 @@ def _on_terminal() -> Iterator[Progress]:
         sys.stderr.write(end)
 
 
-def _pass_over(done: int, of: int) -> None:
-    """Take what is told of progress where nobody looks."""
-
-
-def _frame(records: Sequence[Record], computed: _Computed) -> pd.DataFrame:
+def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:
     """Return the table of the records that have values, as `featuremill.load` gives it."""
     import pandas as pd
 
@@ -435,51 +377,3 @@ def _frame(records: Sequence[Record], computed: _Computed) -> pd.DataFrame:
         values = list(np.array(cells)) if is_vector else cells  # rows of one matrix, none shared
         frame[field.name] = pd.Series(values, index=frame.index, dtype=object)
     return frame
-
-
-# embed
-
-
-def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
-    """Return the array of each row of a column: a vector, or one a residue."""
-    if pa.types.is_list(column.type):
-        return matrices(pa.chunked_array([column]))
-    return list(matrix(column))
-
-
-def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
-    """Return arrays as they are delivered: vectors as one matrix, matrices as a list."""
-    if pa.types.is_list(kind):
-        return arrays
-    return np.array(arrays, np.float32).reshape(len(arrays), kind.list_size)
-
-
-def _refusing(payloads: Sequence[bytes]) -> Refuse:
-    """Return what says in a sentence why one of `payloads` cannot be computed."""
-
-    def refuse(place: int, reason: str) -> None:
-        if reasons.kind_of(reason) is reasons.NOT_FINITE:
-            raise UserError(f"embed: {reason}, such as dtype='fp32'.")
-        raise UserError(
-            f"embed: memory ran out for one sequence of {len(payloads[place]):,} residues "
-            f"({reason}); use long='truncate', or another device."
-        )
-
-    return refuse
-
-
-def _payloads(sequences: Sequence[object]) -> list[bytes]:
-    if isinstance(sequences, str):
-        raise UserError("sequences: this is one string; give a list of them.")
-    if isinstance(sequences, Mapping):
-        raise UserError("sequences: this is a mapping; give a list, as in list(yours.values()).")
-    payloads = []
-    for index, sequence in enumerate(sequences):
-        if not isinstance(sequence, str):
-            kind = type(sequence).__name__
-            raise UserError(f"sequences[{index}]: this is of type {kind}; give a string.")
-        cleaned = residues.clean(sequence)
-        if cleaned.reason:
-            raise UserError(f"sequences[{index}]: {cleaned.reason}; remove or fix it.")
-        payloads.append(cleaned.payload)
-    return payloads

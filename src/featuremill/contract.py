@@ -24,7 +24,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -382,7 +382,7 @@ class StepContract:
         assert logs and all(log.startswith(f"{seen.logs}/{self.step}/") for log in logs)
         places = [place for one in made for place in one.removable]
         assert all(place.startswith(f"{seen.folder}/") for place in places)
-        assert [one.progress() for one in made] == [""] * len(made), "nothing has begun"
+        assert [one.progress() for one in made] == [""] * len(made), "nothing has started"
 
     def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
@@ -390,17 +390,7 @@ class StepContract:
             (tmp_path / name).write_text(text)
         found = project.validate(self._told)
 
-        def verb(*words: str, status: int = 0) -> str:
-            done = subprocess.run(
-                [sys.executable, "-m", "featuremill", *words],
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            assert done.returncode == status, done.stdout
-            return done.stdout
-
+        verb = partial(self._type, tmp_path)
         verb("run", "my.yaml", "--cores", "2")
         for one in found.made:
             for file in (*one.files, *one.logs):
@@ -417,6 +407,18 @@ class StepContract:
         verb("clean", "my.yaml", "--keep", "nothing", "--yes")
         left = [place for one in found.made for place in (*one.removable, *one.logs)]
         assert not any((tmp_path / place).exists() for place in left)
+
+    def _type(self, folder: Path, *words: str, status: int = 0) -> str:
+        """Return what a verb said, which ends with this status."""
+        done = subprocess.run(
+            [sys.executable, "-m", "featuremill", *words],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == status, done.stdout
+        return done.stdout
 
     @property
     def _told(self) -> dict[str, Any]:

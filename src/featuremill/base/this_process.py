@@ -18,6 +18,12 @@ from featuremill import __version__
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+VERSION = __version__
+"""Of featuremill."""
+PACKAGE = Path(__file__).parents[1]
+_IN_WHEEL = PACKAGE / "smk" / "Snakefile"
+SNAKEFILE = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
+"""The workflow: in the wheel beside the package, in a checkout at its root."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 
@@ -41,7 +47,7 @@ def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
     """Ask the kernel for `signal_number` when the parent dies; leave now if the process of the name
     `starter`, from which this one came, has died already.
 
-    While Python starts, the parent can die: then whoever adopts orphans is the parent.
+    While Python starts, the parent can die: then the process that adopts orphans is the parent.
     """
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")
@@ -80,7 +86,7 @@ def peak_of_process_mb() -> int:
 def versions(distributions: Sequence[str] = ()) -> dict[str, str]:
     """Return the versions that values can depend on, of what this process has loaded and of these
     `distributions`."""
-    found = {"featuremill": __version__, "python": platform.python_version()}
+    found = {"featuremill": VERSION, "python": platform.python_version()}
     for name in NAMED_VERSIONS:
         if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
             found[name] = str(module.__version__)

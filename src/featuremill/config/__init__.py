@@ -96,7 +96,7 @@ def _one_or_many(value: Any) -> Any:
 
 def _no_repeats(values: tuple[str, ...]) -> tuple[str, ...]:
     if repeated := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-        raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
+        raise ValueError(f"{', '.join(repeated)} is named more than once; keep one")
     return values
 
 
@@ -123,14 +123,14 @@ class Records(Section):
     def _sheet_name(cls, value: str) -> str:
         return "".join(cls._file_names((value,))) if value else value
 
-    @field_validator("inputs")
+    @field_validator("inputs", "store")
     @classmethod
     def _file_names(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if not value.strip():
                 raise ValueError("one of the names is empty; name a file, or take it out")
             if value.startswith("~") and "/" in value:
-                raise ValueError(f"{value}: only a shell knows what ~ is; write the whole path")
+                raise ValueError(f"{value}: ~ works only in a shell; write the whole path")
         return values
 
     @field_validator("inputs")
@@ -145,8 +145,13 @@ class Records(Section):
             )
         return values
 
-    _one_input = field_validator("inputs", mode="before")(_one_or_many)
-    _no_input_twice = field_validator("inputs")(_no_repeats)
+    store: tuple[str, ...] = ()
+    """Folder with finished parts that runs and people share: what it has is not computed again, and
+    what is computed is added. Of several, all are read and the first is written. Without it, and
+    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
+
+    _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
+    _no_input_twice = field_validator("inputs", "store")(_no_repeats)
 
 
 class Features(Section):

@@ -19,7 +19,7 @@ from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
 from featuremill.step import finding
 from featuremill.store import files
-from featuremill.workload import find_workload, plugin_errors
+from featuremill.workload import DEFAULT, find_workload, plugin_errors
 
 INTRODUCTION = """\
 # The config of a run
@@ -43,15 +43,15 @@ keys: put
 SEVERAL = """\
 ## Several sets of features
 
-A config with `features` has several sets of features of the same records; all keys above but `run`
-and `inputs` stand in each set:
+A config with `features` has several sets of features of the same records; all keys above but `run`,
+`inputs` and `store` stand in each set:
 
 <!-- saved as two.yaml -->
 ```yaml
 run: two
 inputs: my.fa
 features:
-  small: {workload: esm2, options: {model: mill_t6_8M}, outputs: parquet}
+  small: {workload: WORKLOAD, options: {model: mill_t6_8M}, outputs: parquet}
   letters: {workload: composition, outputs: [parquet, npy]}
 ```
 
@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
             continue
         if arguments.check:
             raise UserError(
-                f"{path}: this is not what the code says; run featuremill config-docs to renew it."
+                f"{path}: this differs from the code; run featuremill config-docs to renew it."
             )
         with files.replacing(path) as temporary:
             temporary.write_text(text, "utf-8")
@@ -117,7 +117,8 @@ def readme(installed: bool = False) -> str:
     steps of other packages are there if all that are `installed` count."""
     keys = _steps(installed)
     sections = [INTRODUCTION, "## Every run\n", *_table(Config)]
-    sections += ["", SEVERAL, *_table(Several, besides=Records), *_rows_of_set()]
+    several = SEVERAL.replace("WORKLOAD", DEFAULT)
+    sections += ["", several, *_table(Several, besides=Records), *_rows_of_set()]
     steps = ([f"`{key}`", finding.step_of(key).ABOUT] for key in keys)
     sections += ["", STEPS, *_lines(["key", "meaning"], steps)]
     for key in keys:

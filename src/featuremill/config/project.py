@@ -4,6 +4,7 @@ several, and what steps make before and after."""
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -16,9 +17,9 @@ from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
 from featuremill.step import ChecksFiles, MakesRecords, TakesSamples, finding, plain_name
-from featuremill.step.ahead import ahead_of
 from featuremill.step.finding import step_of
 from featuremill.store import formats
+from featuremill.workload.ahead import ahead_of
 
 FEATURES = "features"
 """The key with several sets of features; without it a config is one run."""
@@ -44,8 +45,8 @@ class Several(Records):
     """Records, and several sets of features of them."""
 
     features: dict[Annotated[str, AfterValidator(_name)], Set] = Field(min_length=1)
-    """Sets of features by name, each with the keys of a run but for `run` and `inputs`; their files
-    go to `results/<run>/<name>/`."""
+    """Sets of features by name, each with the keys of a run but for `run`, `inputs` and `store`;
+    their files go to `results/<run>/<name>/`."""
 
 
 class Run(NamedTuple):
@@ -80,6 +81,11 @@ class Project(NamedTuple):
         return [Path("results") / name for name in self.runs]
 
     @property
+    def rules(self) -> list[str]:
+        """The files with the steps' rules."""
+        return [str(step_of(key).RULES) for key in self.sections]
+
+    @property
     def seen(self) -> step.Project:
         """The project as steps see it."""
         return _seen(self.name, self.inputs, self.runs, self.sections)
@@ -87,15 +93,16 @@ class Project(NamedTuple):
     @property
     def made(self) -> list[step.Made]:
         """What the steps make, first that which features are computed of."""
-        before = _makers(self.sections)
-        keys = sorted(self.sections, key=lambda key: key not in before)
-        return [one for key in keys for one in step_of(key).made(self.sections[key], self.seen)]
+        return [*chain.from_iterable(self.made_around)]
 
     @property
-    def num_before(self) -> int:
-        """How many of these come before features."""
-        makers = _makers(self.sections).items()
-        return sum(len(step_of(key).made(self.sections[key], self.seen)) for key, _ in makers)
+    def made_around(self) -> tuple[list[step.Made], list[step.Made]]:
+        """What they make before features, and what they make of them."""
+        before, after = list[step.Made](), list[step.Made]()
+        makers = _makers(self.sections)
+        for key, asked in self.sections.items():
+            (before if key in makers else after).extend(step_of(key).made(asked, self.seen))
+        return before, after
 
 
 def validate(
@@ -139,7 +146,8 @@ def problems_of_files(project: Project) -> Iterator[str]:
     def ahead(name: str) -> step.Ahead | None:
         if (config := runs.get(name)) is None:
             return None
-        return ahead_of(config.workload, config.options, config.device)
+        told = ahead_of(config.workload, config.options, config.device)
+        return told and step.Ahead(*told)
 
     seen = project.seen._replace(ahead=ahead)
     for key, told in project.sections.items():
@@ -195,7 +203,7 @@ def _features(
     inputs = whole.inputs or (whole.samples,)
     seen = _seen(whole.run, inputs, [f"{whole.run}/{name}" for name in sets], sections)
     files = _records(seen)
-    records: dict[str, Any] = whole.model_dump(include={"inputs", "samples"})
+    records: dict[str, Any] = whole.model_dump(include={"inputs", "samples", "store"})
     runs = {}
     for name, one in sets.items():
         run = f"{whole.run}/{name}"
@@ -205,7 +213,7 @@ def _features(
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
         own = dict(one)
         if files:
-            records = {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
+            records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
     return Project(whole.run, inputs, runs, sections, source, places)

@@ -43,7 +43,7 @@ class Runs(NamedTuple):
         known = next(filter(run_lock.read, self.folders), None)
         if known or self.given.is_dir() or self.given in self.folders:
             return command_line.again(known or self.folders[0], forced)
-        return command_line.first(self.given)
+        return command_line.first(self.given, run_lock.working_folder(self.folders[0]))
 
 
 def named(given: Path) -> Runs:
@@ -61,12 +61,15 @@ def named(given: Path) -> Runs:
     raw, places = configs.load(given)
     found = project.validate(raw, str(given), places)
     elsewhere = [given.parent / folder for folder in found.folders]
-    if not any(folder.exists() for folder in found.folders) and any(map(Path.exists, elsewhere)):
+    if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
+        before, after = found.made_around
+        return Runs(given, found.folders, [*before, *after], len(before))
+    if found.sections:  # a step knows its files as they are called there
         raise UserError(
             f"{given}: its results are below {given.parent}, not here; type: "
             f"cd {shlex.quote(str(given.parent))} and then the same with {given.name}."
         )
-    return Runs(given, found.folders, found.made, found.num_before)
+    return Runs(given, elsewhere)
 
 
 def _is_run(folder: Path) -> bool:

@@ -9,7 +9,6 @@ from typing import get_args
 from featuremill.base.environment import LEASE_FOLDER, Variable
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
-from featuremill.doctor.host import is_within
 from featuremill.doctor.trial import Trial
 from featuremill.lease.nvml import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
 from featuremill.workload import find_workload
@@ -20,7 +19,6 @@ FIRST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 MIN_OPEN_FILES = 320
 """plan keeps 256 spool files open at once."""
 MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
-TWINS = "PyTorch's operations stand in for the kernels on GPUs, at about 0.7 of the speed"
 TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
 PASSING = ("exclusive", "full")
 """Failures that end when whoever uses the GPU is done: a run can start, and waits."""
@@ -38,21 +36,15 @@ REMEDIES = {
     "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
     "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
     f"({TORCH_WITH_CUDA}).",
-    "torch-untried": "Where a run fails or warns: pip install 'torch{tried}', in the build for "
-    "your CUDA.",
-    "triton-missing": "pip install triton (torch's builds for CUDA bring it).",
-    "compiler-missing": "apt install gcc python3-dev, or name one in CC.",
-    "kernel-folder": "Name a folder that programs may be loaded from in TRITON_CACHE_DIR, or in "
-    "FEATUREMILL_CACHE for the weights as well.",
-    "steps-down": "Runs go on so, and their values are right; what is said of the compiler may "
-    "help.",
+    "steps-down": "Runs work so, and their values are right. Triton needs a C compiler (gcc and "
+    "python3-dev, or CC), and in TRITON_CACHE_DIR a folder that programs may be loaded from.",
     "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
     "is.",
     "cpu-failed": "Install torch anew; if a library is named, install that.",
     "open-files": "ulimit -n 4096 before the run.",
     "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
     "results-not-writable": "Change its permissions, or start the run in another folder.",
-    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "disk-space": "Free space, or start the run in another folder. A run first prints what it will "
     "write.",
     "too-large": "Take a smaller model{or_lower}.",
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
@@ -72,18 +64,13 @@ REMEDIES = {
     "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
     "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
     "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
-    "leased": "Nothing to do: jobs wait their turn. featuremill lease --list shows who has what.",
-    "display": "Nothing to do: jobs take it all the same, and the screen may lag while they "
-    "compute.",
     "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
     "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
     "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may show why they failed.",
     "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
     "replaced.",
-    "throttled": "nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER -i {id}; see to its cooling.",
 }
 """What to do, by code. {id} is the GPU's number; the other words are given where the issue is."""
-ONE_SLOT = "Fine with one slot a GPU; for more: sudo nvidia-smi -i {id} -c DEFAULT."
 
 
 def _issue(severity: Severity, code: str, what: str, **words: object) -> Issue:
@@ -111,7 +98,6 @@ def of_node(findings: Findings) -> Iterator[Issue]:
     """Yield the issues that are not about one GPU."""
     yield from _driver(findings)
     yield from _torch(findings)
-    yield from _kernels(findings)
     yield from _steps_down(findings)
     yield from _hidden(findings)
     cpu = findings.cpu_trial
@@ -141,7 +127,7 @@ def _driver(findings: Findings) -> Iterator[Issue]:
 
 
 def _torch(findings: Findings) -> Iterator[Issue]:
-    trial, node, tried = findings.torch_trial, findings.node, findings.host.tried_torch
+    trial, node = findings.torch_trial, findings.node
     if trial is None:
         return
     if trial.is_missing:
@@ -158,33 +144,9 @@ def _torch(findings: Findings) -> Iterator[Issue]:
         assert trial.cuda and node.cuda
         needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
         known = f"{major}.{node.cuda % 1000 // 10}"
-        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        what = f"Driver {node.driver} supports CUDA {known}, and {name} needs CUDA {needed}."
         first = FIRST_DRIVERS.get(needed, "of that CUDA")
         yield _issue("error", "driver-too-old", what, first=first, major=major)
-    if trial.torch and not is_within(trial.torch, tried):
-        what = f"{name} is none of the releases that were tried (torch{tried})."
-        yield _issue("warning", "torch-untried", what, tried=tried)
-
-
-def _kernels(findings: Findings) -> Iterator[Issue]:
-    """Say what keeps Triton from compiling kernels."""
-    if not findings.needs_kernels:
-        return
-    found = findings.compiling
-    if found.triton is None:
-        yield _issue("warning", "triton-missing", f"Triton is not installed, so {TWINS}.")
-    elif found.compiler is None:
-        what = "There is no C compiler for Triton (CC is not set, and neither gcc nor clang is on "
-        yield _issue("warning", "compiler-missing", f"{what}PATH), so {TWINS}.")
-    elif found.compiler_trouble:
-        why = f"cannot compile for this Python ({found.compiler_trouble})"
-        remedy = "Another compiler in CC" if found.has_headers else "apt install python3-dev"
-        what = f"{found.compiler} {why}, so {TWINS}."
-        yield Issue("warning", "compiler-fails", what, f"{remedy}.")
-    if found.folder_trouble:
-        where = f"{found.folder} ({found.file_system})"
-        what = f"Compiled kernels cannot be kept in {where}: {found.folder_trouble}; so {TWINS}."
-        yield _issue("warning", "kernel-folder", what)
 
 
 def _steps_down(findings: Findings) -> Iterator[Issue]:
@@ -331,14 +293,6 @@ def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
 def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     if by := findings.used_by_others(gpu):
         yield _of(gpu, "warning", "busy", f" is in use by {by}.")
-    elif by := findings.leased_by(gpu):
-        yield _of(gpu, "note", "leased", f" is in use by {by}.")
-    elif findings.used_by_display(gpu):
-        held = gigabytes(gpu.used_mb or 0)
-        yield _of(gpu, "note", "display", f" drives a display, which holds {held}.")
-    if gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
-        what = " lets one process in at a time (exclusive compute mode)."
-        yield _of(gpu, "note", "exclusive", what, ONE_SLOT)
 
 
 def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
@@ -359,5 +313,3 @@ def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     if gpu.ecc_errors:
         what = f" had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded."
         yield _of(gpu, "warning", "ecc", what)
-    if gpu.throttle:
-        yield _of(gpu, "warning", "throttled", f" is slowed down now: {', '.join(gpu.throttle)}.")

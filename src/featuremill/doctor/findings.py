@@ -12,13 +12,12 @@ from pydantic import ValidationError
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
 from featuremill.config import project
-from featuremill.doctor import compiling, host
-from featuremill.doctor.compiling import Compiling
+from featuremill.doctor import host
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
 from featuremill.doctor.host import Host
 from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import devices, folder
-from featuremill.lease.condition import Condition, Failures, used_by_display, used_by_others
+from featuremill.lease.condition import Condition, Failures, used_by_others
 from featuremill.lease.slots import Holder, holders
 from featuremill.workload import (
     DEFAULT,
@@ -72,7 +71,6 @@ class Findings:
     cpu_trial: Trial | None
     """None where a run would take a GPU."""
     host: Host
-    compiling: Compiling
     workload: str = DEFAULT
     """For which the machine is looked at."""
     model: str = ""
@@ -110,10 +108,6 @@ class Findings:
         more = len(strangers) - len(said)
         return ", ".join(said) + (f" and {more} more" if more else "")
 
-    def used_by_display(self, gpu: Gpu) -> str:
-        """Say what its display holds, where that is much; empty where anybody else is there."""
-        return "" if self.busy_by(gpu) else used_by_display(_condition(gpu))
-
     def busy_by(self, gpu: Gpu) -> str | None:
         """Say who uses it; None when nobody does."""
         return self.used_by_others(gpu) or self.leased_by(gpu) or None
@@ -145,12 +139,6 @@ class Findings:
         if self.accessible or not (self.trials and torch and torch.cuda and self.node.cuda):
             return False
         return self.node.cuda // 1000 < int(torch.cuda.partition(".")[0])
-
-    @property
-    def needs_kernels(self) -> bool:
-        """Tell whether there are GPUs that a run would compile kernels for."""
-        torch = self.torch_trial
-        return bool(self.trials and torch and torch.cuda)
 
     @property
     def batch_option(self) -> str:
@@ -216,7 +204,6 @@ def examine(arguments: argparse.Namespace) -> Findings:
         cpu=cpu,
         cpu_trial=cpu_trial,
         host=host.look(arguments.results),
-        compiling=compiling.look(),
         model=weights.name if weights else "",
         workload=asked_for.workload,
         needs={k: asked_for.need(weights, device) for k, device in candidates.items()}
@@ -245,7 +232,7 @@ class Wanted(NamedTuple):
         workload = find_workload(self.workload)
         if not isinstance(workload, TellsMemory):
             raise UserError(
-                f"workload {self.workload} does not say what memory its models take; leave --model "
+                f"workload {self.workload} does not report the memory of its models; leave --model "
                 "or --config out to look at the machine alone."
             )
         return workload.weights_ahead(self.options)

@@ -22,13 +22,6 @@ from featuremill.lease.request import Request
 
 NVML_SECONDS = 30.0
 NOT_ANSWERING = -1
-TROUBLE = (
-    "hardware_slowdown",
-    "software_thermal_limit",
-    "hardware_thermal_limit",
-    "hardware_power_brake",
-)
-"""Reasons for lower clocks that mean trouble; caps do not."""
 
 
 class Process(BaseModel):
@@ -60,7 +53,6 @@ class Gpu(BaseModel):
     compute_mode: int | None = None
     display: Display = NO_DISPLAY
     ecc_errors: int = 0
-    throttle: tuple[str, ...] = ()
     trouble: str = ""
     """Why NVML gives no answer about it."""
     is_lost: bool = False
@@ -149,7 +141,6 @@ def _gpus(number: int) -> Iterator[Gpu]:
 def _describe(handle: Any, known: Gpu) -> Gpu:
     memory = nvml.memory_of(handle)
     uncorrected, since_boot = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
-    slowed = [reason for reason in nvml.throttles(handle) or () if reason in TROUBLE]
     found = {
         "name": tell(pynvml.nvmlDeviceGetName, handle),
         "capability": tell(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
@@ -163,7 +154,6 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
         "ecc_errors": tell(
             pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot
         ),
-        "throttle": [reason.replace("_", " ") for reason in slowed],
     }  # fmt: skip
     told = {name: value for name, value in found.items() if value is not None}
     return Gpu.model_validate(known.model_dump() | told)

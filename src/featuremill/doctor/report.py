@@ -14,7 +14,7 @@ from featuremill.doctor.findings import Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
 from featuremill.workload import TellsWays, find_workload
 
-VERSION = 2
+VERSION = 3
 WIDTH = 80
 NAME_WIDTH = 25
 HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
@@ -50,9 +50,7 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
             "version": torch.torch if torch else None,
             "cuda": torch.cuda if torch else None,
             "architectures": torch.arch_list if torch else [],
-            "tried": host.tried_torch or None,
         },
-        "compiling": findings.compiling._asdict(),
         "cpu": {
             "name": findings.cpu.name,
             "processors": host.num_processors,
@@ -127,8 +125,8 @@ def lines(report: Report) -> Iterator[str]:
 def not_ready(report: Report) -> str:
     """Say how much is in the way; empty where nothing is."""
     count = sum(issue["severity"] == "error" for issue in report["issues"])
-    things = f"{count} thing{'s are' if count > 1 else ' is'}"
-    return f"Not ready: {things} in the way of a run." if count else ""
+    things = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
+    return f"Not ready: {things} a run." if count else ""
 
 
 def issue_lines(report: Report) -> Iterator[str]:

@@ -19,10 +19,11 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.doctor import report
 from featuremill.doctor.checks import by_severity
-from featuremill.doctor.compiling import file_system_of
 from featuremill.doctor.findings import Issue
 from featuremill.doctor.host import installed, nearest_folder
+from featuremill.lease.folder import file_system
 
+MOUNTS = Path("/proc/self/mountinfo")
 MAX_SECONDS = 30.0
 """For one command's answer."""
 NEEDED = ("sbatch", "squeue", "scontrol", "sinfo")
@@ -58,7 +59,10 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     for name in ("model", "config", "devices"):
         if getattr(arguments, name):
-            raise UserError(f"--slurm looks at the cluster, so it takes no --{name}; ask twice.")
+            raise UserError(
+                f"--slurm looks at the cluster, so it takes no --{name}; run featuremill doctor "
+                "twice."
+            )
     missing = [command for command in NEEDED if not shutil.which(command)]
     if missing:
         raise UserError(
@@ -166,7 +170,7 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "warning" if any(one.gpus for one in found) else "error",
             "slurm-nodes-away",
             f"GPUs on nodes that are down or drained, by partition: {', '.join(away)}.",
-            "sinfo -R says why; jobs wait for the others.",
+            "sinfo -R prints why; jobs wait for the others.",
         )
 
 
@@ -179,7 +183,7 @@ def _folder(results: Path, partitions: Sequence[Partition]) -> Iterator[Issue]:
             f"Two jobs could not be kept apart in the run's folder: {trouble}.",
             "Put the run on a file system with locks.",
         )
-    kind = file_system_of(folder)
+    kind = file_system(folder, MOUNTS.read_text("utf-8", "replace"))
     num_nodes = sum(one.num_nodes for one in partitions if one.is_default)
     if kind in LOCAL_FILE_SYSTEMS and num_nodes > 1:
         yield Issue(

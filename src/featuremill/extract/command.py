@@ -29,7 +29,7 @@ from featuremill.extract.job import Job
 from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
 from featuremill.lease import Request
-from featuremill.store import journal_log, lock_holder
+from featuremill.store import journal_log, lock_holder, shared
 from featuremill.store.files import sync
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill extract`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument("shard", help="name of the shard, as in plan.json")
-    parser.add_argument("--recipe", help="refuse to run when plan.json says another one")
+    parser.add_argument("--recipe", help="refuse to run when plan.json has another one")
     parser.add_argument("--threads", type=int, default=num_cores(), help="host threads")
     parser.add_argument(
         "--stall-seconds",
@@ -119,6 +119,7 @@ class Extraction:
                 line.outcome = "kept"
                 log.info("shard %s: the part is there already", self.shard[:8])
             receipt.write(self.declared_receipt)
+            self._publish(receipt)
 
     def _clear(self) -> None:
         """Remove the halves of receipts that killed jobs left."""
@@ -129,6 +130,19 @@ class Extraction:
     def _say_waiting(self) -> None:
         log.info("shard %s: another job computes it; waiting", self.shard[:8])
         slurm_job.queue_again()
+
+    def _publish(self, receipt: Receipt) -> None:
+        """Put the part into the store of the plan, if there is one; the run has it in any case."""
+        for store in self.plan.store[:1]:
+            settings = self.plan.settings.as_json()
+            try:
+                shared.publish(Path(store), self.plan.recipe, settings, self.part, receipt)
+            except OSError as error:
+                log.warning(
+                    "%s: this part could not be put there (%s); featuremill store add %s does so "
+                    "later.",
+                    *(store, error.strerror or error, self._folder.root),
+                )
 
     def _verified(self) -> Receipt | None:
         """Return the receipt kept beside the part when the part's bytes agree with it."""

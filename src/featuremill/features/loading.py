@@ -35,9 +35,7 @@ def load(run: str | Path, samples: Sequence[str] | None = None) -> pd.DataFrame:
         UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample.
     """
     table = _read(_table(run), samples)
-    about = [
-        name for name in (*ABOUT, SAMPLE) if name in table.column_names
-    ]  # early tables had fewer
+    about = [name for name in (*ABOUT, SAMPLE) if name in table.column_names]
     frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
     for name in table.drop_columns(about).column_names:
         column = table[name]

@@ -58,8 +58,9 @@ class Parts:
         self.root = folder.root
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
-        names = [entry.shard for entry in plan.shards]
-        paths = [folder.part(plan.recipe, name) for name in names]
+        names = [source.shard for source in plan.sources]
+        paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
+        paths += [Path(entry.path) for entry in plan.taken]
         if missing := next((path for path in paths if not path.is_file()), None):
             raise UserError(
                 f"{missing}: this part of the run was removed, and vectors are read from parts; "
@@ -73,7 +74,7 @@ class Parts:
         self._parts = dict(zip(names, paths, strict=True))
         self._views: list[Matrix] = []
         """The vectors of each batch (vectors, width), mapped."""
-        self._start_of_shard = np.cumsum([0, *(entry.records for entry in plan.shards)])
+        self._start_of_shard = np.cumsum([0, *(source.records for source in plan.sources)])
         num_rows = int(self._start_of_shard[-1])
         self._batch = np.zeros(num_rows, np.int32)
         self._first = np.zeros(num_rows, np.int64)

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill import SNAKEFILE
+from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.config import load
 from featuremill.store import command_line
 
-PROFILES = Path(SNAKEFILE).parent / "profiles"
+PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
 DRY = {"-n", "--dry-run", "--dryrun"}
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> None:
     command += ["--configfile", str(arguments.config)]
     if DRY & {*arguments.options} and not any(w.startswith(LOUDNESS) for w in arguments.options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
-    command += ["--snakefile", SNAKEFILE]
+    command += ["--snakefile", this_process.SNAKEFILE]
     if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
         command += ["--cores", "all"]
     command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])

@@ -27,7 +27,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
-from featuremill.step.finding import step_of
+from featuremill.store import shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
 from featuremill.workload import find_workload, optional, plugin_errors
@@ -124,9 +124,11 @@ class Run:
 
     def reruns(self, verb: str) -> str:
         """Return what of the config, when it changes, runs the `verb` again."""
-        counts = self.there.model_dump(mode="json", exclude=WITHOUT_EFFECT[verb])
+        counts = self.there.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
         if not counts["samples"]:  # configs without are as they were before there was the key
             del counts["samples"]
+        if verb == "plan" and (stores := shared.layers(self.there.store)):
+            counts["store"] = list(map(str, stores))
         return json.dumps(counts)
 
     def environment(self, verb: str) -> str:
@@ -193,7 +195,7 @@ class Flow:
         """The files with its records, as Snakemake names them."""
         self.steps = named.sections
         """What is asked of steps, by their keys of the config."""
-        self.rules = [str(step_of(key).RULES) for key in named.sections]
+        self.rules = named.rules
         """The files with their rules."""
         self.made = named.made
         """What they make."""
@@ -304,8 +306,8 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         checked = project.validate(config, named, places)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
-            refuse_patterns(run.config)
-        refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
+            # What a step makes of the inputs has a name of ours.
+            refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
     for run in checked.runs.values():
         of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run.config):

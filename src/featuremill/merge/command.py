@@ -10,6 +10,7 @@ then + pending belongs to the sum.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import shutil
 from collections.abc import Iterator, Mapping
@@ -33,13 +34,14 @@ from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
-from featuremill.store import command_line
+from featuremill.store import command_line, shared
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
 from featuremill.store.formats import FAILED, NOTES, SAMPLES, format_of, names, outputs_of
-from featuremill.store.parts import Part, open_part
-from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.parts import Part, open_part, open_taken
+from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
+from featuremill.store.shared_index import keep_index
 
 Parts = list[Part | None]
 log = logging.getLogger("featuremill.merge")
@@ -53,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-failed", type=int, default=0)
     parser.add_argument(
-        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+        "--config-json", help="the run's config, which has both, as its workflow passes it"
     )
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument(
@@ -108,7 +110,7 @@ def _outputs(folder: Results) -> list[str]:
     written = last.outputs if last else {}
     if outputs := list(outputs_of(written).values()):
         return outputs
-    log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
+    log.info("writing parquet, as there was no merge before; --outputs names other formats")
     return ["parquet"]
 
 
@@ -146,6 +148,10 @@ def merge(
         folder.records, folder.root / NOTES, has_any=bool(plan.notes), has_samples=has_samples
     )
     result.write(folder.delivery)
+    if plan.store:
+        shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
+        with contextlib.suppress(OSError):  # the next plan does it
+            keep_index(Path(plan.store[0]), plan.recipe)
     _say(folder, result)
     return result
 
@@ -223,7 +229,9 @@ def _write(
     provenance = provenance_of(plan, receipts) | marks
     paths = {name: place.root / format_of(name).file for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
-    return delivery_of(plan, receipts, counts, written, told)
+    found = delivery_of(plan, receipts, counts, written, told)
+    again = [f"{what}; its records were computed again." for what in shared.problems(folder)]
+    return found.model_copy(update={"warnings": [*found.warnings, *again]})
 
 
 def open_parts(
@@ -231,17 +239,19 @@ def open_parts(
 ) -> tuple[Parts, list[IntegrityError]]:
     """Return every part, and what is wrong with those that are None for it."""
 
-    def opened(shard: PlannedShard) -> Part | IntegrityError | None:
+    def opened(source: PlannedShard) -> Part | IntegrityError | None:
         try:
-            return open_part(folder, plan, shard, only_look)
+            if isinstance(source, SharedPart):
+                return open_taken(folder, plan, source, only_look)
+            return open_part(folder, plan, source, only_look)
         except IntegrityError as problem:
             return problem
 
     shown = Progress(log, "checking the parts", "parts")
     found = []
-    for one in in_order(opened, plan.shards, num_threads):
+    for one in in_order(opened, plan.sources, num_threads):
         found.append(one)
-        shown.at(len(found), len(plan.shards))
+        shown.at(len(found), len(plan.sources))
     problems = [part for part in found if isinstance(part, IntegrityError)]
     return [None if isinstance(part, IntegrityError) else part for part in found], problems
 
@@ -253,7 +263,7 @@ def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Ite
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
     scratch.mkdir()
     try:
-        names = [shard.shard for shard in plan.shards]
+        names = [source.shard for source in plan.sources]
         yield Gatherer(folder.records, names, parts, scratch, num_threads)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -261,13 +271,16 @@ def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Ite
 
 def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -> Accounts:
     """Count every input record, list those without values, and check the sums."""
-    totals = account(gatherer, folder, [shard.shard for shard in plan.shards], *listed)
+    totals = account(gatherer, folder, [source.shard for source in plan.sources], *listed)
+    if plan.store:
+        num_taken = int(gatherer.survey.rows_of_shard[len(plan.shards) :].sum())
+        totals = totals.model_copy(update={"taken": num_taken})
     planned = plan.counts
     if totals.input != planned.input or any(
         getattr(totals, kind) != getattr(planned, kind) for kind in ("refused", "duplicate")
     ):
         raise IntegrityError(
-            f"merge: the records don't add up: plan.json says {planned.as_json()}, manifest and "
+            f"merge: the records don't add up: plan.json has {planned.as_json()}, manifest and "
             f"parts {totals.as_json()}; delete plan.json and run the same command again."
         )
     return totals

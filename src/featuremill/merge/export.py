@@ -108,7 +108,7 @@ def _targets(
             if not path.exists():
                 raise UserError(
                     f"{path}: it belongs to the results, and is gone; featuremill status "
-                    f"{folder.root} says how to have it again."
+                    f"{folder.root} prints how to have it again."
                 )
             log.info("%s is there already: it belongs to the results", path)
             del paths[name]
@@ -118,7 +118,8 @@ def _targets(
 @contextlib.contextmanager
 def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Gatherer]:
     """Yield the parts of the results, joined and accounted for as in merge."""
-    if not any(folder.part(plan.recipe, shard.shard).exists() for shard in plan.shards):
+    own = [folder.part(plan.recipe, shard.shard) for shard in plan.shards]
+    if not (plan.taken or any(part.exists() for part in own)):
         raise UserError(
             f"{folder.root}: its parts were removed, so there is nothing left to make other "
             "formats of: convert what featuremill.load reads, or add them to outputs in the config "
@@ -129,7 +130,8 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
     if problems or found != results.parts:
         problem = problems[0] if problems else "parts are gone, or others than those in the results"
         raise IntegrityError(
-            f"{folder.root}: {problem}; featuremill status {folder.root} --verify says what to do."
+            f"{folder.root}: {problem}; featuremill status {folder.root} --verify prints what to "
+            "do."
         )
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, [gatherer.scratch / name for name in FAILED])

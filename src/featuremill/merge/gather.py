@@ -118,7 +118,7 @@ class Gatherer:
                 raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
-        self._times = 2 if sum(part.path.stat().st_size for part in found) > LARGE_BYTES else 1
+        self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
         self._manifest = manifest
         self.samples = ledger.samples_of(manifest)
         """What is known of each sample, by column; nothing of a run without."""

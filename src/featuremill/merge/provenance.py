@@ -8,10 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from featuremill import __version__, workload
-from featuremill.base.this_process import NAMED_VERSIONS
+from featuremill import workload
+from featuremill.base.this_process import NAMED_VERSIONS, VERSION
 from featuremill.config import Config
-from featuremill.store.delivery import Accounts, Delivery, Written
+from featuremill.store.delivery import Accounts, Delivery, Taken, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.workload.weights import model_told
@@ -35,7 +35,7 @@ def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
         "weights_sha256": plan.settings.weights_sha256 or "",
         "recipe": plan.recipe,
         "versions": json.dumps(versions),
-        "featuremill_version": __version__,
+        "featuremill_version": VERSION,
     }
 
 
@@ -65,7 +65,25 @@ def delivery_of(
 ) -> Delivery:
     """Return what manifest.json says: where the numbers come from, how many there are, and what is
     `told` besides, such as keys of the config."""
-    on_gpu = [r.seconds["total"] * len(r.devices) for r in receipts if r.is_on_gpu]
+    sources = {entry.shard: entry for entry in plan.taken}
+    own = [receipt for receipt in receipts if receipt.shard not in sources]
+    told = dict(told)
+    taken = [
+        Taken(
+            part=receipt.part,
+            path=sources[receipt.shard].path,
+            records=sources[receipt.shard].wanted,
+            device=receipt.device_name,
+            versions=receipt.versions,
+            host=receipt.host,
+            finished=receipt.finished,
+        )
+        for receipt in receipts
+        if receipt.shard in sources
+    ]
+    if plan.store:
+        told["taken"] = taken
+    on_gpu = [r.seconds["total"] * len(r.devices) for r in own if r.is_on_gpu]
     return Delivery(
         **told,
         version=Delivery.NEWEST,
@@ -84,9 +102,9 @@ def delivery_of(
         outputs=outputs,
         parts={receipt.shard: receipt.part for receipt in receipts},
         gpu_seconds=round(sum(on_gpu), 3),
-        **_energy(receipts, workload.told(plan.workload, "BYTES_ARE_LENGTHS")),
+        **_energy(own, workload.told(plan.workload, "BYTES_ARE_LENGTHS")),
         warnings=warnings_of(receipts),
-        receipts=receipts,
+        receipts=own,
     )
 
 

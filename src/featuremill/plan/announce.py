@@ -35,6 +35,8 @@ def announce(
     free = human_bytes(shutil.disk_usage(folder.root).free)
     records, shards = sizes_of(folder, plan)
     log.info("%s", records)
+    if plan.store:
+        log.info("%s", _taken(plan))
     log.info("%s%s, %s", shards, _time(folder, plan, sizing), _model(plan, sizing.device))
     total = human_bytes(sum(need.num_bytes for need in needs))
     log.info("about %s to be written%s; %s are free", total, _unknown(sizing.values), free)
@@ -44,6 +46,13 @@ def announce(
     for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
     disk_space.check(needs, folder.root)
+
+
+def _taken(plan: Plan) -> str:
+    """Return how many of the records that are to be had the stores have, in words."""
+    distinct = counted(plan.counts.unique, "distinct record")
+    have = "is" if plan.num_taken == 1 else "are"
+    return f"{plan.num_taken:,} of {distinct} {have} computed already, in {', '.join(plan.store)}"
 
 
 def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
@@ -78,8 +87,8 @@ def _unknown(values: pa.Schema) -> str:
     if not open_ended:
         return ""
     return (
-        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge looks at "
-        "the room again)"
+        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge checks "
+        "free space again)"
     )
 
 
@@ -93,7 +102,7 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
     return (
         f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counted(counts.unique, 'distinct record')} to compute "
+        f"{counted(counts.unique - plan.num_taken, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
     )
 

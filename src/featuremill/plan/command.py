@@ -32,6 +32,8 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Cut, Sizing, is_better
+from featuremill.plan.taken import NOTHING, look_up
+from featuremill.store import shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
@@ -139,6 +141,7 @@ def plan(
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
         result.write(folder.plan)
+        shared.note_run(folder, result)
     announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
 
@@ -173,8 +176,13 @@ def _planned(
     if tally.is_nucleotides:
         nucleotides.refuse(config.inputs or [config.samples], log)
     names = [entry.shard for entry in last.shards] if last else []
+    recipe = recipe_of(sizing.settings)
     old = spool_old_shards(folder, names, scratch / "old")
-    cutter = Cutter(folder, spooled.folders, tally.records, old, processes)
+    offer = NOTHING
+    if stores := shared.open_layers(config.store):
+        offer = look_up(folder, stores, recipe, spooled.folders, scratch, processes)
+    not_computed = {name for name in names if not folder.part(recipe, name).exists()}
+    cutter = Cutter(folder, spooled.folders, tally.records, old, processes, offer, not_computed)
     mean_bytes = tally.total_bytes / (tally.records - tally.refused)
 
     def cut_of(cost: int, records: int) -> Cut:
@@ -187,7 +195,7 @@ def _planned(
         now = held.shards + cut_of(*unassigned).shards(unassigned.cost)
         cost = unassigned.cost + held.cost
         anew = cut_of(cost, unassigned.records + held.records).shards(cost)
-        if is_better(anew, now):
+        if is_better(anew, now) or cutter.num_lost_by(not_begun):
             unassigned = cutter.release(not_begun)
     cut = cut_of(*unassigned)
     cutter.cut(cut.cost)
@@ -201,13 +209,17 @@ def _planned(
         cutter.shards,
         sheet.about if sheet else {},
     )
+    taken = offer.taken(cutter.shards)
+    told: dict[str, Any] = {}
+    if stores:
+        told = {"store": list(map(str, stores)), "taken": taken}
     result = Plan(
         version=PLAN_VERSION,
         run=config.run,
         workload=config.workload,
         workload_version=workload.VERSION,
         cost_unit=workload.COST_UNIT,
-        recipe=recipe_of(sizing.settings),
+        recipe=recipe,
         settings=sizing.settings,
         execution=options.model_dump(mode="json", include=execution_of(type(options))),
         device=config.device,
@@ -220,7 +232,8 @@ def _planned(
         refusals=dict(sorted(tally.refusals.items())),
         lengths=spooled.lengths,
         records_sha256=sha256_of(folder.records),
-        shards=cutter.shards,
+        shards=[shard for shard in cutter.shards if shard.shard not in offer.paths],
+        **told,
     )
     return Planned(result, cut.why)
 

@@ -28,8 +28,7 @@ def needs_of_run(
     if outputs:
         # Long proteins may be cut off: their cost is that of what is left of them.
         if plan.cost_unit in COUNTING_RESIDUES:
-            cost = sum(shard.cost for shard in plan.shards)
-            total = min(total, cost * num_rows // max(1, plan.counts.unique))
+            total = min(total, plan.cost * num_rows // max(1, plan.counts.unique))
         merging = disk_space.stored_bytes(values, num_rows, total)
         results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]

@@ -225,7 +225,7 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
     kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
     is_asked = np.full(len(places), not samples)
-    for rows in places_in(folder.records, [shard.shard for shard in plan.shards]):
+    for rows in places_in(folder.records, [source.shard for source in plan.sources]):
         at, is_there = _find(places, rows.places)
         costs[at] = rows.costs[is_there]
         np.add.at(num_rows, at, 1)
@@ -326,8 +326,8 @@ def _replace_plan(
         for shard, num, cost in zip(plan.shards, gone.tolist(), gone_cost.tolist(), strict=True)
         if shard.wanted > num
     ]
-    old_names = [shard.shard for shard in plan.shards]
-    new_names = [shard.shard for shard in (*kept, *new)]
+    old_names = [source.shard for source in plan.sources]
+    new_names = [source.shard for source in (*kept, *new, *plan.taken)]
     moved = moved + place_of(len(kept), np.zeros_like(moved))
     with replacing(folder.plan) as new_plan, replacing(folder.records) as new_manifest:
         move_rows(folder.records, new_manifest, old_names, new_names, chosen.places, moved)

@@ -25,6 +25,7 @@ import pyarrow as pa
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.processes import Processes
+from featuremill.plan.taken import NOTHING, Offer
 from featuremill.store.files import take_space
 from featuremill.store.plan import PlannedShard
 from featuremill.store.results import Results
@@ -50,6 +51,11 @@ class Work(NamedTuple):
     locations: Path
     kept: npt.NDArray[np.bool_]
     """Which of the old shards stay; all of them until that is decided."""
+    offer: Offer
+    """What stores have. Their parts are numbered after the old shards."""
+    yields: npt.NDArray[np.bool_]
+    """Which of the old shards are not computed yet, so that what a store has is taken from there;
+    True at the end, for NOWHERE."""
 
 
 class Piece(NamedTuple):
@@ -67,6 +73,8 @@ class Placed(NamedTuple):
     unique: int
     used: Integers
     used_cost: Integers
+    lost: Integers
+    """Records that a store has and an old shard too."""
     unassigned_cost: int
 
 
@@ -96,6 +104,8 @@ class Cutter:
         num_records: int,
         old: Sequence[OldShard],
         processes: Processes,
+        offer: Offer = NOTHING,
+        not_computed: Collection[str] = (),
     ) -> None:
         self.shards: list[PlannedShard] = []
         self.numbers: Integers
@@ -110,19 +120,23 @@ class Cutter:
             scratch / "old",
             scratch / "locations.bin",
             np.ones(len(old), bool),
+            offer,
+            np.array([*(shard.name in not_computed for shard in old), True]),
         )
-        self._old = old
+        self._num_own = len(old)
+        self._old = [*old, *offer.parts]
         self._processes = processes
         self._used: Integers
         self._used_cost: Integers
+        self._lost: Integers
         self._unassigned = Unassigned(0, 0)
 
     def place(self) -> Unassigned:
         """Decide which old shards stay and place their records; return what has to be cut."""
         work = self._work
-        if self._old:
-            wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(self._old), np.int64))
-            size = np.array([shard.payload_bytes for shard in self._old])
+        if old := self._old[: self._num_own]:
+            wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(old), np.int64))
+            size = np.array([shard.payload_bytes for shard in old])
             work.kept[:] = (2 * wanted >= size) & (wanted > 0)
         return self._place_in_kept()
 
@@ -143,7 +157,7 @@ class Cutter:
         """
         before, held = self._work.kept.copy(), self.used_of(names)
         was_unassigned = self.unique - int(self._used.sum())
-        self._work.kept[:] &= [shard.name not in names for shard in self._old]
+        self._work.kept[:] &= [shard.name not in names for shard in self._old[: self._num_own]]
         unassigned = self._place_in_kept()
         if unassigned.records == was_unassigned + held.records:
             return unassigned
@@ -153,14 +167,20 @@ class Cutter:
     def _place_in_kept(self) -> Unassigned:
         self.unique = unassigned_cost = 0
         self.locations["shard"] = NOWHERE
-        self._used, self._used_cost = np.zeros((2, len(self._old)), np.int64)
+        self._used, self._used_cost, self._lost = np.zeros((3, len(self._old)), np.int64)
         for placed in self._for_each_bucket(_place):
             self.unique += placed.unique
             self._used += placed.used
             self._used_cost += placed.used_cost
+            self._lost += placed.lost
             unassigned_cost += placed.unassigned_cost
         self._unassigned = Unassigned(unassigned_cost, self.unique - int(self._used.sum()))
         return self._unassigned
+
+    def num_lost_by(self, names: Collection[str]) -> int:
+        """Return how many records old shards of these `names` hold that a store has as well."""
+        lost = zip(self._old, self._lost.tolist(), strict=True)
+        return sum(num for shard, num in lost if shard.name in names)
 
     def cuts(self, shard_cost: float) -> Iterator[list[Piece]]:
         """Yield the pieces of each shard that what has no home is cut into; writes nothing."""
@@ -208,21 +228,30 @@ def _wanted_bytes(work: Work, number: int) -> Integers:
     return wanted
 
 
-def _homes(work: Work, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
-    """Return where old shards have each distinct record of the bucket."""
+def _homes(work: Work, bucket: Bucket, number: int) -> tuple[npt.NDArray[np.void], Integers]:
+    """Return where old shards and stores have each distinct record of the bucket; and the old
+    shards that hold a record which a store has, once for each."""
     homes = np.full(len(bucket.sha256), NOWHERE, LOCATION)
     position, keys = holders(bucket, work.old_keys, number, work.kept)
     for name in LOCATION.names or ():
         homes[name][position] = keys[name]  # of several, the last one stands
-    return homes
+    hits = work.offer.of_bucket(number)
+    before = homes["shard"][hits["position"]]
+    is_taken = work.yields[before]
+    hits = hits[is_taken]
+    homes["shard"][hits["position"]] = len(work.kept) + hits["part"]
+    homes["row"][hits["position"]] = hits["row"]
+    lost = before[is_taken]
+    return homes, lost[lost != NOWHERE]
 
 
 def _place(work: Work, number: int) -> Placed:
-    """Place the records that old shards hold; leave the cost of each of the others in a file."""
+    """Place the records that old shards or stores hold; leave the cost of each other in a file."""
     bucket = Bucket(work.spools, number)
-    homes = _homes(work, bucket, number)
+    homes, lost = _homes(work, bucket, number)
     has_home = homes["shard"] != NOWHERE
-    used, used_cost = np.zeros((2, len(work.kept)), np.int64)
+    num_old = len(work.kept) + len(work.offer.parts)
+    used, used_cost = np.zeros((2, num_old), np.int64)
     np.add.at(used, homes["shard"][has_home], 1)
     np.add.at(used_cost, homes["shard"][has_home], bucket.cost[has_home])
     is_placed = has_home[bucket.owner]
@@ -230,7 +259,8 @@ def _place(work: Work, number: int) -> Placed:
     locations[bucket.ordinals[is_placed]] = homes[bucket.owner[is_placed]]
     costs = bucket.cost[~has_home]
     np.save(_costs_path(work, number), costs)
-    return Placed(len(bucket.sha256), used, used_cost, int(costs.sum()))
+    lost_by = np.bincount(lost, minlength=num_old)
+    return Placed(len(bucket.sha256), used, used_cost, lost_by, int(costs.sum()))
 
 
 def _costs_path(work: Work, number: int) -> Path:
@@ -287,7 +317,7 @@ def _write_shards(work: Work, first: int, cuts: Sequence[Sequence[Piece]]) -> li
             if bucket is None or piece.bucket != number:
                 number = piece.bucket
                 bucket = Bucket(work.spools, number)
-                unassigned = np.flatnonzero(_homes(work, bucket, number)["shard"] == NOWHERE)
+                unassigned = np.flatnonzero(_homes(work, bucket, number)[0]["shard"] == NOWHERE)
             taken = unassigned[piece.start : piece.end]
             tables.append(bucket.take(taken))
             ordinals, rank = bucket.requesters(taken)

@@ -19,11 +19,13 @@ from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.status import failures
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
 from featuremill.store.ledger import SAMPLE
 from featuremill.store.results import Results
+from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
@@ -35,7 +37,7 @@ class Facts(NamedTuple):
     """In the order in which they began."""
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
-    problems: failures.Listed
+    problems: failed.Listed
     embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
@@ -46,6 +48,8 @@ class Facts(NamedTuple):
     """What the points of the map are coloured by, where that is not their length."""
     samples: Sequence[Mapping[str, str]] = ()
     """The rows of samples.tsv, in a run with samples."""
+    of_workload: Sequence[Figure] = ()
+    """The workload's own figures."""
 
     @property
     def wall_seconds(self) -> float:
@@ -91,7 +95,8 @@ def read(
     results = Results(root)
     place = results.partial if is_partial else results
     delivery, path = results.read_delivery(is_partial), place.delivery
-    if not delivery.parts.keys() <= {receipt.shard for receipt in delivery.receipts}:
+    known = {receipt.shard for receipt in delivery.receipts} | {one.part for one in delivery.taken}
+    if not delivery.parts.keys() <= known:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
         facts = _read(results, place, delivery)
@@ -122,34 +127,41 @@ def _samples(place: Results) -> list[dict[str, str]]:
 
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
-    problems = failures.read_list(place.root / "failed.tsv")
+    problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
     found = {"records.parquet": num_rows, "failed.tsv": problems.listed}
+    drawn: Sequence[Figure] = ()
     for output in ("parquet_dataset", "parquet"):
         path = place.root / format_of(output).file
         if path.name in delivery.outputs:
             table = Table(path)
             found["embeddings.parquet"] = table.num_rows
             the_map = embedding.read(table)
+            drawn = _figures(delivery.settings.workload, table)
     used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []
     doubts = _doubts(delivery.counts, found)
-    return Facts(
-        delivery,
-        known_lengths,
-        shards,
-        pieces,
-        problems,
-        the_map,
-        doubts,
-        used,
-        samples=_samples(place),
-    )
+    known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
+    return Facts(*known, samples=_samples(place), of_workload=drawn)
+
+
+def _figures(name: str, table: Table) -> Sequence[Figure]:
+    """Return the figures that the workload called `name` has of its results, if it is installed
+    here."""
+    if name not in workloads():
+        return ()
+    workload = find_workload(name)
+    if not isinstance(workload, DrawsFigures):
+        return ()
+    with plugin_errors.told(name, "figures"):
+        return workload.figures(
+            table.schema.names, lambda columns: (batch for _, batch in table.batches(columns))
+        )
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
@@ -160,7 +172,7 @@ def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
         "embeddings.parquet": counts.ok,
     }
     return [
-        f"{name} holds {words.records(number)} where manifest.json says {claimed[name]:,}."
+        f"{name} holds {words.records(number)} where manifest.json has {claimed[name]:,}."
         for name, number in num_rows.items()
         if number != claimed[name]
     ]

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 import zlib
+from collections import Counter
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -16,16 +17,17 @@ import jinja2
 import vl_convert
 import yaml
 
-from featuremill import __version__
 from featuremill.base import words
+from featuremill.base.this_process import VERSION
 from featuremill.config import Config
 from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
-from featuremill.report.chart import Figure, clock_of
+from featuremill.report.chart import clock_of
 from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
+from featuremill.workload.figures import Figure
 from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"
@@ -43,6 +45,7 @@ PLACED = frozenset(
     ("version", "run", "partial", "finished", "recipe", "records_sha256", "settings", "cost_unit")
 ).union(
     ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
+    ("taken",),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
@@ -55,6 +58,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
     unit = facts.delivery.lengths.unit
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
+        *facts.of_workload,
         embedding.figure(facts.embedding, facts.labels, unit),
         lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),
@@ -103,7 +107,7 @@ def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> Non
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
-    """Write a page of another room to `path`: its `template`, as text, has parts.html at hand."""
+    """Write a page of a step to `path`: its `template`, as text, extends step.html."""
     _write_text(path, _environment().from_string(template).render(context))
 
 
@@ -210,6 +214,7 @@ def _accounting(facts: Facts) -> dict[str, Any]:
     notes = [f"{note}: {words.records(n)}." for note, n in facts.delivery.notes.items()]
     if notes and not facts.delivery.partial:
         notes.append(f"{formats.NOTES}, beside this page, lists these records.")
+    notes += _taken(facts.delivery)
     if not counts.ok:
         notes.insert(0, "None of them has features.")
     return {
@@ -227,6 +232,19 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         ],
         "notes": notes,
     }
+
+
+def _taken(delivery: Delivery) -> list[str]:
+    """Return where values came from that were taken from a store, a sentence for each kind."""
+    found: Counter[tuple[str, str, str]] = Counter()
+    for part in delivery.taken:
+        torch = f" with torch {part.versions['torch']}" if "torch" in part.versions else ""
+        found[part.device, torch, part.finished[:10]] += part.records
+    return [
+        f"From the store: {words.counted(number, 'distinct record')}, {device}{torch}"
+        f"{f' on {date}' if date else ''}."
+        for (device, torch, date), number in sorted(found.items())
+    ]
 
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
@@ -274,7 +292,7 @@ def _versions(facts: Facts) -> dict[str, str]:
     for receipt in facts.delivery.receipts:
         for name, version in receipt.versions.items():
             found.setdefault(name, set()).add(version)
-    found["featuremill"] = found["featuremill"] or {__version__}
+    found["featuremill"] = found["featuremill"] or {VERSION}
     return {name: words.listed(sorted(versions)) for name, versions in found.items()}
 
 

@@ -6,12 +6,12 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from featuremill.base.log import last_error
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
-from featuremill.status.sources import again_after, is_newer
+from featuremill.status.sources import again_after
 from featuremill.status.state import (
     DONE,
     DONE_WITH_FAILURES,
@@ -21,25 +21,11 @@ from featuremill.status.state import (
     is_run,
     read_state,
 )
-from featuremill.step import Made
 from featuremill.store import run_lock
 from featuremill.store.results import Results
 
 VERSION = 1
 """Of the JSON."""
-
-
-State = Literal["no", "yes", "older"]
-"""older: what it was made of has changed or was made again since."""
-
-
-def state_of(made: Made) -> State:
-    """Tell whether what a step makes is there, and of what its files are now made of."""
-    last = Path(made.files[-1])
-    if not last.exists():
-        return "no"
-    late = [path for path in made.made_of if is_newer(Path(path), last)]
-    return "older" if made.is_other(late) else "yes"
 
 
 @dataclass
@@ -49,8 +35,8 @@ class ProjectState:
     runs: Runs
     states: dict[str, RunState | None] = field(default_factory=dict)
     """Of each run, by its name in the config; None of one that was not begun."""
-    steps: list[State] = field(default_factory=list)
-    """Of what steps make, in the order of `runs.steps`."""
+    steps: list[str] = field(default_factory=list)
+    """Of what steps make, in the order of `runs.steps`: as `Made.stands` has it."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
     """What is counted in it, in the same order."""
     problems: list[Problem] = field(default_factory=list)
@@ -120,7 +106,7 @@ def read_project(runs: Runs, verifies: bool = False) -> ProjectState:
     """
     state = ProjectState(runs)
     state.read_runs(verifies)
-    state.steps = [*map(state_of, runs.steps)]
+    state.steps = [made.stands() for made in runs.steps]
     for made, one in zip(runs.steps, state.steps, strict=True):
         state.figures.append({} if one == "no" else made.figures())
     if not state.is_at_work:

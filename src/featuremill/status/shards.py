@@ -41,8 +41,8 @@ class Work(NamedTuple):
 
     batches: int = 0
     """Committed."""
-    rows: int | None = 0
-    """In them; None where an early journal does not tell."""
+    rows: int = 0
+    """In them."""
     last_commit: str | None = None
     """When the journal was last written to, ISO 8601, UTC."""
     holder: Holder = Holder()

@@ -14,7 +14,6 @@ from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config.runs import Runs
 from featuremill.status.project import ProjectState, read_project
-from featuremill.status.project import State as Step
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
 from featuremill.status.time_left import TimeLeft
@@ -40,8 +39,8 @@ NO_PLAN = {
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
-STEPS: dict[Step, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
-LATER: dict[Step, str] = {"no": "", "yes": "", "older": "; of what was before"}
+STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
+LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
     "running": "running",
     "unclear": "perhaps running",
@@ -174,6 +173,8 @@ def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Input", ", ".join([counted(counts.input, "record"), *rest])
     distinct = counted(counts.unique, "distinct record")
     shards = counted(len(state.shards), "shard")
+    if plan.store:
+        distinct += f" ({plan.num_taken:,} from the store)"
     yield "Plan", f"{distinct} in {shards} ({plan.workload}, recipe {plan.recipe[:8]})"
     yield "Parts", _parts(state)
     if by_gpu := _by_gpu(state):
@@ -281,8 +282,6 @@ def _begun(shard: Shard, work: Work) -> str:
 
 
 def _committed(work: Work, num_records: int) -> str:
-    if work.rows is None:
-        return f"{counted(work.batches, 'batch', 'batches')} committed"
     return f"{work.rows:,} of {counted(num_records, 'record')} committed"
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
@@ -90,7 +90,7 @@ class Project(NamedTuple):
         if name is None and len(self.features) == 1:
             return next(iter(self.features.values()))
         if name is None:
-            raise UserError(f"say of which features: {listed(self.features)}.")
+            raise UserError(f"name the features, one of {listed(self.features)}.")
         if "/" in name:
             return name.rstrip("/")
         if name not in self.features:
@@ -123,6 +123,15 @@ class Made(NamedTuple):
     """Counts what is in the files, once they are there, such as fragments."""
     lock: str = ""
     """A file that whoever makes them holds locked, so that `clean` leaves them alone."""
+
+    def stands(self) -> Literal["no", "yes", "older"]:
+        """Tell whether there is all of it; older: what it was made of has changed since."""
+        last = Path(self.files[-1])
+        if not last.exists():
+            return "no"
+        there = [path for path in self.made_of if Path(path).exists()]
+        late = [path for path in there if Path(path).stat().st_mtime > last.stat().st_mtime]
+        return "older" if self.is_other(late) else "yes"
 
 
 class Command(NamedTuple):

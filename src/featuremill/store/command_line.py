@@ -7,9 +7,10 @@ last command without what was wanted that one time, such as a target or `--force
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,6 +31,7 @@ ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--ba
 """Snakemake's options for one time, with the words behind them."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
+VARIABLE = re.compile(r"[A-Z_]+=")
 NAMING = {"--configfile", "--configfiles", "--config", "-C"}
 """Options of which the words behind them may look like a target and are none."""
 NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"}
@@ -37,8 +39,26 @@ NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow
 
 
 def remember(words: Sequence[str]) -> None:
-    """Have the Snakemake that this process becomes know that it was started by `words`."""
+    """Have the Snakemake that this process becomes know that it was started by `words`, behind the
+    variables that its parent told it of."""
+    process, _, before = TYPED.value().partition(" ")
+    variables = shlex.split(before) if process == str(os.getppid()) else []
+    words = [*variables[: _num_variables(variables)], *words]
     TYPED.set(f"{os.getpid()} {shlex.join(words)}")
+
+
+def told_variables(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the `variables` for a `featuremill run` that this process starts, with one that has it
+    remember them."""
+    if not variables:
+        return {}
+    words = [f"{name}={value}" for name, value in variables.items()]
+    return {**variables, TYPED.name: f"{os.getpid()} {shlex.join(words)}"}
+
+
+def _num_variables(words: Sequence[str]) -> int:
+    """Return how many variables are set before the program."""
+    return next((n for n, word in enumerate(words) if not VARIABLE.match(word)), len(words))
 
 
 def command() -> str:
@@ -52,9 +72,12 @@ def this() -> str:
     return whole(command())
 
 
-def first(config: Path) -> str:
-    """Return what computes the run of `config` from here, where nothing was typed yet."""
-    return f"featuremill run {shlex.quote(str(config))}"
+def first(config: Path, folder: Path = Path()) -> str:
+    """Return what computes the run of `config` in `folder`, where nothing was typed yet."""
+    if folder.samefile(Path()):
+        return f"featuremill run {shlex.quote(str(config))}"
+    told = shlex.quote(os.path.relpath(config, folder))
+    return f"cd {shlex.quote(os.path.relpath(folder))} && featuremill run {told}"
 
 
 def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
@@ -97,12 +120,13 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
     Snakemake left needs `--rerun-incomplete`, which is in the profiles of ours. `rules` is as in
     Owner.
     """
-    is_verb = typed.startswith("featuremill run ")
+    words = shlex.split(typed)
+    start = _num_variables(words)
+    is_verb = words[start : start + 2] == ["featuremill", "run"]
     is_imported = is_imported and not is_verb  # what it starts is a workflow of ours
     dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
     targets = {rules.format(rule) for rule in RULES}
-    words = shlex.split(typed)
-    start = 3 if is_verb else 1
+    start += 3 if is_verb else 1
     kept, option = words[:start], ""
     for word in words[start:]:
         if word.startswith("-"):

@@ -45,6 +45,8 @@ class Accounts(Record):
     duplicate: int
     pending: int = 0
     """Not computed yet; only partial results have any."""
+    taken: int = 0
+    """Of those that are ok, how many have their values from a store; told where there is one."""
 
     @property
     def has_all(self) -> bool:
@@ -55,6 +57,8 @@ class Accounts(Record):
     def told(self) -> str:
         """How many records have features, and what became of the others, in words."""
         whole = f"{self.ok:,} of {counted(self.input, 'record')} {_have(self.ok)} features"
+        if self.taken:
+            whole += f" ({self.taken:,} from the store)"
         kinds = (
             (self.failed, "failed"),
             (self.refused, "was refused" if self.refused == 1 else "were refused"),
@@ -66,6 +70,19 @@ class Accounts(Record):
 
 def _have(number: int) -> str:
     return "has" if number == 1 else "have"
+
+
+class Taken(Record):
+    """A part of a store that results were made of, and how it came to be."""
+
+    part: str
+    path: str
+    records: int
+    """Distinct records of the input that it gave."""
+    device: str
+    versions: dict[str, str] = {}
+    host: str = ""
+    finished: str = ""
 
 
 class Delivery(JsonFile):
@@ -100,10 +117,11 @@ class Delivery(JsonFile):
     """In the unit of `lengths`."""
     warnings: list[str] = []
     receipts: list[Receipt] = []
+    taken: list[Taken] = []
 
     def is_of(self, plan: Plan) -> bool:
         """Tell whether these are results of `plan`; partial ones are of some of its parts."""
-        parts, shards = set(self.parts), {entry.shard for entry in plan.shards}
+        parts, shards = set(self.parts), {source.shard for source in plan.sources}
         return (
             self.records_sha256 in (None, plan.records_sha256)
             and self.plan == plan.counts

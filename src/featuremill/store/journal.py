@@ -8,7 +8,7 @@ log:
     featuremill-journal 1 <batch_cost>     the budget that batches were made with
     begin <row>,<row>,…                    rows of the shard that go to the device now
     commit <end offset> <xxh3> <rows>      the rows up to this offset of the data file are good, and
-                                           how many this batch has (early logs do not tell)
+                                           how many this batch has
     abort                                  what was begun failed without harm to the worker
     strike <row>,<row>,…                   the worker died with these rows in flight
 

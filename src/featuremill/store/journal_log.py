@@ -6,7 +6,6 @@ without Arrow, which the worker has.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import deque
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ class Commit(NamedTuple):
     """Its end in the data file."""
     digest: str
     """The xxh3-64 of its bytes."""
-    num_rows: int | None = None
+    num_rows: int
 
 
 class LogState(NamedTuple):
@@ -36,13 +35,11 @@ class LogState(NamedTuple):
     strikes: list[tuple[int, ...]]
     in_flight: tuple[int, ...]
 
-    def num_rows(self, data: Path) -> int | None:
-        """Return how many rows are committed of those that the data file `data` holds, by its size;
-        None where an early log does not tell."""
+    def num_rows(self, data: Path) -> int:
+        """Return how many rows are committed of those that the data file `data` holds, by its
+        size."""
         num_bytes = data.stat().st_size if data.exists() else 0
-        told = [commit.num_rows for commit in self.commits if commit.end <= num_bytes]
-        known = [rows for rows in told if rows is not None]
-        return sum(known) if len(known) == len(told) else None
+        return sum(commit.num_rows for commit in self.commits if commit.end <= num_bytes)
 
 
 def read_log(path: Path) -> LogState | None:
@@ -67,8 +64,7 @@ def read_log(path: Path) -> LogState | None:
             if not line:
                 continue
             if word == "commit":
-                rows = _natural(rest[2], least=0) if len(rest) > 2 else None
-                commits.append(Commit(_natural(rest[0]), rest[1], rows))
+                commits.append(Commit(_natural(rest[0]), rest[1], _natural(rest[2], least=0)))
                 if in_flight:  # what is quarantined is committed without a beginning
                     in_flight.popleft()
             elif word == "begin":
@@ -96,21 +92,9 @@ def _natural(text: str, least: int = 1) -> int:
 
 
 def num_rows_in(path: Path) -> int:
-    """Return how many rows the journal at `path` holds. Where an early log does not tell, its data
-    are read: by one who holds the lock, as a writer may cut them."""
+    """Return how many rows the journal at `path` holds."""
     state = read_log(path.with_suffix(".log"))
-    if state is None or not path.exists():
-        return 0
-    if (told := state.num_rows(path)) is not None:
-        return told
-    import pyarrow as pa  # here: only early logs need it
-
-    total = 0
-    with contextlib.suppress(pa.ArrowInvalid, OSError, StopIteration), pa.OSFile(str(path)) as data:
-        reader = pa.ipc.open_stream(data)
-        for _ in state.commits:
-            total += reader.read_next_batch().num_rows
-    return total
+    return state.num_rows(path) if state else 0
 
 
 def add_strike(log_path: Path, rows: Iterable[int]) -> None:

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.words import counted
-from featuremill.store import command_line
+from featuremill.store import command_line, shared
 from featuremill.store.journal import COLUMNS
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
-from featuremill.store.shard_file import Digests, digests
+from featuremill.store.shard_file import Digests, beginnings, digests
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 
@@ -35,6 +35,13 @@ class Part(NamedTuple):
     receipt: Receipt
     values: pa.Schema
     num_failed: int
+    share: float = 1.0
+    """How much of it is wanted, of a part that is taken from a store."""
+
+    @property
+    def wanted_bytes(self) -> float:
+        """About how many of its bytes are of rows that are wanted."""
+        return self.share * self.path.stat().st_size
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Read the part's batches one after the other; only one is in memory."""
@@ -47,7 +54,7 @@ class Part(NamedTuple):
 
     def columns(self) -> tuple[Digests, pa.Array]:
         """Return each row's sha256, and why it failed or null, without reading the values."""
-        return _columns(self.path)
+        return read_columns(self.path)
 
 
 def open_part(
@@ -81,7 +88,7 @@ def open_part(
             "command again to have it written anew."
         )
     try:
-        part = _checked(path, receipts, shard.records)
+        part = checked(path, receipts, shard.records)
         told = part.receipt.workload_version, part.receipt.engine_version
         if others := plan.settings.other_versions(*told):
             raise _damaged(path, f"it was computed by {others}, as planned")
@@ -94,7 +101,36 @@ def open_part(
         raise
 
 
-def _checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
+def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool = False) -> Part:
+    """Return a part that `plan` takes from a store, its bytes and rows checked.
+
+    Raises:
+        IntegrityError: when it is gone or not what was published; unless one may `only_look`, it is
+            noted then and plan.json removed, so that the next run does without it.
+    """
+    path = Path(entry.path)
+    before = shared.identity_of(path)
+    try:
+        found = Receipt.find(path.with_suffix(".json"))
+        part = checked(path, [found] if found else [], entry.records)
+        if part.receipt.part != entry.shard or part.receipt.recipe != plan.recipe:
+            raise IntegrityError(f"{path}: it is another part; run the same command again.")
+    except (IntegrityError, OSError) as error:
+        if not only_look:
+            shared.note_unusable(folder, path, before, str(error).rpartition("; ")[0] or str(error))
+            folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
+        if isinstance(error, IntegrityError):
+            raise
+        raise IntegrityError(
+            f"{path}: it cannot be read ({error.strerror or error}); run the same command again to "
+            "compute its records anew."
+        ) from None
+    # What failed elsewhere is not taken. The shard may be one of this run's as well.
+    receipt = part.receipt.model_copy(update={"shard": entry.shard})
+    return part._replace(receipt=receipt, num_failed=0, share=entry.wanted / entry.records)
+
+
+def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     """Return the part at `path` with the one of `receipts` that is about these bytes."""
     if not path.exists():
         raise _damaged(path, "it is gone")
@@ -102,7 +138,7 @@ def _checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     receipt = next((found for found in receipts if found.part == digest), None)
     if receipt is None:
         raise _damaged(path, "its bytes are not those that were written")
-    sha256, reasons = _columns(path)
+    sha256, reasons = read_columns(path)
     if len(sha256) != num_records or len(np.unique(sha256)) != num_records:
         raise _damaged(
             path, f"it holds {counted(len(sha256), 'row')} for {counted(num_records, 'record')}"
@@ -126,7 +162,7 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
     Raises:
         pa.ArrowInvalid: when its bytes are no part.
     """
-    sha256, reasons = _columns(path)
+    sha256, reasons = read_columns(path)
     failed = np.array(pc.indices_nonzero(reasons.is_valid()).to_pylist(), np.int64)
     rows = np.searchsorted(np.sort(sha256), sha256[failed])
     order = np.argsort(rows)
@@ -136,13 +172,18 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
 def order_of(sha256: Digests) -> npt.NDArray[np.int64]:
     """Return the order that sorts distinct digests."""
     # Numbers sort several times faster than bytes, and eight of these decide nearly always.
-    beginnings = np.ascontiguousarray(sha256).view(">u8")[::4].astype(np.uint64)
-    order = np.argsort(beginnings)
-    in_order = beginnings[order]
+    first = beginnings(sha256)
+    order = np.argsort(first)
+    in_order = first[order]
     return np.argsort(sha256) if (in_order[1:] == in_order[:-1]).any() else order
 
 
-def _columns(path: Path) -> tuple[Digests, pa.Array]:
+def read_columns(path: Path) -> tuple[Digests, pa.Array]:
+    """Return each row's sha256, and why it failed or null, of the part at `path`.
+
+    Raises:
+        pa.ArrowInvalid: when its bytes are no part.
+    """
     with pa.memory_map(str(path)) as source:
         batches = list(pa.ipc.open_stream(source))
         sha256 = pa.chunked_array([batch.column("sha256") for batch in batches], pa.binary(32))

@@ -84,6 +84,14 @@ class PlannedShard:
     """Of the shard's file."""
 
 
+@dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
+class SharedPart(PlannedShard):
+    """A part of a store that holds values of the plan's records; records.parquet names it like a
+    shard, by the digest of its bytes, and `bytes` are those of its file."""
+
+    path: str
+
+
 class Plan(JsonFile):
     """What plan.json says."""
 
@@ -111,6 +119,26 @@ class Plan(JsonFile):
     lengths: Lengths
     records_sha256: str
     shards: list[PlannedShard]
+    """What the run computes itself."""
+    store: list[str] = []
+    """Folders of stores: all are read, and the first is written; none, and not told, without."""
+    taken: list[SharedPart] = []
+    """What it takes from them."""
+
+    @property
+    def sources(self) -> list[PlannedShard]:
+        """What records.parquet names: the shards, then the parts that are taken."""
+        return [*self.shards, *self.taken]
+
+    @property
+    def num_taken(self) -> int:
+        """Distinct records that stores have."""
+        return sum(part.wanted for part in self.taken)
+
+    @property
+    def cost(self) -> int:
+        """Of all records, also of those that are taken."""
+        return sum(source.cost for source in self.sources)
 
     def too_few(self, num_left: int) -> str:
         """Return a sentence where so many shards, which are left to compute, do not give every slot

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from featuremill.store.json_file import JsonFile, Number, Record
 
@@ -85,15 +85,7 @@ class Receipt(JsonFile):
     """ISO 8601, UTC."""
     host: str = ""
     policy: str = ""
-    """By which a lease chose among free GPUs; early receipts do not tell."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_version_1(cls, value: Any) -> Any:
-        if isinstance(value, dict) and "device" in value and "devices" not in value:
-            value = {**value, "devices": [value["device"]]}
-            del value["device"]
-        return value
+    """By which a lease chose among free GPUs."""
 
     @property
     def is_on_gpu(self) -> bool:

@@ -76,3 +76,8 @@ def digests(column: pa.ChunkedArray) -> Digests:
         if len(c)
     ]
     return np.concatenate(chunks) if chunks else np.empty(0, "S32")
+
+
+def beginnings(sha256: Digests) -> npt.NDArray[np.uint64]:
+    """Return the first eight bytes of each digest, as a number of the same order."""
+    return np.ascontiguousarray(sha256).view(">u8")[::4].astype(np.uint64)

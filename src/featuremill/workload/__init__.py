@@ -31,6 +31,7 @@ from featuremill.workload.optional import Cautions as Cautions
 from featuremill.workload.optional import Checkpoint as Checkpoint
 from featuremill.workload.optional import Checkpoints as Checkpoints
 from featuremill.workload.optional import Converted as Converted
+from featuremill.workload.optional import DrawsFigures as DrawsFigures
 from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
 from featuremill.workload.optional import HasPrecisions as HasPrecisions
 from featuremill.workload.optional import TellsMemory as TellsMemory

@@ -13,7 +13,7 @@ from featuremill.workload import Kind, WorkloadOptions
 from featuremill.workload.optional import Wish
 
 ATTRIBUTES = ("layers", "pool", "dtype", "long")
-ONE_TOKEN = ("bos_", "cls_")
+ONE_TOKEN = ("bos_", "cls_", "max_")
 REMEDIES: Mapping[Wish, str] = {
     "smaller batches": "batch_tokens",
     "shorter records": "long: truncate",

@@ -6,15 +6,18 @@ those of a hook, and a workload that lacks them is asked for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from featuremill.base.reasons import Kind
     from featuremill.lease.devices import Device
     from featuremill.workload import Weights
+    from featuremill.workload.figures import Figure
 
 
 Wish = Literal["smaller batches", "shorter records", "less written"]
@@ -52,8 +55,8 @@ class OptionalAttributes:
     """Options that stand by their names among the attributes of result files, where readers look
     for them; all of them stand there as JSON as well."""
     ONE_TOKEN: Sequence[str] = ()
-    """How columns begin that hold the vector of one token, and no mean: in 16 bits that is as near
-    to fp32 as any token's is, and audit asks no more of it."""
+    """How columns begin that hold the vector of one token, or numbers of single ones, and no mean:
+    in 16 bits that is as near to fp32 as any token's is, and audit asks no more of it."""
     BYTES_ARE_LENGTHS: bool = False
     """True: a record is as long, in LENGTH_UNIT, as its payload has bytes, so that the energy of a
     million of them is told."""
@@ -209,6 +212,20 @@ class TellsWays(Protocol):
 
         Raises:
             WorkloadError: no way to compute an operation is right.
+        """
+
+
+@runtime_checkable
+class DrawsFigures(Protocol):
+    """Figures of its own, with which the report begins."""
+
+    def figures(
+        self, columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    ) -> Sequence[Figure]:
+        """Return figures of a run's results, with names that begin with the workload's.
+
+        `columns` are those of embeddings.parquet; `read` gives some of them, a few thousand rows at
+        a time.
         """
 
 

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from featuremill.base.errors import UserError
 from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import Format as Format
-from featuremill.store.formats import Kind, kind_of
+from featuremill.store.formats import Kind
+from featuremill.store.formats import kind_of as kind_of
+from featuremill.store.formats import refuse_outputs as refuse_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa

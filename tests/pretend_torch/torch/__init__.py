@@ -30,7 +30,7 @@ class OutOfMemoryError(RuntimeError):
     pass
 
 
-def _ways(device, weights):
+def _ways(device, weights, *_):
     metadata = weights.metadata if weights else {"embed_dim": "1280", "attention_heads": "20"}
     head_width = int(metadata["embed_dim"]) // int(metadata["attention_heads"])
     uuid = os.environ["CUDA_VISIBLE_DEVICES"]

@@ -27,7 +27,6 @@ from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
 from featuremill.extract import compute
 from featuremill.extract.in_process import values_in_batches
-from featuremill.store.formats import kind_of
 from featuremill.workload import (
     Device,
     HasPrecisions,
@@ -38,6 +37,7 @@ from featuremill.workload import (
     optional,
     plugin_errors,
 )
+from featuremill.workload.outputs import kind_of
 
 REFERENCE = "fp32"
 FLOAT_BYTES = 4

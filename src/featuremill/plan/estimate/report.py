@@ -142,7 +142,7 @@ class Estimate(BaseModel):
     def _table(self) -> list[str]:
         table = Table(box=None, pad_edge=False)
         last = "auto's shards.cost" if self.is_cut else "shards.cost"
-        headings = ("time", f"{self.slot} hours", "start-up", "idle", "shards", last)
+        headings = ("time", f"{self.slot} hours", "shards", last)
         for heading in (f"{self.slot}s", *headings):
             table.add_column(heading, justify="right", no_wrap=True)
         for row in self.rows:
@@ -152,8 +152,6 @@ class Estimate(BaseModel):
                 f"{row.slots:,}",
                 _spread(row.hours, lambda hours: duration(3600 * hours), is_ranged),
                 _spread(row.device_hours, _hours, is_ranged),
-                f"{100 * row.startup_share:.0f} %",
-                f"{100 * row.idle_share:.0f} %",
                 f"{row.shards_left:,}",
                 f"{row.best_cost:_}" if row.best_cost else "",
             )
@@ -164,10 +162,6 @@ class Estimate(BaseModel):
 
     def _notes(self) -> Iterator[str]:
         """Yield what it takes besides the shards' time, a paragraph each."""
-        yield (
-            f"start-up and idle: shares of the {self.slot} hours in which jobs start and end, and "
-            f"in which a {self.slot} has no job."
-        )
         weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
         around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
         yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."

@@ -51,7 +51,7 @@ class Work(NamedTuple):
     @property
     def mean_cost(self) -> float:
         """The cost of a record."""
-        return sum(shard.cost for shard in self.plan.shards) / max(1, self.plan.counts.unique)
+        return self.plan.cost / max(1, self.plan.counts.unique)
 
     def in_shards(self, number: int) -> Work:
         """Return all of it, in so many equal shards."""
@@ -139,6 +139,7 @@ def _read(scratch: Path, config: Config) -> Work:
         counts=spooled.counts(cutter.unique),
         lengths=spooled.lengths,
         shards=shards,
+        taken=[],
     )
     is_cut = config.shards.cost != "auto"
     return Work(plan, shards, "", is_planned=False, is_cut=is_cut)

@@ -6,13 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.errors import UserError
 from featuremill.base.words import listed
+from featuremill.steps import card
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.progress import progress as progress
-from featuremill.store.files import sha256_of, write_json
+from featuremill.store.files import write_json
 from featuremill.store.json_file import JsonFile, Number, Record
 from featuremill.store.plan import Settings
 from featuremill.workload import WorkloadOptions, refuse_without_packages
@@ -89,7 +90,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What sae.json says."""
+    """The content of sae.json."""
 
     REMEDY: ClassVar[str] = "train it again"
 
@@ -122,23 +123,23 @@ def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str
     """Raise UserError where `what` in `folder` is of another training."""
     names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
     if names:
-        told = listed(f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names)
+        differences = listed(
+            f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names
+        )
         raise UserError(
-            f"{folder}: the {what} there is of another training ({told}); name another --output, "
-            "or delete this folder."
+            f"{folder}: the {what} there is of another training ({differences}); name another "
+            "--output, or delete this folder."
         )
 
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise UserError where `folder` holds what is not of an autoencoder."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: this is a file; name a folder, as in saes/NAME.")
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if other := next((name for name in names if name not in FILES and name[0] != "."), None):
-        raise UserError(
-            f"{folder}: this folder holds {other!r}, which is of no autoencoder; name another "
-            "--output, as in saes/NAME."
-        )
+    card.refuse_other_folder(
+        folder,
+        lambda name: name in FILES or name[0] == ".",
+        "name a folder, as in saes/NAME",
+        "of no autoencoder; name another --output, as in saes/NAME",
+    )
 
 
 def write_config(path: Path, options: Options, width: int) -> None:
@@ -170,14 +171,8 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
     refuse_without_packages(Needs)
     from safetensors.torch import load_file
 
-    try:
-        card = Card.read(folder / CARD)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder}: there is no trained autoencoder here, as there is no {CARD}; name the "
-            "folder that `featuremill sae train` came to its end with."
-        ) from None
-    path = folder / WEIGHTS
-    if not path.is_file() or sha256_of(path) != card.sha256:
-        raise IntegrityError(f"{path}: it is gone or not what {CARD} tells of; train it again.")
-    return card, load_file(path)
+    missing = (
+        f"there is no trained autoencoder here, as there is no {CARD}; name the folder that "
+        "`featuremill sae train` came to its end with."
+    )
+    return card.read(folder, Card, CARD, WEIGHTS, missing), load_file(folder / WEIGHTS)

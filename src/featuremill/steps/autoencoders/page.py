@@ -10,11 +10,11 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
 from featuremill.steps.autoencoders.card import FEATURES, Card
 from featuremill.steps.autoencoders.names import Names
 from featuremill.steps.autoencoders.report import Held, Top
+from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
@@ -65,10 +65,12 @@ def write_page(
         for feature in order[:MOST_FEATURES]
     ]
     options, source = card.options, card.source
+    dead = _of_dead(held.dead, options.features, card.counts["vectors"])
     each = "a residue" if source.is_per_residue else "a record"
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
+        verb="sae",
         title=name,
         lead=(
             f"{words.count(options.features)} features, {options.k} of them active at most, for "
@@ -86,7 +88,7 @@ def write_page(
         card=card,
         run=run,
         held=held,
-        warning=_of_dead(held.dead, options.features, card.counts["vectors"]),
+        warnings=[dead] if dead else [],
         features=listed,
         most_rows=MOST_ROWS,
         num_active=len(order),

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.steps import card
 from featuremill.store.files import sha256_of
 from featuremill.store.json_file import JsonFile, Record
 from featuremill.store.plan import Settings
@@ -39,7 +39,7 @@ class Part(Record):
     """Numbers in it."""
     column: str | None = None
     recipe: str | None = None
-    """What it was made by; None where nobody knows, as of a head from elsewhere."""
+    """What it was made by; None where it is unknown, as of a head from elsewhere."""
     settings: Settings | None = None
     """What the recipe is the digest of."""
     run: str | None = None
@@ -85,7 +85,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What head.json says."""
+    """The content of head.json."""
 
     REMEDY: ClassVar[str] = "train or import the head again"
 
@@ -129,14 +129,13 @@ class Card(JsonFile):
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise UserError where `folder` holds what is not a head's, as writing one replaces it."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: this is a file; a head is a folder, so name another.")
-    others = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if other := next((name for name in sorted(others) if name not in FILES), None):
-        raise UserError(
-            f"{folder}: this folder holds {other!r}, which is no head's, and a new head replaces "
-            "all of a folder; name another --output, as in heads/NAME."
-        )
+    card.refuse_other_folder(
+        folder,
+        FILES.__contains__,
+        "a head is a folder, so name another",
+        "no head's, and a new head replaces all of a folder; name another --output, as in "
+        "heads/NAME",
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, npt.NDArray[Any]]) -> str:
@@ -158,16 +157,9 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
     refuse_without_packages(Needs)
     from safetensors.numpy import load
 
-    try:
-        card = Card.read(folder / CARD)
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(
-            f"{folder}: there is no head here, as there is no {CARD}; name the folder that "
-            "`featuremill head train` or `head import` wrote."
-        ) from None
-    path = folder / TENSORS
-    if not path.is_file() or sha256_of(path) != card.sha256:
-        raise IntegrityError(
-            f"{path}: it is gone or not what {CARD} tells of; train or import the head again."
-        )
-    return card, load(path.read_bytes())
+    missing = (
+        f"there is no head here, as there is no {CARD}; name the folder that `featuremill head "
+        "train` or `head import` wrote."
+    )
+    found = card.read(folder, Card, CARD, TENSORS, missing)
+    return found, load((folder / TENSORS).read_bytes())

@@ -49,7 +49,7 @@ def write(path: Path, held_out: HeldOut, classes: Sequence[str]) -> str:
 
 def read(folder: Path, card: Card) -> HeldOut | None:
     """Return the held-out scores of the head in `folder`; None where it has none, as it was
-    imported or is of an early version.
+    imported.
 
     Raises:
         IntegrityError: when they are not what was written.

@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import __version__, features
+from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
+from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
 from featuremill.features import Features
 from featuremill.inputs import labels
@@ -101,9 +102,9 @@ def transfer(chosen: Chosen) -> None:
         UserError: when features, labels or the output are not fit for it.
     """
     if chosen.output.suffix != ".tsv":
-        raise UserError(f"{chosen.output}: the table is a .tsv; give such a name.")
+        raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
-        raise UserError(f"--k {chosen.k}: so many records have no vote; give 1 or more.")
+        raise UserError(f"--k {chosen.k}: give 1 or more.")
     labelled, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
     reference = of
@@ -202,12 +203,12 @@ def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | M
     for ids, vectors in of.blocks():
         _refuse_not_finite(of, ids, vectors)
         itself = {at: place_of[id] for at, id in enumerate(ids) if id in place_of}
-        if not is_same and itself:  # another record of the same name is a stranger
-            told = of.records_of(first + np.array(list(itself)))
+        if not is_same and itself:  # another record of the same name counts
+            records = of.records_of(first + np.array(list(itself)))
             itself = {
                 at: place
                 for at, place in itself.items()
-                if told[first + at].sha256 == known.sha256[place]
+                if records[first + at].sha256 == known.sha256[place]
             }
         others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
         nearest = _of_strangers(known.reference, vectors, others, k)
@@ -240,7 +241,7 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
     runs = dict.fromkeys([chosen.run_folder, chosen.reference or chosen.run_folder])
     made_of = [chosen.labels, *(run / "manifest.json" for run in runs)]
     return {
-        "featuremill": __version__,
+        "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
         "labels": str(chosen.labels),
         "column": chosen.column,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,6 +26,10 @@ if TYPE_CHECKING:
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
 """Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""
+GATED_SIGN = "add_bias_fnn"
+GATED_NAME = "encoder.layer.0.intermediate.dense.weight"
+"""The same of an ESM with a gated feed-forward part: in its config, and the weight that has twice
+as many rows."""
 IDLE = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 """Tables that checkpoints of older releases hold, and that any network makes for itself."""
 OLD_NAMES = (
@@ -47,7 +50,7 @@ ATTENTION = "sdpa"
 MOST_NAMED = 3
 
 
-def _without_end(_: Mapping[str, Any]) -> int | None:
+def _unknown(_: Mapping[str, Any]) -> int | None:
     return None
 
 
@@ -63,8 +66,16 @@ class Architecture(NamedTuple):
     """Makes the network of a config, without weights."""
     layers_key: str = "num_hidden_layers"
     width_key: str = "hidden_size"
-    positions: Callable[[Mapping[str, Any]], int | None] = _without_end
+    positions: Callable[[Mapping[str, Any]], int | None] = _unknown
     """How many tokens a sequence can have at most; None where nothing in the network ends."""
+    trained: Callable[[Mapping[str, Any]], int | None] = _unknown
+    """With how many it was trained at most, where there could be more; None: that is not said."""
+    plain: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
+    """Makes of a config one with the usual keys; UserError for what is not computed."""
+    named: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
+    """Makes of a checkpoint's tensors those of the network by their names there."""
+    is_gated: bool = False
+    """Whether its feed-forward part has two products up."""
     is_of_transformers: bool = True
 
 
@@ -82,18 +93,114 @@ def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any
 
 
 def _mosaic(config: Mapping[str, Any]) -> Any:
-    return import_module("featuremill.workloads.encoder.mosaicbert").MosaicBert(dict(config))
+    from featuremill.workloads.encoder import mosaicbert
+
+    return mosaicbert.MosaicBert(dict(config))
+
+
+def _swiglu(turns_neighbours: bool) -> Callable[..., Any]:
+    def build(config: Mapping[str, Any]) -> Any:
+        from featuremill.workloads.encoder import swiglu
+
+        return swiglu.SwigluEncoder(config, turns_neighbours=turns_neighbours)
+
+    return build
+
+
+def _swiglu_named(table: str) -> Callable[..., dict[str, Tensor]]:
+    def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        from featuremill.workloads.encoder import swiglu
+
+        return swiglu.named(tensors, getattr(swiglu, table))
+
+    return named
+
+
+def _amplify_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return AMPLIFY's config; its inner width is two thirds of what it says, in eights."""
+    meant = {
+        "hidden_act": "SwiGLU",
+        "rms_norm": True,
+        "layer_norm_after_embedding": False,
+        "att_bias": False,
+        "ffn_bias": False,
+    }
+    for key, value in meant.items():
+        if config.get(key, value) != value:
+            raise UserError(
+                f"its {key} is {config[key]!r}, and an AMPLIFY is computed with {value!r} only"
+            )
+    inner = _in_steps_of(8, int(2 * config["intermediate_size"] / 3))
+    return {"norm_eps": 1e-5, **config, "intermediate_size": inner}
+
+
+def _glm2_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return gLM2's config, which has keys of its own."""
+    inner = int(2 * 4 * config["dim"] / 3)
+    if config.get("ffn_dim_multiplier") is not None:
+        inner = int(config["ffn_dim_multiplier"] * inner)
+    return {
+        "norm_eps": 1e-5,
+        **config,
+        "hidden_size": config["dim"],
+        "num_hidden_layers": config["depth"],
+        "num_attention_heads": config["heads"],
+        "intermediate_size": _in_steps_of(config.get("swiglu_multiple_of", 256), inner),
+    }
+
+
+def _in_steps_of(step: int, number: int) -> int:
+    return -(-number // step) * step
+
+
+def _amplify_trained(config: Mapping[str, Any]) -> int | None:
+    return int(config.get("max_length", 2048))
+
+
+def _glm2_trained(_: Mapping[str, Any]) -> int | None:
+    return 4096  # by its card
+
+
+def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a T5's tensors with its table of tokens under both of its names."""
+    found = dict(tensors)
+    for one, other in (T5_TABLES, T5_TABLES[::-1]):
+        if other in found:
+            found.setdefault(one, found[other])
+    return found
 
 
 def _bert_positions(config: Mapping[str, Any]) -> int | None:
     return int(config.get("max_position_embeddings", 512))
 
 
-def _esm_positions(config: Mapping[str, Any]) -> int | None:
+def _gated_esm(config: Mapping[str, Any]) -> Any:
+    """Return an ESM whose feed-forward part is a SwiGLU, as the Nucleotide Transformer 2 has it."""
+    from featuremill.workloads.encoder import gated_esm
+
+    return gated_esm.with_gates(_esm(config), bias=bool(config.get(GATED_SIGN, True)))
+
+
+def _has_table(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("position_embedding_type", "absolute") == "absolute")
+
+
+def _esm_tokens(config: Mapping[str, Any]) -> int:
     """Return the rows of the table of positions that count: it begins behind the padding's."""
-    if config.get("position_embedding_type", "absolute") != "absolute":
-        return None
     return int(config.get("max_position_embeddings", 1026)) - int(config.get("pad_token_id", 1)) - 1
+
+
+def _esm_positions(config: Mapping[str, Any]) -> int | None:
+    return _esm_tokens(config) if _has_table(config) else None
+
+
+def _esm_trained(config: Mapping[str, Any]) -> int | None:
+    return None if _has_table(config) else _esm_tokens(config)
+
+
+def _bert_trained(config: Mapping[str, Any]) -> int | None:
+    most = config.get("max_position_embeddings")
+    return int(most) if most else None
 
 
 BERT = Architecture(
@@ -103,17 +210,24 @@ BERT = Architecture(
     _transformers("bert", "BertModel", add_pooling_layer=False),
     positions=_bert_positions,
 )
+_esm = _transformers("esm", "EsmModel", add_pooling_layer=False)
+ESM = Architecture(
+    "esm",
+    "esm.",
+    ("lm_head.", "contact_head.", "pooler.", "classifier.", "unet.", "fc."),
+    _esm,
+    positions=_esm_positions,
+    trained=_esm_trained,
+)
+GATED_ESM = ESM._replace(name="gated esm", build=_gated_esm, is_gated=True)
+MOSAIC = Architecture(
+    "mosaicbert", "bert.", BERT.heads, _mosaic, is_gated=True, is_of_transformers=False
+)
 KNOWN = {
     known.name: known
     for known in (
         BERT,
-        Architecture(
-            "esm",
-            "esm.",
-            ("lm_head.", "contact_head.", "pooler.", "classifier."),
-            _transformers("esm", "EsmModel", add_pooling_layer=False),
-            positions=_esm_positions,
-        ),
+        ESM,
         Architecture(
             "t5",
             "",
@@ -121,22 +235,47 @@ KNOWN = {
             _transformers("t5", "T5EncoderModel"),
             layers_key="num_layers",
             width_key="d_model",
+            named=_t5_named,
         ),
         Architecture(
             "modernbert",
             "model.",
             ("head.", "decoder.", "classifier."),
             _transformers("modernbert", "ModernBertModel"),
+            trained=_bert_trained,
+            is_gated=True,
+        ),
+        MOSAIC,
+        Architecture(
+            "AMPLIFY",
+            "",
+            ("decoder.", "layer_norm_2."),
+            _swiglu(turns_neighbours=True),
+            trained=_amplify_trained,
+            plain=_amplify_config,
+            named=_swiglu_named("AMPLIFY"),
+            is_gated=True,
+            is_of_transformers=False,
         ),
         Architecture(
-            "mosaicbert",
-            "bert.",
-            BERT.heads,
-            _mosaic,
+            "gLM2",
+            "glm2.",
+            ("lm_head.",),
+            _swiglu(turns_neighbours=False),
+            trained=_glm2_trained,
+            plain=_glm2_config,
+            named=_swiglu_named("GLM2"),
+            is_gated=True,
             is_of_transformers=False,
         ),
     )
 }
+
+
+CAUSAL = ("llama", "gpt2", "jamba", "mistral", "mamba", "gpt_neox", "ctrl", "progen", "rita", "opt")
+"""Networks in which a token sees those before it alone, by model_type in small letters."""
+PACKAGES_OF_THEIR_OWN = ("e1", "esm3", "evo", "evo2", "stripedhyena")
+"""Networks that are in their authors' packages alone."""
 
 
 class Facts(NamedTuple):
@@ -148,6 +287,8 @@ class Facts(NamedTuple):
     width: int
     max_tokens: int | None
     """Of a sequence, special ones included; None where nothing in the network ends."""
+    trained_tokens: int | None
+    """As many as it was trained with, where that is not `max_tokens` and is known."""
 
 
 def facts_of(folder: Path) -> Facts:
@@ -157,20 +298,66 @@ def facts_of(folder: Path) -> Facts:
         UserError: it is of an architecture that is not known, or lacks a number.
     """
     config = folders.config_of(folder)
-    model_type = config["model_type"]
-    name = "mosaicbert" if model_type == "bert" and MOSAIC_SIGN in config else model_type
-    architecture = KNOWN.get(name)
     path = folder / CONFIG
-    if architecture is None:
-        known = ", ".join(KNOWN)
-        raise UserError(f"{path}: its model_type is {name!r}, and known ones are {known}.")
+    architecture = _architecture(config, path)
     if config.get("is_decoder") or config.get("add_cross_attention"):
         raise UserError(f"{path}: this is a decoder; give a network that is an encoder alone.")
+    try:
+        config = architecture.plain(config)
+    except (UserError, KeyError, TypeError, ValueError) as error:
+        problem = str(error) if isinstance(error, UserError) else f"it lacks or has a wrong {error}"
+        raise UserError(f"{path}: {problem}; take the config of the model.") from None
     keys = architecture.layers_key, architecture.width_key
     num_layers, width = (config.get(key) for key in keys)
     if not (isinstance(num_layers, int) and isinstance(width, int) and min(num_layers, width) > 0):
         raise UserError(f"{path}: {' and '.join(keys)} have to be whole numbers above 0 in it.")
-    return Facts(architecture, config, num_layers, width, architecture.positions(config))
+    return Facts(
+        architecture,
+        config,
+        num_layers,
+        width,
+        architecture.positions(config),
+        architecture.trained(config),
+    )
+
+
+def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
+    """Return the architecture of a network, by what its config says."""
+    name = config["model_type"]
+    if name == "bert" and MOSAIC_SIGN in config:
+        return MOSAIC
+    if name == "esm" and GATED_SIGN in config:
+        if config.get("rescaling_factor"):
+            raise UserError(
+                f"{path}: its rescaling_factor is {config['rescaling_factor']}, which stretches "
+                "the positions, and that is not computed here; set it to null."
+            )
+        return GATED_ESM
+    if name not in KNOWN:
+        raise UserError(f"{path}: its model_type is {name!r}, {_why_not(name.lower())}.")
+    return KNOWN[name]
+
+
+def _why_not(name: str) -> str:
+    own = "write a workload for it (docs/your-workload.md), or take an encoder"
+    if name in CAUSAL:
+        return f"a causal network, in which a token sees those before it alone; {own}"
+    if name in PACKAGES_OF_THEIR_OWN:
+        return f"and its network is in its authors' package alone; {own}"
+    return f"and known ones are {', '.join(KNOWN)}"
+
+
+def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
+    """Return the facts of the network that the weights are of, where its config does not tell."""
+    if facts.architecture is BERT and any(MOSAIC_NAME in name for name in tensors):
+        return facts._replace(architecture=MOSAIC, max_tokens=None)
+    if facts.architecture in (ESM, GATED_ESM):
+        up = tensors.get(ESM.prefix + GATED_NAME, tensors.get(GATED_NAME))
+        is_gated = up is not None and len(up) == 2 * int(
+            facts.config.get("intermediate_size", 3072)
+        )
+        return facts._replace(architecture=GATED_ESM if is_gated else ESM)
+    return facts
 
 
 def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
@@ -181,10 +368,8 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
     """
     from transformers.initialization import no_init_weights
 
-    facts = facts_of(folder)
     tensors = folders.tensors_of(folder)
-    if facts.architecture is BERT and any(MOSAIC_NAME in name for name in tensors):
-        facts = facts._replace(architecture=KNOWN["mosaicbert"], max_tokens=None)
+    facts = _by_its_weights(facts_of(folder), tensors)
     try:
         with no_init_weights():
             network = facts.architecture.build(facts.config)
@@ -222,7 +407,7 @@ def _fitted(
     told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
     if told:
         raise UserError(
-            f"{folder}: its weights are not those of the {name} that its {CONFIG} tells of "
+            f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
             f"({'; '.join(told)}); give a folder in which the two belong together."
         )
     return found
@@ -241,15 +426,14 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
         if ROTARY.fullmatch(bare):
             bare = FREQUENCIES
             if bare in found and not bool((found[bare] == tensor).all()):
-                raise UserError(f"{folder}: its layers differ in their rotary frequencies.")
+                raise UserError(
+                    f"{folder}: its layers differ in their rotary frequencies; give another "
+                    "network."
+                )
         found[bare] = tensor
-    if facts.architecture.name == "t5":
-        for one, other in (T5_TABLES, T5_TABLES[::-1]):
-            if other in found:
-                found.setdefault(one, found[other])
-    if facts.architecture.name == "esm" and facts.max_tokens is None:
+    if facts.architecture.prefix == ESM.prefix and facts.max_tokens is None:
         found.pop(POSITIONS, None)
-    return found
+    return facts.architecture.named(found)
 
 
 def _some(names: Sequence[str]) -> str:

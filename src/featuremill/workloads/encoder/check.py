@@ -6,7 +6,6 @@ that look like any others.
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 
 from featuremill.base.errors import WorkloadError
@@ -24,7 +23,7 @@ SHORT, LONG, ROOM = 19, 40, 1024
 
 def examples(vocabulary: Vocabulary, alphabet: str) -> tuple[Ids, Ids]:
     """Return the tokens of a short sequence and of a long one."""
-    letters = np.frombuffer(LETTERS[alphabet] * 2, np.uint8).tobytes()
+    letters = vocabulary.spelled(LETTERS[alphabet] * 2, alphabet)
     return vocabulary.tokens(letters[:SHORT]), vocabulary.tokens(letters[:LONG])
 
 

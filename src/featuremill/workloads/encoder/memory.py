@@ -20,8 +20,6 @@ CPU_PROCESS_MB = 500
 """Python, torch, transformers and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 600
 """The CUDA context and cuBLAS's workspace: a usual value, not measured here."""
-GATED = ("modernbert", "mosaicbert")
-"""Architectures whose feed-forward part is gated: two products up, one down."""
 
 
 class Size(NamedTuple):
@@ -68,7 +66,7 @@ def size_told(facts: Facts) -> Size:
     else:
         heads = int(config.get("num_attention_heads", 12))
         inner, attention = int(config.get("intermediate_size", 4 * facts.width)), facts.width
-    is_gated = name in GATED or "gated" in str(config.get("feed_forward_proj", ""))
+    is_gated = facts.architecture.is_gated or "gated" in str(config.get("feed_forward_proj", ""))
     number = config.get("dtype") or config.get("torch_dtype") or "float32"
     return Size(
         *(facts.num_layers, facts.width, inner, attention, heads, 1 + is_gated),

@@ -14,6 +14,7 @@ from featuremill.workload import Record, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
+from featuremill.workloads.esm2.embedding import embed
 from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.work import unit_work
 
@@ -46,6 +47,7 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "embed",
     "load",
     "memory_mb",
     "num_vectors",
@@ -135,7 +137,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "layers": networks.layers_from_0(options.layers, int(weights.metadata["num_layers"])),
         "dtype": networks.dtype_on(device, options.dtype),
     }
-    return Options.model_validate(options.model_dump() | settled)
+    return type(options).model_validate(options.model_dump() | settled)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
@@ -169,9 +171,10 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     """Return what would compute attention, products and the rest on `device`, in which dtype."""
-    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2 import layout, probe
+    from featuremill.workloads.esm2.architecture import ESM2
 
-    return probe.ways(device, weights)
+    return probe.ways(device, weights, ESM2, layout.of_ours)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -1,10 +1,11 @@
-"""The ESM-2 encoder over packed sequences, without padding, language-model head or attention maps.
+"""The encoder over packed sequences, without padding, language-model head or attention maps.
 
-Numerics are those of fair-esm 2.0.0 in fp32. In bf16 and fp16 only the matrix products and what
-passes between them are narrow: residual stream, LayerNorm, rotary and softmax stay in fp32.
+Numerics are those of fair-esm 2.0.0 (ESM-2) and of transformers 5.23 (ESM C) in fp32. In bf16 and
+fp16 only the matrix products and what passes between them are narrow: residual stream, LayerNorm,
+rotary and softmax stay in fp32.
 
-Shape legend: T tokens of all sequences, D width, H heads, d width of a head, P positions, f = d/2
-pairs of a head.
+Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
+head, P positions, f = d/2 pairs of a head.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featuremill.workloads.esm2 import lanes, packing
+from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT, Copies
 from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
@@ -35,6 +37,8 @@ KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
 PRODUCTS = ("qkv", "out", "up", "down")
 """Of a layer, by their names in a weights file."""
+ADDED = ("out", "down")
+"""Those that are added to the residual stream."""
 Get = Callable[[str], Tensor]
 """Returns a tensor of the weights file by its name."""
 
@@ -51,10 +55,17 @@ class Layer(NamedTuple):
 
     attention_norm: Norm
     qkv: Product
+    query_key_norm_2D: Tensor | None
+    """Weights of the LayerNorms of query and key, in fp32; None where there are none."""
     out: Product
     feed_forward_norm: Norm
     up: Product
+    is_gated: bool
     down: Product
+
+    def hidden(self, normed_TD: Tensor, kernels: Kernels) -> Tensor:
+        """Return hidden_TF, what stands between the halves of the feed forward."""
+        return kernels.gate(self.up(normed_TD)) if self.is_gated else self.up.gelu(normed_TD)
 
 
 class Block(NamedTuple):
@@ -163,7 +174,8 @@ class Stage(NamedTuple):
 
 
 class Encoder:
-    """ESM-2 on one device, or its layers spread over several, from a file of `featuremill weights`.
+    """A network on one device, or its layers spread over several, from a file of `featuremill
+    weights`.
 
     Embedding and final LayerNorm stand on the first device and on the last.
     """
@@ -179,10 +191,10 @@ class Encoder:
         """Products are proved with `num_rows`, those of a batch, too; 0 for none."""
         self.dtype = dtype
         self._num_rows = num_rows
-        self.num_layers = int(metadata["num_layers"])
-        self.num_heads = int(metadata["attention_heads"])
-        self.width = int(metadata["embed_dim"])
-        self.head_dim = self.width // self.num_heads
+        sizes = sizes_of(metadata)
+        self.architecture = sizes.architecture
+        self.num_layers, self.num_heads = sizes.num_layers, sizes.num_heads
+        self.width, self.head_dim = sizes.width, sizes.head_dim
         self.device = devices[0]
         self._turns_Pf2: dict[torch.device, Tensor] = {}
         with safe_open(path, framework="pt") as file:
@@ -194,8 +206,10 @@ class Encoder:
         return " | ".join(sorted({stage.name for stage in self.stages if stage.layers}))
 
     def _read(self, get: Get, devices: Sequence[torch.device]) -> None:
-        embedding = get("embed_tokens.weight").float() * KEPT_IN_TRAINING
-        embedding[[MASK, PAD]] = 0
+        embedding = get("embed_tokens.weight").float()
+        if self.architecture.has_token_dropout:
+            embedding = embedding * KEPT_IN_TRAINING
+            embedding[[MASK, PAD]] = 0
         self.embedding = embedding.to(devices[0])
         self.frequencies_f = get("rotary.inv_freq").float()
         self.final_norm = _norm(get, "final_norm", devices[-1])
@@ -237,7 +251,13 @@ class Encoder:
     ) -> Layer:
         made = {name: form(*self._weights(get, number, name, device)) for name in PRODUCTS}
         prefix = f"layers.{number}."
+        query_key_norm_2D = None
+        if self.architecture.norms_query_and_key:
+            weight = get(f"{prefix}query_key_norm.weight").to(device, torch.float32)
+            query_key_norm_2D = self._neighbours(weight).view(2, -1)
         return Layer(
+            query_key_norm_2D=query_key_norm_2D,
+            is_gated=self.architecture.is_gated,
             attention_norm=_norm(get, f"{prefix}attention_norm", device),
             feed_forward_norm=_norm(get, f"{prefix}feed_forward_norm", device),
             **made,
@@ -259,20 +279,23 @@ class Encoder:
         weight_OI, bias_O = (
             get(f"layers.{number}.{name}.{part}").to(device) for part in ("weight", "bias")
         )
+        divisor = self.architecture.divisor(self.num_layers)
+        if name in ADDED and divisor != 1:
+            weight_OI, bias_O = weight_OI.float() / divisor, bias_O.float() / divisor
         if name == "qkv":
             weight_OI, bias_O = self._neighbours(weight_OI), self._neighbours(bias_O)
         return weight_OI.to(self.dtype), bias_O.to(self.dtype)
 
-    def _neighbours(self, qkv: Tensor) -> Tensor:
-        """Reorder rows of query and key so that each pair that rotary turns stands side by side.
+    def _neighbours(self, rows: Tensor) -> Tensor:
+        """Reorder rows of query and key, which come first, so that each pair that rotary turns
+        stands side by side.
 
-        ESM-2 turns element i of a head with i + d/2 (NeoX halves); as neighbours they are one
-        complex number. Query times key stays what it was, as both are reordered alike.
+        Element i of a head is turned with i + d/2 (NeoX halves); as neighbours they are one complex
+        number. Query times key stays what it was, as both are reordered alike.
         """
-        qkv = qkv.view(3, self.num_heads, 2, self.head_dim // 2, -1)
-        turned, value = qkv.narrow(0, 0, 2), qkv.narrow(0, 2, 1)
-        reordered = torch.cat((turned.transpose(2, 3).reshape(2, -1), value.reshape(1, -1)))
-        return reordered.view(3 * self.width, -1).squeeze(-1)
+        turned, rest = rows.tensor_split((2 * self.width,))
+        halves = turned.reshape(2, self.num_heads, 2, self.head_dim // 2, -1)
+        return torch.cat((halves.transpose(2, 3).reshape(turned.shape), rest))
 
     @torch.inference_mode()
     def representations(
@@ -284,7 +307,7 @@ class Encoder:
         when the next one is asked for. Rows from `pack.bounds[-1]` on mean nothing.
         """
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
-        if pack.unmasked_T1 is not None:
+        if pack.unmasked_T1 is not None and self.architecture.has_token_dropout:
             residual_TD /= pack.unmasked_T1
         if 0 in wanted:
             yield 0, residual_TD
@@ -331,7 +354,8 @@ class Encoder:
         def compute(block: Block, into: Tensor | None) -> Tensor:
             normed_TD = block.stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
             qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
-            stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, block.of(pack.positions_T))
+            positions_T = block.of(pack.positions_T)
+            stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, positions_T, layer.query_key_norm_2D)
             return qkv_T3Hd if into is None else into.copy_(qkv_T3Hd)
 
         return compute
@@ -344,9 +368,9 @@ class Encoder:
             stream = block.stream
             stream.add(layer.out, block.of(context_TD))
             normed_TD = stream.norm(stage.kernels, *layer.feed_forward_norm, self.dtype)
-            hidden_TD = layer.up.gelu(normed_TD)
+            hidden_TF = layer.hidden(normed_TD, stage.kernels)
             del normed_TD
-            stream.add(layer.down, hidden_TD)
+            stream.add(layer.down, hidden_TF)
 
         return compute
 

@@ -6,8 +6,8 @@ next way, with a warning; where there is none left, nothing is computed at all. 
 compiled and handles made before the first batch, and a fault of an installation is no record's.
 What kills the process instead is named before it is tried, and can be left out by hand.
 
-Shape legend: T tokens, D width, H heads, d width of a head, O and I outputs and inputs, S rows of a
-sample.
+Shape legend: T tokens, D width, F width of the feed forward, H heads, d width of a head, O and I
+outputs and inputs, S rows of a sample.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ WAYS_OF = {
     "attention": "attention",
     "product": "products",
     "product with GELU": "products",
+    "gate": "kernels",
     "LayerNorm": "kernels",
     "rotary": "kernels",
     "mean": "kernels",
@@ -54,7 +55,7 @@ HINTS = {
     "kernels": "about 0.7 of the speed; if Triton has no C compiler, install gcc and python3-dev",
     "products": "a little slower",
     "copies": "slower, as what goes to the next GPU waits for the host; an IOMMU, or PCIe access "
-    "control (ACS), between the GPUs is what is usually in the way",
+    "control (ACS), between the GPUs is the usual cause",
 }
 HINTS_ON_CPU = HINTS | {
     "attention": "attention takes two to three times as long",
@@ -113,9 +114,10 @@ class Fallbacks:
         place = _name(self._device)
         if len(names) < 2:
             raise WorkloadError(
-                f"{fault.operation} on {place} is not computed as it should be ({fault.text}), and "
-                "there is no other way to compute it there; nothing was computed: see whether this "
-                "torch fits the driver and the device (featuremill doctor)"
+                f"{fault.operation} on {place} fails its check ({fault.text}) and has no fallback "
+                "there; nothing was computed: see whether this torch fits the driver and the "
+                "device "
+                "(featuremill doctor)"
             )
         if kind == "products":
             self.products = _others(self.products, fault.operation)
@@ -225,7 +227,7 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
 def _named(operation: str, way: str) -> str:
     """Return what is tried, and how to go on without it."""
     word = next((word for word, mark in WORDS.items() if mark in way), "")
-    advice = f" ({environment.WITHOUT}={word} goes on without)" if word else ""
+    advice = f" ({environment.WITHOUT}={word} continues without)" if word else ""
     return f"{operation} by {way}{advice}"
 
 
@@ -275,15 +277,13 @@ class _Trial:
         self._at("product")
         qkv_TO = layer.qkv(normed_TD)
         self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
-        qkv_T3Hd = self._rotate(stage, qkv_TO, turns(pack.longest, stage.device), pack)
+        qkv_T3Hd = self._rotate(layer, qkv_TO, turns(pack.longest, stage.device), pack)
         context_TD = self._attend(qkv_T3Hd, pack)
         self._add(stream, layer.out, context_TD, exact["out"])
 
         normed_TD = self._norm(stream, layer.feed_forward_norm, self._dtype)
-        self._at("product with GELU")
-        hidden_TO = layer.up.gelu(normed_TD)
-        self._is(hidden_TO, F.gelu(F.linear(normed_TD.float(), *exact["up"])))
-        self._add(stream, layer.down, hidden_TO, exact["down"])
+        hidden_TF = self._hidden(layer, normed_TD, F.linear(normed_TD.float(), *exact["up"]))
+        self._add(stream, layer.down, hidden_TF, exact["down"])
         self._norm(stream, layer.attention_norm, torch.float32)  # as after the last layer
         self._at("mean")
         hidden_TD = stream.whole()
@@ -307,7 +307,7 @@ class _Trial:
                 return
 
     def _products(self, layer: Layer, exact: Weights, num_rows: int) -> None:
-        device, (num_hidden, width) = self._stage.device, exact["up"][0].shape
+        device, (width, num_hidden) = self._stage.device, exact["down"][0].shape
         # All rows are those of a sample, over and over.
         numbers = torch.arange(SAMPLE * num_hidden, device=device).sin().view(SAMPLE, -1)
         chosen_S = torch.linspace(0, num_rows - 1, SAMPLE, device=device).long()
@@ -319,20 +319,37 @@ class _Trial:
         def expected(name: str, rows_TI: Tensor) -> Tensor:
             return F.linear(rows_TI[chosen_S].float(), *exact[name])
 
-        rows_TD, rows_TH = rows_of(width), rows_of(num_hidden)
+        rows_TD, rows_TF = rows_of(width), rows_of(num_hidden)
         self._at("product")
         self._is(layer.qkv(rows_TD)[chosen_S], expected("qkv", rows_TD))
         residual_TD = torch.zeros(num_rows, width, device=device)
         stream = self._stage.form.STREAM(residual_TD, self._stage.running_D[-3:])
         added_SD = stream.copy()[chosen_S]
-        for name, product, rows_TI in (("out", layer.out, rows_TD), ("down", layer.down, rows_TH)):
+        for name, product, rows_TI in (("out", layer.out, rows_TD), ("down", layer.down, rows_TF)):
             stream.add(product, rows_TI)
             before_SD, added_SD = added_SD, stream.copy()[chosen_S]
             stream.whole()
             rounding_SD = torch.finfo(torch.float32).eps * added_SD.abs()
             self._is(added_SD - before_SD, expected(name, rows_TI), rounding_SD)
-        self._at("product with GELU")
-        self._is(layer.up.gelu(rows_TD)[chosen_S], F.gelu(expected("up", rows_TD)))
+        self._hidden(layer, rows_TD, expected("up", rows_TD), chosen_S)
+
+    def _hidden(
+        self, layer: Layer, rows_TD: Tensor, up_SO: Tensor, chosen_S: Tensor | slice = slice(None)
+    ) -> Tensor:
+        """Compute what stands between the halves of the feed forward; the product of the chosen
+        rows is to be `up_SO`."""
+        if not layer.is_gated:
+            self._at("product with GELU")
+            hidden_TF = layer.up.gelu(rows_TD)
+            self._is(hidden_TF[chosen_S], F.gelu(up_SO))
+            return hidden_TF
+        self._at("product")
+        up_TO = layer.up(rows_TD)
+        self._is(up_TO[chosen_S], up_SO)
+        self._at("gate")
+        hidden_TF = self._stage.kernels.gate(up_TO)
+        self._is(hidden_TF[chosen_S], reference.gate(up_TO[chosen_S].float()))
+        return hidden_TF
 
     def _norm(self, stream: Stream, norm: tuple[Tensor, Tensor], dtype: torch.dtype) -> Tensor:
         self._at("LayerNorm")
@@ -364,16 +381,23 @@ class _Trial:
         self._is(context_TD, plain_TD)
         return context_TD
 
-    def _rotate(self, stage: Stage, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
+    def _rotate(self, layer: Layer, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
         self._at("rotary")
         head_dim = 2 * turns_Pf2.shape[1]
         qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, head_dim)
-        wide_T3Hd = qkv_T3Hd.float()
+        wide_T3Hd, weight_2D = qkv_T3Hd.float(), layer.query_key_norm_2D
+        if weight_2D is not None:
+            query_key_T2D = wide_T3Hd[:, :2].flatten(2)
+            query_key_T2D = F.layer_norm(
+                query_key_T2D, weight_2D.shape[1:], eps=reference.NORM_EPSILON
+            )
+            normed_T2Hd = (query_key_T2D * weight_2D).view_as(wide_T3Hd[:, :2])
+            wide_T3Hd = torch.cat((normed_T2Hd, wide_T3Hd[:, 2:]), 1)
         cosine, sine = turns_Pf2[pack.positions_T][:, None, None].unbind(-1)
         even, odd = wide_T3Hd[:, :2, :, ::2], wide_T3Hd[:, :2, :, 1::2]
         pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
         expected_T3Hd = torch.cat((pairs.flatten(-2), wide_T3Hd[:, 2:]), 1)
-        stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T)
+        self._stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, weight_2D)
         self._is(qkv_T3Hd, expected_T3Hd)
         return qkv_T3Hd
 

@@ -1,4 +1,4 @@
-"""What a folder from Hugging Face says of its network and its tokens; refuses what is no ESM-2.
+"""What a folder from Hugging Face says of its network and its tokens; refuses another network.
 
 Reads no weights and needs no torch, so a run is refused before its first job.
 """
@@ -8,41 +8,64 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
-MODEL_TYPE = "esm"
 ROTARY_BASE = 10000.0
-REQUIRED = {
-    "position_embedding_type": "rotary",
-    "token_dropout": True,
-    "layer_norm_eps": 1e-5,
-    "rope_theta": ROTARY_BASE,
-    "is_decoder": False,
-}
-"""Settings that the encoder relies on, where a checkpoint states them."""
-LEFT_OUT = {"position_embedding_type": "absolute", "token_dropout": False, "layer_norm_eps": 1e-12}
-"""What transformers takes where a config.json does not state them."""
 ALPHABET = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),
     *"LAGVSERTIDPKQNFYMHWCXBUZO.-",
     *("<null_1>", "<mask>"),
 )
 """ESM-2's tokens in the order of their ids."""
-OTHERS = (
-    "the workload encoder takes BERT, T5, ModernBERT, ESM-1b and the Nucleotide Transformer "
-    "(docs/encoders.md)"
+
+
+class Kind(NamedTuple):
+    """A kind of network, as its files show it."""
+
+    title: str
+    model_type: str
+    required: Mapping[str, Any]
+    """Settings that the encoder relies on, where a checkpoint states them."""
+    left_out: Mapping[str, Any]
+    """What transformers takes where a config.json does not state them."""
+    alphabet: tuple[str, ...]
+    """Its tokens, in the order of their ids."""
+    most_tokens: int
+    """Rows of the embedding."""
+    others: str
+    """What takes other networks."""
+    give: str
+    """What may be given."""
+
+
+ESM2 = Kind(
+    "ESM-2",
+    "esm",
+    {
+        "position_embedding_type": "rotary",
+        "token_dropout": True,
+        "layer_norm_eps": 1e-5,
+        "rope_theta": ROTARY_BASE,
+        "is_decoder": False,
+    },
+    {"position_embedding_type": "absolute", "token_dropout": False, "layer_norm_eps": 1e-12},
+    ALPHABET,
+    len(ALPHABET),
+    "the workload esmc takes ESM C, and encoder takes BERT, T5, ModernBERT, ESM-1b and the "
+    "Nucleotide Transformer (docs/encoders.md)",
+    "the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel",
 )
 
 
-def facts_of(path: Path) -> dict[str, Any]:
-    """Return what the config.json in the folder `path`, or beside the file `path`, says of an ESM;
-    nothing where there is none, or where the one beside a file is of another model.
+def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
+    """Return what the config.json in the folder `path`, or beside the file `path`, says of such a
+    network; nothing where there is none, or where the one beside a file is of another model.
 
     Raises:
-        UserError: it is of another network than ESM-2, or its tokens are others.
+        UserError: it is of another network, or its tokens are others.
     """
     folder = path if path.is_dir() else path.parent
     config = folder / CONFIG
@@ -56,35 +79,37 @@ def facts_of(path: Path) -> dict[str, Any]:
             "take it away if it does not belong to the weights beside it."
         ) from None
     model_type = facts.get("model_type") if isinstance(facts, dict) else None
-    if model_type != MODEL_TYPE:
+    if model_type != kind.model_type:
         if folder is not path:
             return {}
         told = (
             "it names no model_type" if model_type is None else f"its model_type is {model_type!r}"
         )
-        raise UserError(f"{config}: {told}, and an ESM-2 has {MODEL_TYPE!r}; {OTHERS}.")
-    settings: dict[str, Any] = LEFT_OUT | facts
-    if reason := unlike(settings):
-        raise UserError(f"{config}: {reason}; {OTHERS}.")
-    _refuse_other_tokens(folder, settings)
+        raise UserError(
+            f"{config}: {told}, and an {kind.title} has {kind.model_type!r}; {kind.others}."
+        )
+    settings: dict[str, Any] = {**kind.left_out, **facts}
+    if reason := unlike(settings, kind):
+        raise UserError(f"{config}: {reason}; {kind.others}.")
+    _refuse_other_tokens(folder, settings, kind)
     return settings
 
 
-def unlike(facts: Mapping[str, Any]) -> str:
-    """Return in words which of the settings is not an ESM-2's; "" where all are."""
-    for fact, value in REQUIRED.items():
+def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
+    """Return in words which of the settings is not such a network's; "" where all are."""
+    for fact, value in kind.required.items():
         if facts.get(fact, value) != value:
-            return f"its settings say {fact} {facts[fact]}, where an ESM-2 has {value}"
+            return f"its settings have {fact} {facts[fact]}, where an {kind.title} has {value}"
     return ""
 
 
-def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Raise UserError where a file says that the ids of tokens are not ESM-2's."""
+def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> None:
+    """Raise UserError where a file says that the ids of tokens are others."""
     text, fast = folder / "vocab.txt", folder / "tokenizer.json"
     if facts.get("vocab_list"):
-        _refuse_unless_alphabet(folder / CONFIG, facts["vocab_list"])
+        _refuse_unless_alphabet(folder / CONFIG, facts["vocab_list"], kind)
     if text.is_file():
-        _refuse_unless_alphabet(text, text.read_text("utf-8", "replace").split())
+        _refuse_unless_alphabet(text, text.read_text("utf-8", "replace").split(), kind)
     if fast.is_file():
         told = json_of(fast)
         try:
@@ -95,18 +120,19 @@ def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any]) -> None:
             raise UserError(
                 f"{fast}: no vocabulary can be read in it; download it again."
             ) from None
-        _refuse_unless_alphabet(fast, tokens)
+        _refuse_unless_alphabet(fast, tokens, kind)
 
 
-def _refuse_unless_alphabet(file: Path, tokens: list[str]) -> None:
-    for id, token in enumerate(ALPHABET):
+def _refuse_unless_alphabet(file: Path, tokens: list[str], kind: Kind) -> None:
+    for id, token in enumerate(kind.alphabet):
         if tokens[id : id + 1] != [token]:
             found = repr(tokens[id]) if id < len(tokens) else "missing"
             raise UserError(
-                f"{file}: its token {id} is {found}, and ESM-2's is {token!r}: the network has "
-                f"learned another alphabet; {OTHERS}."
+                f"{file}: its token {id} is {found}, and {kind.title}'s is {token!r}: the network "
+                f"has learned another alphabet; {kind.others}."
             )
-    if len(tokens) > len(ALPHABET):
+    if len(tokens) > kind.most_tokens:
         raise UserError(
-            f"{file}: it has {len(tokens):,} tokens, and ESM-2 has {len(ALPHABET)}; {OTHERS}."
+            f"{file}: it has {len(tokens):,} tokens, and {kind.title} has {kind.most_tokens}; "
+            f"{kind.others}."
         )

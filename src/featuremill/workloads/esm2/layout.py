@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
+from featuremill.workloads.esm2.architecture import Sizes
+
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
 HEAD = "lm_head."
@@ -70,6 +72,11 @@ class Entry(NamedTuple):
     keys: tuple[str, ...]
     """The source's tensors that it is made of, one below the other."""
     shape: tuple[int, ...]
+
+
+def of_ours(sizes: Sizes) -> Iterator[Entry]:
+    """Yield what our file holds besides the rotary frequencies."""
+    return entries(FAIR_ESM, sizes.num_layers, sizes.width, sizes.architecture.num_rows)
 
 
 def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Iterator[Entry]:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.workload import Weights
-from featuremill.workloads.esm2 import sources, tokens
+from featuremill.workloads.esm2 import sources
+from featuremill.workloads.esm2.architecture import ESM2, Sizes, sizes_of
 
 FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -25,23 +26,29 @@ CUDA_PROCESS_MB = 600
 
 
 class Model(NamedTuple):
-    """What the estimate needs to know of an ESM-2."""
+    """What the estimate needs to know of a network."""
 
     name: str
-    num_layers: int
-    width: int
+    sizes: Sizes
     file_dtype: str
     """Of the numbers in its converted file: fp32, fp16 or bf16."""
 
     @property
+    def width(self) -> int:
+        """Width of a hidden state."""
+        return self.sizes.width
+
+    @property
     def num_matrix_numbers(self) -> int:
-        """Matrices and biases of all layers: qkv 3D², out D², up 4D², down 4D²; biases 9D."""
-        return self.num_layers * (12 * self.width**2 + 9 * self.width)
+        """Matrices and biases of all layers; of ESM-2, 12D² and 9D a layer."""
+        return self.sizes.num_matrix_numbers + self.sizes.num_outputs
 
     @property
     def num_other_numbers(self) -> int:
-        """What stays in fp32: two norms a layer, the final one, and the embedding."""
-        return self.width * (4 * self.num_layers + 2 + tokens.NUM_TOKENS)
+        """What stays in fp32: the norms of a layer, the final one, and the embedding."""
+        architecture = self.sizes.architecture
+        of_layer = 6 if architecture.norms_query_and_key else 4
+        return self.width * (of_layer * self.sizes.num_layers + 2 + architecture.num_rows)
 
     @property
     def file_bytes(self) -> int:
@@ -58,19 +65,14 @@ def weights_ahead(name: str) -> Weights:
     known = sources.name_of(name)
     if known in sources.PUBLISHED and not sources.is_path(name):
         model = sources.PUBLISHED[known]
-        metadata = {
-            "num_layers": str(model.num_layers),
-            "embed_dim": str(model.width),
-            "attention_heads": str(model.num_heads),
-            "dtype": model.dtype,
-        }
-        return Weights(known, Path(), "", metadata)
+        sizes = Sizes(ESM2, model.num_layers, model.num_heads, model.width, 4 * model.width)
+        return Weights(known, Path(), "", sizes.metadata() | {"dtype": model.dtype})
     try:
         from featuremill.workloads.esm2 import checkpoint
     except ImportError as error:
         raise UserError(
             f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
-            "or say --memory-mb instead."
+            "or give --memory-mb."
         ) from None
     return Weights(known, Path(), "", checkpoint.read(sources.locate(name).path).metadata())
 
@@ -79,13 +81,13 @@ def model_of(weights: Weights) -> Model:
     """Return the architecture that the metadata of weights tell."""
     facts = weights.metadata
     dtype = FILE_DTYPES[facts["dtype"]]
-    return Model(weights.name, int(facts["num_layers"]), int(facts["embed_dim"]), dtype)
+    return Model(weights.name, sizes_of(facts), dtype)
 
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
     """Return the peak in MiB: slack x (weights + activations) + what the process takes anyway."""
     held = weights_bytes(model, kind, dtype)
-    held += batch_tokens * activation_bytes_a_token(model.width, NUMBER_BYTES[dtype])
+    held += batch_tokens * activation_bytes_a_token(model.sizes, NUMBER_BYTES[dtype])
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
     return round(SLACK * held / 2**20) + process_mb
 
@@ -102,10 +104,12 @@ def weights_bytes(model: Model, kind: str, dtype: str) -> int:
     return model.file_bytes + matrices * number_bytes
 
 
-def activation_bytes_a_token(width: int, number_bytes: int) -> int:
+def activation_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
     """Return the peak of a layer, a token.
 
     It is the feed forward's: the residual stream (4D bytes), what attention added to it (bD), the
-    normed input (bD), and 4D numbers after GELU. Attention, with q, k and v (3bD), stays below.
+    normed input (bD), and F numbers after GELU, or 3F around a gate. Attention, with q, k and v
+    (3bD), stays below.
     """
-    return width * (FLOAT_BYTES + 6 * number_bytes)
+    of_feed_forward = (3 if sizes.architecture.is_gated else 1) * sizes.feed_forward
+    return sizes.width * (FLOAT_BYTES + 2 * number_bytes) + of_feed_forward * number_bytes

@@ -10,14 +10,14 @@ from pydantic import Field, model_validator
 from featuremill.inputs import TableOptions
 from featuremill.workload.networks import ResidueOptions
 
-Pool = Literal["mean", "bos", "none"]
+Pool = Literal["mean", "max", "std", "bos", "none"]
 
 
 class Options(ResidueOptions, TableOptions):
     """Which features of which ESM-2 are computed, and how."""
 
     EXECUTION = ResidueOptions.EXECUTION | TableOptions.EXECUTION
-    POOLS = ("mean", "bos")
+    POOLS = ("mean", "max", "std", "bos")
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"
@@ -27,8 +27,9 @@ class Options(ResidueOptions, TableOptions):
     same), or the path of weights of this architecture: the `.pt` of fair-esm, a `.safetensors` or
     `pytorch_model.bin`, or the folder of a model from Hugging Face."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
-    """One vector a protein, made by `mean` (over its residues, without BOS and EOS), `bos` (the
-    vector of the BOS token), both, or `none` (only together with `per_residue`)."""
+    """One vector a protein, made by `mean` (over its residues, without BOS and EOS), `max` and
+    `std` (the largest number and the standard deviation, of n, over the same), `bos` (the vector of
+    the BOS token), several of these, or `none` (only together with `per_residue`)."""
     per_residue: bool = False
     """Also deliver one vector a residue."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"

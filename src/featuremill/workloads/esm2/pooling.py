@@ -105,12 +105,16 @@ def tensors_of_layer(
     hidden_TD: Tensor, places: Places, options: Options, mean_rows: MeanRows
 ) -> list[Tensor]:
     """Return a layer's values in the order of the schema: pooled_ND in fp32, then residues_RD."""
-    has_residues = options.per_residue or "mean" in options.pools
+    has_residues = options.per_residue or bool(set(options.pools) - {"bos"})
     residues_RD = _residues(hidden_TD, places) if has_residues else hidden_TD
     tensors = []
     for pool in options.pools:
         if pool == "mean":
             tensors.append(mean_rows(residues_RD, *places.residues))
+        elif pool == "max":
+            tensors.append(_max_rows(residues_RD, *places.residues))
+        elif pool == "std":
+            tensors.append(_std_rows(residues_RD, places.residues, mean_rows))
         else:
             tensors.append(mean_rows(hidden_TD.index_select(0, places.bos_W), *places.windows))
     if options.per_residue:
@@ -124,6 +128,24 @@ def bytes_of_layer(num_rows: int, num_proteins: int, width: int, options: Option
     if options.per_residue:
         num_bytes += num_rows * OUTPUT_DTYPES[options.output_dtype].itemsize
     return num_bytes * width
+
+
+def _max_rows(residues_RD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
+    """Return the largest numbers of each segment's rows; segments lie end to end."""
+    if residues_RD.device.type == "cpu":
+        segments = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
+        return torch.stack([residues_RD[start:end].amax(0) for start, end in segments])
+    bounds = torch.cat((starts_N, ends_N[-1:]))  # one call that does not wait for the GPU
+    return torch.segment_reduce(residues_RD, "max", offsets=bounds, axis=0, unsafe=True)
+
+
+def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> Tensor:
+    """Return the standard deviation of each segment's rows (of n, so one row has 0): the root of
+    the mean of squares around their mean."""
+    lengths_N = segments.ends_N - segments.starts_N
+    means_ND = mean_rows(residues_RD, *segments)
+    means_RD = means_ND.repeat_interleave(lengths_N, 0, output_size=len(residues_RD))
+    return mean_rows((residues_RD - means_RD).square_(), *segments).sqrt_()
 
 
 def _residues(hidden_TD: Tensor, places: Places) -> Tensor:

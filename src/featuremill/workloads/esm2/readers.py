@@ -1,6 +1,6 @@
 """Opening a checkpoint file: its tensors under the names it uses, and what it says of its network.
 
-Knows file formats and nothing of ESM-2. Executes nothing: of a pickle, only tensors, containers
+Knows file formats and no network. Executes nothing: of a pickle, only tensors, containers
 and the `argparse.Namespace` in which fair-esm keeps a model's settings are built.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from featuremill.base.errors import UserError
 from featuremill.workload.hugging_face import checkpoint_files
-from featuremill.workloads.esm2.folder import facts_of
+from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 
 FACTS = {
     "encoder_layers": "num_layers",
@@ -27,8 +28,12 @@ FACTS = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "embed_dim",
     "num_attention_heads": "attention_heads",
+    "n_layers": "num_layers",
+    "d_model": "embed_dim",
+    "n_heads": "attention_heads",
+    "intermediate_size": "feed_forward",
 }
-"""What fair-esm and Hugging Face call the numbers of an architecture."""
+"""What fair-esm, Hugging Face and ESM C's research folders call the numbers of an architecture."""
 
 
 class Opened(NamedTuple):
@@ -40,56 +45,58 @@ class Opened(NamedTuple):
     """Whether this is an ESM from before ESM-2, which says so by its outermost keys."""
 
 
-def open_checkpoint(path: Path) -> Opened:
-    """Return what `path` holds, memory-mapped where its format allows that."""
-    opened = _folder(path) if path.is_dir() else _file(path)
+def open_checkpoint(
+    path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
+) -> Opened:
+    """Return what `path` holds, memory-mapped where its format allows that, and what its folder
+    says of it."""
+    opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
         isinstance(key, str) and isinstance(tensor, Tensor)
         for key, tensor in opened.tensors.items()
     ):
-        raise refusal(path, "it holds no dictionary of tensors")
+        raise refusal(path, "it holds no dictionary of tensors", kind)
     facts = facts_of(path) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
 
 
-def _folder(path: Path) -> Opened:
+def _folder(path: Path, kind: Kind) -> Opened:
     """Return what the files of a checkpoint in a folder from Hugging Face hold together."""
-    parts = [_file(file) for file in checkpoint_files(path)]
+    parts = [_file(file, kind) for file in checkpoint_files(path)]
     tensors = {key: tensor for part in parts for key, tensor in part.tensors.items()}
     if len(tensors) < sum(len(part.tensors) for part in parts):
-        raise refusal(path, "two of its files have the same tensor")
+        raise refusal(path, "two of its files have the same tensor", kind)
     return parts[0]._replace(tensors=tensors)
 
 
-def _file(path: Path) -> Opened:
-    return _safetensors(path) if path.suffix == ".safetensors" else _pickle(path)
+def _file(path: Path, kind: Kind) -> Opened:
+    return _safetensors(path, kind) if path.suffix == ".safetensors" else _pickle(path, kind)
 
 
-def refusal(path: Path, reason: str) -> UserError:
+def refusal(path: Path, reason: str, kind: Kind = ESM2) -> UserError:
     """Return the error that says why `path` cannot be used."""
     return UserError(
-        f"{path}: this is not a usable ESM-2 checkpoint: {reason}; "
-        "give the .pt of fair-esm, or a .safetensors, pytorch_model.bin or a folder of an EsmModel."
+        f"{path}: this is not a usable {kind.title} checkpoint: {reason}; give {kind.give}."
     )
 
 
-def _safetensors(path: Path) -> Opened:
+def _safetensors(path: Path, kind: Kind) -> Opened:
     try:
         with safe_open(path, framework="pt") as file:
             facts = dict(file.metadata() or {})
         return Opened(load_file(path), facts)
     except (SafetensorError, OSError) as error:
-        raise refusal(path, _reason(path, error)) from None
+        raise refusal(path, _reason(path, error), kind) from None
 
 
-def _pickle(path: Path) -> Opened:
+def _pickle(path: Path, kind: Kind) -> Opened:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             raw = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except Exception as error:  # bytes that are no pickle can end in any exception there is
-        raise refusal(path, _reason(path, error)) from None
+        raise refusal(path, _reason(path, error), kind) from None
     if not isinstance(raw, dict):
         return Opened({}, {})
     tensors = raw.get("model", raw)

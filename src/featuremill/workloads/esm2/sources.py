@@ -100,13 +100,10 @@ def name_of(model: str) -> str:
     """Return the name under which `weights/<name>.json` stands for `model`; opens no file."""
     if known := _known(model):
         return known
-    if "/" in model or model.endswith(SUFFIXES) or Path(model).expanduser().exists():
-        path = Path(model)
-        stem = path.parent.name if path.stem in GENERIC_STEMS and path.parent.name else path.stem
-        stem = path.name if path.suffix not in SUFFIXES else stem
-        return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
+    if looks_like_path(model):
+        return stem_of(model)
     names = [*bundled_names(), *PUBLISHED]
-    near = _nearest(model, names)
+    near = nearest(model, names)
     hint = f"did you mean {near!r}? There" if near else "there"
     raise UserError(
         f"there is no model {model!r}; {hint} are {', '.join(names)}, or give "
@@ -114,7 +111,20 @@ def name_of(model: str) -> str:
     )
 
 
-def _nearest(model: str, names: Sequence[str]) -> str:
+def looks_like_path(model: str) -> bool:
+    """Tell whether `model` has the form of a path, or is one."""
+    return "/" in model or model.endswith(SUFFIXES) or Path(model).expanduser().exists()
+
+
+def stem_of(model: str) -> str:
+    """Return a name for the file or folder `model`; opens no file."""
+    path = Path(model)
+    stem = path.parent.name if path.stem in GENERIC_STEMS and path.parent.name else path.stem
+    stem = path.name if path.suffix not in SUFFIXES else stem
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", stem).lstrip(".-") or "model"
+
+
+def nearest(model: str, names: Sequence[str]) -> str:
     """Return which of `names` is meant by `model`, such as `650M`; "" where nothing is near."""
     written = {name.lower(): name for name in names}
     inside = [name for lower, name in written.items() if model.lower() in lower]
@@ -139,7 +149,7 @@ def refuse_missing(model: str) -> None:
 
 def _refuse_missing(model: str, path: Path) -> None:
     is_meant = model.startswith(f"{OWNER}esm2")
-    near = _nearest(path.name, list(PUBLISHED)) if is_meant else ""
+    near = nearest(path.name, list(PUBLISHED)) if is_meant else ""
     if name := path.name if path.name in PUBLISHED else near:
         raise UserError(f"{model}: there is no such file; as the name of a model, write {name}.")
     if remedy := how_to_get(model):
@@ -177,17 +187,17 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
         download(source)
-    from featuremill.workloads.esm2 import checkpoint
+    from featuremill.workloads.esm2 import checkpoint, conversion
 
     _log.info("converting %s", source.path)
     found = checkpoint.read(source.path, has_head)
-    sha256 = checkpoint.write(found, path)
+    sha256 = conversion.write(found, path)
     metadata = found.metadata()
     if source.kind == "published":
         metadata["license"] = PUBLISHED_LICENSE
     name = source.name
     if source.kind == "local" and name not in PUBLISHED:
-        name = f"esm2_t{found.num_layers}_w{found.width}-{sha256[:8]}"
+        name = f"esm2_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
     return Converted(name, sha256, metadata)
 
 

@@ -1,18 +1,21 @@
-"""How much an ESM-2 computes and moves for a token: by count, and not measured on a GPU."""
+"""How much a network computes and moves for a token: by count, and not measured on a GPU."""
 
 from __future__ import annotations
 
 from featuremill.workload import UnitWork, Weights
+from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.sources import NUMBERS
 
 LENGTH_OF_ATTENTION = 1.4
 """Sum of squared lengths / sum of lengths, over the mean length: 437 / 309 in bench/ecoli.fasta.gz
 (`effective_length` in the records of `make bench`)."""
-BYTES_A_NUMBER_OF_WIDTH = 52
+BYTES_A_NUMBER_OF_WIDTH = 36
 """To and from memory for a token in a layer, a number of the model's width, with 2-byte products:
-q, k and v written and read, attention's output too (8 numbers), the feed forward's middle (8), the
-normed inputs (4), and the fp32 residual stream read and written thrice (3 x 2 x 4 bytes), less what
-the norm is fused with. Counted in `encoder.py`, not measured."""
+q, k and v written and read, attention's output too (8 numbers), the normed inputs (4), and the fp32
+residual stream read and written thrice (3 x 2 x 4 bytes), less what the norm is fused with. Counted
+in `encoder.py`, not measured."""
+BYTES_A_NUMBER_OF_FEED_FORWARD = {False: 4, True: 12}
+"""The same of the feed forward's width: written and read once, or thrice around a gate."""
 HOST_TOKENS_PER_SECOND = 2_300_000
 """What one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the receipts of
 the demo on 2 cores of a Xeon. A GPU that is faster waits for it, so of small models every card
@@ -29,16 +32,18 @@ those records; with it both are met within a third."""
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
     """Return what a token takes in proteins of `mean_tokens` on average.
 
-    Two operations for each number of the matrices (24 d² a layer), and attention's 4 L d a layer.
+    Two operations for each number of the matrices (24 d² a layer of ESM-2), and attention's 4 L d a
+    layer.
     """
-    found = [weights.metadata.get(key, "") for key in NUMBERS]
-    if not all(number.isdecimal() for number in found):
+    if not all(weights.metadata.get(key, "").isdecimal() for key in NUMBERS):
         return None
-    num_layers, width = map(int, found)
-    of_attention = 4 * LENGTH_OF_ATTENTION * mean_tokens * width
+    sizes = sizes_of(weights.metadata)
+    of_attention = 4 * LENGTH_OF_ATTENTION * mean_tokens * sizes.width
+    of_feed_forward = BYTES_A_NUMBER_OF_FEED_FORWARD[sizes.architecture.is_gated]
+    bytes_moved = sizes.width * BYTES_A_NUMBER_OF_WIDTH + sizes.feed_forward * of_feed_forward
     return UnitWork(
-        operations=num_layers * (24 * width**2 + of_attention),
-        bytes_moved=num_layers * width * BYTES_A_NUMBER_OF_WIDTH,
+        operations=2 * sizes.num_matrix_numbers + sizes.num_layers * of_attention,
+        bytes_moved=sizes.num_layers * bytes_moved,
         host_per_second=HOST_TOKENS_PER_SECOND,
         core_gflops=CPU_GFLOPS_A_CORE,
         cpu_seconds=CPU_SECONDS_A_TOKEN,

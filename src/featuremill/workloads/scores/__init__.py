@@ -5,7 +5,7 @@ The workload esm2 has the network; here stand which passes a score takes, and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.workload import UnitWork, networks
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featuremill.workload import Device, Weights
+    from featuremill.workload.figures import Figure
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.transfer import Transfer
     from featuremill.workloads.scores.head import Head
@@ -43,6 +44,7 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "figures",
     "load",
     "memory_mb",
     "num_vectors",
@@ -104,7 +106,7 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = options.seen(len(letters)) + NUM_SPECIAL
+    num_tokens = options.width(len(letters)) + NUM_SPECIAL
     return max(1, passes.num_passes(payload, options)) * num_tokens
 
 
@@ -160,6 +162,16 @@ def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many residues of a protein are seen."""
     letters, _ = parts_of(payload)
     return options.seen(len(letters))
+
+
+def figures(
+    columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+) -> list[Figure]:
+    """Return heat maps of the first proteins, with their highest and lowest variants."""
+    from featuremill.workloads.scores import heat_maps
+    from featuremill.workloads.scores.columns import VARIANTS
+
+    return heat_maps.figures(read) if VARIANTS in columns else []
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

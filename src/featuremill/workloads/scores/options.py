@@ -66,11 +66,13 @@ class Options(TableOptions):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the matrix products; the rest, and the language-model head, is fp32. `auto`
     takes bf16 where the device has it, else fp16 on a GPU and fp32 on a CPU."""
-    long: Literal["truncate", "full"] = "truncate"
+    long: Literal["truncate", "full", "chunk"] = "truncate"
     """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones (and
-    a variant of the others fails), `full` computes them whole."""
+    a variant of the others fails), `full` computes them whole, `chunk` computes windows of
+    `max_residues`: masked and mutant passes in a window around the variant, the others in windows
+    that overlap by half, where each residue is read in the one whose middle is nearest."""
     max_residues: int = Field(default=1022, ge=1)
-    """Residues that are kept; ESM-2 was trained with up to 1022."""
+    """Residues that are kept, or of a window; ESM-2 was trained with up to 1022."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -130,4 +132,8 @@ class Options(TableOptions):
 
     def seen(self, num_residues: int) -> int:
         """Return how many residues of a protein the network sees."""
+        return self.width(num_residues) if self.long == "truncate" else num_residues
+
+    def width(self, num_residues: int) -> int:
+        """Return how many residues of a protein one pass sees."""
         return num_residues if self.long == "full" else min(num_residues, self.max_residues)

@@ -1,7 +1,8 @@
 """What is computed of a protein, and its scores from the log-probabilities that come out.
 
 A pass is the network's look at one sequence: the protein as it is, with places masked, or a variant
-of it. Of each pass, only the places that scores ask for go through the language-model head.
+of it; or at a window of such a sequence. Of each pass, only the places that scores ask for go
+through the language-model head.
 
 The marginals are those of Meier et al. 2021 (doi:10.1101/2021.07.09.450648), as in fair-esm's
 `examples/variant-prediction`; the pseudo-log-likelihood is that of Salazar et al. 2020
@@ -12,7 +13,7 @@ Shape legend: L residues, V variants, S substitutions of all variants, R rows of
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -36,10 +37,12 @@ class Pass(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What is computed of a protein: one pass as it is, then the masked ones, then the mutants."""
+    """What is computed of a protein: passes of it as it is, the masked ones, then the mutants."""
 
     letters: bytes
     """The residues that the network sees."""
+    width: int
+    """Residues of a pass."""
     names: list[str]
     """Of the variants."""
     bounds: Places
@@ -67,7 +70,10 @@ def num_passes(payload: bytes, options: Options) -> int:
         listed = listed if options.variants == "listed" else []
         num_variants = len(listed)
         sets = {_places(variant) for variant in listed} if "masked" in kinds else set()
-    num = int("wildtype" in of_residues or ("wildtype" in kinds and num_variants > 0))
+    num = 0
+    if "wildtype" in of_residues or ("wildtype" in kinds and num_variants > 0):
+        every = "wildtype" in of_residues or options.variants == "all"
+        num = _num_windows(len(seen), options, None if every else listed)
     if "masked" in of_residues or ("masked" in kinds and options.variants == "all"):
         num += len(seen) + sum(len(places) > 1 for places in sets)
     else:
@@ -91,11 +97,11 @@ def work_of(payload: bytes, options: Options) -> Work:
         letters_S = np.array([ord(one.letter) for some in each for one in some], np.uint8)
     kinds, of_residues = options.kinds, options.of_residues
     wildtype = every if "wildtype" in of_residues else every[:0]
-    if "wildtype" in kinds and not len(wildtype):
-        wildtype = np.unique(places_S)
-    is_all = "masked" in kinds and options.variants == "all"
+    is_all = options.variants == "all"
+    if "wildtype" in kinds and names and not len(wildtype):
+        wildtype = every if is_all else np.unique(places_S)
     masked: list[tuple[int, ...]] = []
-    if "masked" in of_residues or is_all:
+    if "masked" in of_residues or ("masked" in kinds and is_all):
         masked = [(place,) for place in every.tolist()]
     masked_of_V = places_S
     if "masked" in kinds and not is_all:
@@ -104,28 +110,33 @@ def work_of(payload: bytes, options: Options) -> Work:
         masked, masked_of_V = list(number_of), np.array(found, np.int64)
     has_mutants = "mutant" in kinds
     return Work(
-        *(seen, names, bounds, places_S, letters_S),
+        *(seen, options.width(len(seen)), names, bounds, places_S, letters_S),
         *(wildtype, masked, masked_of_V, has_mutants),
     )
 
 
 def passes(work: Work) -> Iterator[Pass]:
     """Yield the passes of a protein, in order."""
-    tokens = tokenize(work.letters, (0, len(work.letters)))
-    if len(work.wildtype):
-        yield Pass(tokens, work.wildtype + 1)
+    length, width = len(work.letters), work.width
+    starts_R = _nearest_starts(work.wildtype, length, width)
+    for start in np.unique(starts_R).tolist():
+        rows = work.wildtype[starts_R == start] - start + 1
+        yield Pass(tokenize(work.letters, (start, start + width)), rows)
     for places in work.masked:
-        rows = np.array(places) + 1
-        copy = tokens.copy()
-        copy[rows] = MASK
-        yield Pass(copy, rows)
+        start = _start_around(places[0], places[-1], length, width)
+        tokens = tokenize(work.letters, (start, start + width))
+        rows = np.array(places) - start + 1
+        tokens[rows] = MASK
+        yield Pass(tokens, rows)
     if work.has_mutants:
         tokens_S = tokens_of(work.letters_S.tobytes())
-        for start, end in zip(work.bounds, work.bounds[1:], strict=False):
-            rows = work.places_S[start:end] + 1
-            copy = tokens.copy()
-            copy[rows] = tokens_S[start:end]
-            yield Pass(copy, rows)
+        for begin, end in zip(work.bounds, work.bounds[1:], strict=False):
+            places_S = work.places_S[begin:end]
+            start = _start_around(int(places_S[0]), int(places_S[-1]), length, width)
+            tokens = tokenize(work.letters, (start, start + width))
+            rows = places_S - start + 1
+            tokens[rows] = tokens_S[begin:end]
+            yield Pass(tokens, rows)
 
 
 def num_rows(work: Work) -> int:
@@ -177,6 +188,32 @@ def entropies(found_L: Numbers) -> Numbers:
 def tokens_of(letters: bytes) -> Tokens:
     """Return the token of each letter."""
     return tokenize(letters, (0, len(letters)))[1:-1]
+
+
+def _start_around(first: int, last: int, length: int, width: int) -> int:
+    """Return where the window begins that has these places in its middle, or is as near to that as
+    the ends of the protein allow."""
+    return min(max(0, (first + last + 1 - width) // 2), length - width)
+
+
+def _nearest_starts(places: Places, length: int, width: int) -> Places:
+    """Return for each place where the window begins whose middle is nearest, of windows that
+    overlap by half."""
+    starts = np.append(np.arange(0, length - width, max(1, width // 2)), length - width)
+    between = (starts[1:] + starts[:-1] + width) / 2
+    nearest: Places = starts[np.searchsorted(between, places + 0.5)]
+    return nearest
+
+
+def _num_windows(length: int, options: Options, listed: Sequence[str] | None) -> int:
+    """Return how many windows the residues of `listed` variants are read in; of all where None."""
+    width = options.width(length)
+    if width == length:
+        return 1
+    every = (
+        range(length) if listed is None else (place for name in listed for place in _places(name))
+    )
+    return len(np.unique(_nearest_starts(np.fromiter(every, np.int64), length, width)))
 
 
 def _places(variant: str) -> tuple[int, ...]:

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from Bio.Data.IUPACData import protein_letters_3to1
+
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
@@ -36,13 +38,15 @@ NAMES = (
 )
 """Names of a column of variants."""
 BETWEEN = re.compile(r"[\s,;]+")
+OF_THREE = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
+"""A substitution as HGVS writes it, such as Ala123Thr, in capitals."""
 SUBSTITUTION = re.compile(r"([A-Z])([1-9][0-9]{0,8})([A-Z])")
 NO_SUBSTITUTION = re.compile(r"DEL|INS|DUP|FS|TER|[*=?_-]")
 NOT_ONE = Kind(
     "variant",
     ("not a substitution",),
-    "Write the residue, its position from 1 and the new residue, as in A123T; put a colon between "
-    "several substitutions of one variant.",
+    "Write the residue, its position from 1 and the new residue, as in A123T or Ala123Thr; put a "
+    "colon between several substitutions of one variant.",
 )
 INDEL = Kind(
     "indel",
@@ -57,10 +61,12 @@ WILD_TYPE = Kind(
     "the sequence that it belongs to.",
 )
 TRUNCATED = "a variant beyond max_residues"
+APART = "substitutions farther apart than a window"
 BEYOND = Kind(
     "beyond",
-    ("a variant beyond the end", TRUNCATED),
-    "Fix the position. Beyond max_residues, set long: full, or give the domain alone.",
+    ("a variant beyond the end", TRUNCATED, APART),
+    "Fix the position. Beyond max_residues, set long: chunk or long: full. Farther apart than a "
+    "window, set long: full.",
 )
 REASONS = (NOT_ONE, INDEL, WILD_TYPE, BEYOND)
 
@@ -219,8 +225,9 @@ def _with_variants(record: Record, cells: Sequence[str], options: Options) -> Re
 def _sized(record: Record, options: Options) -> Record:
     length = len(record.payload)
     note = record.note
-    if options.seen(length) < length:
-        cut = f"longer than {options.max_residues} residues, truncated"
+    if options.width(length) < length:
+        how = "truncated" if options.long == "truncate" else "in windows"
+        cut = f"longer than {options.max_residues} residues, {how}"
         note = "; ".join(filter(None, [note, cut]))
     return record._replace(note=note, length=length)
 
@@ -232,7 +239,9 @@ def _checked(text: str, letters: bytes, options: Options) -> str:
         _WrongError: when it is none, or not one of this protein.
     """
     found: Mapping[int, str] = {}
-    for part in text.upper().removeprefix("P.").split(":"):
+    for part in text.upper().removeprefix("P.").strip("()").split(":"):
+        if long := OF_THREE.fullmatch(part):
+            part = "".join(protein_letters_3to1.get(each.title(), each) for each in long.groups())
         match = SUBSTITUTION.fullmatch(part)
         if not match or match[3] not in AMINO_ACIDS:
             kind = NOT_ONE if match or not NO_SUBSTITUTION.search(part) else INDEL
@@ -249,4 +258,6 @@ def _checked(text: str, letters: bytes, options: Options) -> str:
         if position in found:
             raise _WrongError(NOT_ONE.reason(f"{clipped(text)} changes residue {position} twice"))
         found = {**found, position: part}
+    if set(options.kinds) - {"wildtype"} and max(found) - min(found) >= options.width(len(letters)):
+        raise _WrongError(BEYOND.reason(f"{clipped(text)}, of {options.max_residues}", APART))
     return ":".join(found[position] for position in sorted(found))

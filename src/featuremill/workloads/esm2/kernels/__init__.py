@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base import environment, faults, triton_cache
+from featuremill.base import environment, faults
+from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.kernels import reference
 
@@ -20,21 +21,27 @@ log = logging.getLogger("featuremill.workloads.esm2")
 
 
 class Kernels(NamedTuple):
-    """Four operations, and by name (for the receipt) what computes them."""
+    """Five operations, and by name (for the receipt) what computes them."""
 
     name: str
     """"torch", or what compiled them, with its version: "triton 3.7.1", "llvm 22.1, avx512"."""
-    rotate_: Callable[[Tensor, Tensor, Tensor], None]
-    """See `reference.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T), in place."""
+    rotate_: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
+    """See `reference.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T, weight_2D), in place."""
     add_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
     """See `reference.add_norm`: (residual_TD, delta_TD, weight_D, bias_D, dtype) → normed_TD."""
     norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
     """See `reference.norm`: (residual_TD, running_D, weight_D, bias_D, dtype) → normed_TD."""
+    gate: Callable[[Tensor], Tensor]
+    """See `reference.gate`: halves_TG → gated_TF."""
     mean_rows: Callable[[Tensor, Tensor, Tensor], Tensor]
     """See `reference.mean_rows`: (hidden_TD, starts_N, ends_N) → means_ND."""
 
 
-TORCH = Kernels("torch", reference.rotate_, reference.add_norm, reference.norm, reference.mean_rows)
+TORCH = Kernels(
+    "torch",
+    *(reference.rotate_, reference.add_norm, reference.norm),
+    *(reference.gate, reference.mean_rows),
+)
 
 
 class OnCpu(NamedTuple):
@@ -58,7 +65,7 @@ def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu 
 
     rows = Kernels(
         f"{llvm.VERSION}, {instructions(torch.float32)}",
-        *(ours.rotate_, ours.add_norm, reference.norm, reference.mean_rows),
+        *(ours.rotate_, ours.add_norm, reference.norm, ours.gate, reference.mean_rows),
     )
     return OnCpu(f"{llvm.VERSION}, {isa}", rows, ours.attend)
 
@@ -119,4 +126,4 @@ def _triton() -> Kernels:
     from featuremill.workloads.esm2.kernels import triton_kernels
 
     ours, name = triton_kernels, f"triton {triton.__version__}"
-    return Kernels(name, ours.rotate_, ours.add_norm, ours.norm, ours.mean_rows)
+    return Kernels(name, ours.rotate_, ours.add_norm, ours.norm, ours.gate, ours.mean_rows)

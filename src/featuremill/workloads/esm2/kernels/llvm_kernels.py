@@ -1,14 +1,17 @@
-"""Rotary, residual sum with LayerNorm, and attention on a CPU, each one pass of compiled code.
+"""Rotary, residual sum with LayerNorm, SwiGLU's gate, and attention on a CPU, each one pass of
+compiled code.
 
-`reference` says what the first two compute, `llvm_attention` how the last one does. No row's bits
+`reference` says what the first three compute, `llvm_attention` how the last one does. No row's bits
 depend on other rows, and no sequence's on others.
 
-Shape legend: T tokens, P positions, H heads, d width of a head, D width.
+Shape legend: T tokens, P positions, H heads, d width of a head, D width, F width of the feed
+forward, G twice that.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable
 from typing import NamedTuple
@@ -28,6 +31,7 @@ from featuremill.workloads.esm2.kernels.llvm import (
     Value,
 )
 from featuremill.workloads.esm2.kernels.llvm_attention import (
+    DEGREES,
     TILES,
     AmxAttention,
     Attention,
@@ -43,13 +47,21 @@ _compiling_attention = threading.Lock()
 """Every lane wants it at once, and one is to compile it."""
 
 
-def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
+def rotate_(
+    qkv_T3Hd: Tensor,
+    turns_Pf2: Tensor,
+    positions_T: Tensor,
+    weight_2D: Tensor | None = None,
+) -> None:
     """See `reference.rotate_`."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
     assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
-    turn = _rotate(instructions(torch.float32), qkv_T3Hd.dtype, num_heads, head_dim)
-    turn(qkv_T3Hd.data_ptr(), turns_Pf2.data_ptr(), positions_T.data_ptr(), num_tokens)
+    is_normed = weight_2D is not None
+    assert weight_2D is None or weight_2D.is_contiguous()
+    turn = _rotate(instructions(torch.float32), qkv_T3Hd.dtype, num_heads, head_dim, is_normed)
+    addresses = [each.data_ptr() for each in (qkv_T3Hd, turns_Pf2, positions_T)]
+    turn(*addresses, 0 if weight_2D is None else weight_2D.data_ptr(), num_tokens)
 
 
 def add_norm(
@@ -69,6 +81,16 @@ def add_norm(
     addresses = [each.data_ptr() for each in (residual_TD, weight_D, bias_D, normed_TD)]
     norm(0 if delta_TD is None else delta_TD.data_ptr(), *addresses, num_rows)
     return normed_TD
+
+
+def gate(halves_TG: Tensor) -> Tensor:
+    """See `reference.gate`."""
+    assert halves_TG.is_contiguous()
+    num_rows, width = len(halves_TG), halves_TG.shape[1] // 2
+    gated_TF = torch.empty(num_rows, width, dtype=halves_TG.dtype)
+    put = _gate(instructions(torch.float32), halves_TG.dtype, width)
+    put(halves_TG.data_ptr(), gated_TF.data_ptr(), num_rows)
+    return gated_TF
 
 
 def attend(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
@@ -106,16 +128,29 @@ def _attend(isa: str, dtype: torch.dtype, num_heads: int, head_dim: int) -> _Att
 
 
 @functools.cache
-def _rotate(isa: str, dtype: torch.dtype, num_heads: int, head_dim: int) -> Callable[..., None]:
+def _rotate(
+    isa: str, dtype: torch.dtype, num_heads: int, head_dim: int, is_normed: bool
+) -> Callable[..., None]:
     target, kind = TARGETS[isa], KINDS[dtype]
-    function = Function("rotate", (POINTER, POINTER, POINTER, INT64))
+    function = Function("rotate", (*[POINTER] * 4, INT64))
     build = function.build
-    qkv, turns, positions, num_rows = function.arguments
+    qkv, turns, positions, weight, num_rows = function.arguments
     width = num_heads * head_dim
+    # Where query and key are normed, each by itself; else all their heads are turned in one go.
+    parts = (slice(0, width), slice(width, 2 * width)) if is_normed else (slice(0, 2 * width),)
     with function.loop(0, num_rows) as rows:
         row = function.at(qkv, kind, function.times(rows.index, 3 * width))
         position = function.load(positions, INT64, rows.index)
         turn = function.at(turns, FP32, function.times(position, head_dim))
+
+        def norm_of(part: slice, row: Value = row) -> tuple[Value, Value]:
+            def value(column: Value) -> Value:
+                at = function.add(column, part.start)
+                return function.wide(function.load(row, kind, at, target.lanes), kind)
+
+            return _mean_and_scale(function, width, target.lanes, value, value)
+
+        norms = [norm_of(part) for part in parts] if is_normed else [None]
         for start in range(0, head_dim, target.lanes):
             number = min(target.lanes, head_dim - start)
             both = function.load(turn, FP32, start, number)
@@ -123,11 +158,16 @@ def _rotate(isa: str, dtype: torch.dtype, num_heads: int, head_dim: int) -> Call
             cosine = function.shuffle(both, both, [lane & ~1 for lane in lanes])
             minus = [lane | 1 if lane & 1 else number + lane + 1 for lane in lanes]
             sine = function.shuffle(both, build.fneg(both), minus)
-            with function.loop(start, 2 * width, head_dim) as heads:
-                pairs = function.wide(function.load(row, kind, heads.index, number), kind)
-                swapped = function.shuffle(pairs, pairs, [lane ^ 1 for lane in lanes])
-                turned = function.multiply_add(pairs, cosine, build.fmul(swapped, sine))
-                function.store(function.narrow(turned, kind), row, kind, heads.index)
+            for part, norm in zip(parts, norms, strict=True):
+                with function.loop(part.start + start, part.stop, head_dim) as heads:
+                    pairs = function.wide(function.load(row, kind, heads.index, number), kind)
+                    if norm:
+                        mean, scale = (function.shuffle(each, each, lanes) for each in norm)
+                        factor = function.load(weight, FP32, heads.index, number)
+                        pairs = build.fmul(build.fsub(pairs, mean), build.fmul(scale, factor))
+                    swapped = function.shuffle(pairs, pairs, [lane ^ 1 for lane in lanes])
+                    turned = function.multiply_add(pairs, cosine, build.fmul(swapped, sine))
+                    function.store(function.narrow(turned, kind), row, kind, heads.index)
     return function.compiled(target)
 
 
@@ -139,18 +179,6 @@ def _add_norm(
     function = Function("add_norm", (*[POINTER] * 5, INT64))
     build, number = function.build, target.lanes
     delta, residual, weight, bias, normed, num_rows = function.arguments
-    zero = function.all_lanes(0.0, number)
-    share = function.all_lanes(1 / width, number)
-    # Sums side by side: an addition takes four times as long as the next one can begin after.
-    together = next(count for count in (5, 4, 3, 2, 1) if width // number % count == 0)
-
-    def sum_of(row: Value, term: Callable[[Value | int], Value]) -> Value:
-        with function.loop(0, width, together * number, [zero] * together) as columns:
-            for part, known in enumerate(columns.carried):
-                column = function.add(columns.index, part * number)
-                columns.next.append(build.fadd(known, term(column)))
-        return function.across(function.folded(build.fadd, columns.carried))
-
     with function.loop(0, num_rows) as rows:
         start = function.times(rows.index, width)
         row = function.at(residual, FP32, start)
@@ -166,24 +194,77 @@ def _add_norm(
             function.store(known, row, FP32, column)
             return known
 
-        mean = build.fmul(sum_of(row, added), share)
+        def known(column: Value) -> Value:
+            return function.load(row, FP32, column, number)
 
-        def centred(column: Value) -> Value:
-            return build.fsub(function.load(row, FP32, column, number), mean)
-
-        def squared(column: Value) -> Value:
-            return build.fmul(centred(column), centred(column))
-
-        variance = build.fmul(sum_of(row, squared), share)
-        epsilon = function.all_lanes(NORM_EPSILON, number)
-        root = function.call(
-            f"llvm.sqrt.v{number}f32", variance.type, build.fadd(variance, epsilon)
-        )
-        scale = build.fdiv(function.all_lanes(1.0, number), root)
+        mean, scale = _mean_and_scale(function, width, number, added, known)
         with function.loop(0, width, number) as columns:
             factor = build.fmul(scale, function.load(weight, FP32, columns.index, number))
             shift = function.load(bias, FP32, columns.index, number)
-            result = function.multiply_add(centred(columns.index), factor, shift)
+            centred = build.fsub(known(columns.index), mean)
+            result = function.multiply_add(centred, factor, shift)
             at = function.add(start, columns.index)
             function.store(function.narrow(result, KINDS[dtype]), normed, KINDS[dtype], at)
+    return function.compiled(target)
+
+
+def _mean_and_scale(
+    function: Function,
+    width: int,
+    lanes: int,
+    first: Callable[[Value], Value],
+    again: Callable[[Value], Value],
+) -> tuple[Value, Value]:
+    """Return a row's mean and the inverse of its standard deviation, in all lanes; `first` gives
+    its numbers from a column on, `again` gives them once more."""
+    build = function.build
+    share = function.all_lanes(1 / width, lanes)
+    # Sums side by side: an addition takes four times as long as the next one can begin after.
+    together = next(count for count in (5, 4, 3, 2, 1) if width // lanes % count == 0)
+
+    def mean_of(term: Callable[[Value], Value]) -> Value:
+        zeros = [function.all_lanes(0.0, lanes)] * together
+        with function.loop(0, width, together * lanes, zeros) as columns:
+            for part, known in enumerate(columns.carried):
+                column = function.add(columns.index, part * lanes)
+                columns.next.append(build.fadd(known, term(column)))
+        total = function.across(function.folded(build.fadd, columns.carried))
+        return build.fmul(total, share)
+
+    mean = mean_of(first)
+
+    def squared(column: Value) -> Value:
+        centred = build.fsub(again(column), mean)
+        return build.fmul(centred, centred)
+
+    variance = mean_of(squared)
+    epsilon = function.all_lanes(NORM_EPSILON, lanes)
+    root = function.call(f"llvm.sqrt.v{lanes}f32", variance.type, build.fadd(variance, epsilon))
+    return mean, build.fdiv(function.all_lanes(1.0, lanes), root)
+
+
+@functools.cache
+def _gate(isa: str, dtype: torch.dtype, width: int) -> Callable[..., None]:
+    target, kind = TARGETS[isa], KINDS[dtype]
+    function = Function("gate", (POINTER, POINTER, INT64))
+    build, number = function.build, target.lanes
+    halves, gated, num_rows = function.arguments
+    one = function.all_lanes(1.0, number)
+    to_base_2 = function.all_lanes(math.log2(math.e), number)
+    with function.loop(0, num_rows) as rows:
+        row = function.at(halves, kind, function.times(rows.index, 2 * width))
+        out = function.at(gated, kind, function.times(rows.index, width))
+        with function.loop(0, width, number) as columns:
+            first, second = (
+                function.wide(function.load(row, kind, at, number), kind)
+                for at in (columns.index, function.add(columns.index, width))
+            )
+            # 1 / (1 + exp(-x)) of x below 0 is exp(x) / (1 + exp(x)): nothing overflows.
+            minus = build.fneg(first)
+            below = build.fneg(function.greater(first, minus))
+            power = function.power_of_2(build.fmul(below, to_base_2), DEGREES[kind])
+            is_above = build.fcmp_ordered(">", first, minus)
+            factor = build.fdiv(build.select(is_above, one, power), build.fadd(one, power))
+            result = build.fmul(build.fmul(first, factor), second)
+            function.store(function.narrow(result, kind), out, kind, columns.index)
     return function.compiled(target)

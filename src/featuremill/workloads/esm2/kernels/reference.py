@@ -4,7 +4,7 @@ These run on a CPU, and wherever Triton cannot; the Triton kernels are tested ag
 them makes a row's bits depend on the other rows, and on a CPU none on the number of threads.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
-N segments.
+F width of the feed forward, G twice that, N segments.
 """
 
 from __future__ import annotations
@@ -19,8 +19,16 @@ SERIAL_ELEMENTS = 32_000
 """Fewer elements than torch's grain size (32,768): work that it does not share between threads."""
 
 
-def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
+def rotate_(
+    qkv_T3Hd: Tensor,
+    turns_Pf2: Tensor,
+    positions_T: Tensor,
+    weight_2D: Tensor | None = None,
+) -> None:
     """Turn query and key in place by their positions, in fp32 (rotary embedding, arXiv:2104.09864).
+
+    Where `weight_2D` (fp32) is given, query and key are normed before that: LayerNorm over all
+    heads, the query's with the first row as weight and the key's with the second, without bias.
 
     Elements 2i and 2i + 1 of a head make one complex number; at position p it is multiplied by
     `turns_Pf2[p, i]` (fp32), its cosine and sine. The value stays as it is. `qkv_T3Hd` is
@@ -31,6 +39,8 @@ def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
     turns_T1D = turns_Tf.unsqueeze(1).expand(-1, num_heads, -1).flatten(1).unsqueeze(1)
     qk_T2D = qkv_T3Hd.view(num_tokens, 3, -1)[:, :2]
     wide_T2D = qk_T2D.float()
+    if weight_2D is not None:
+        wide_T2D = F.layer_norm(wide_T2D, weight_2D.shape[1:], eps=NORM_EPSILON) * weight_2D
     pairs_T2D = torch.view_as_complex(wide_T2D.view(num_tokens, 2, -1, 2))
     rows = num_tokens
     if qkv_T3Hd.device.type == "cpu":
@@ -72,6 +82,15 @@ def norm(
     """
     sum_TD = residual_TD if running_D is None else residual_TD + running_D
     return F.layer_norm(sum_TD, sum_TD.shape[1:], weight_D, bias_D, NORM_EPSILON).to(dtype)
+
+
+def gate(halves_TG: Tensor) -> Tensor:
+    """Return gated_TF: SiLU of the first half of each row times the second one (arXiv:2002.05202).
+
+    It is computed in fp32 and rounded once, to the dtype of `halves_TG` (contiguous).
+    """
+    first_TF, second_TF = halves_TG.float().chunk(2, 1)
+    return (F.silu(first_TF) * second_TF).to(halves_TG.dtype)
 
 
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:

@@ -1,11 +1,12 @@
-"""Rotary, residual sum with LayerNorm, and means of rows: Triton kernels that read data once.
+"""Rotary, residual sum with LayerNorm, SwiGLU's gate, and means of rows: Triton kernels that read
+data once.
 
 `reference` has what they compute. Tiles and warps follow from the shapes alone: nothing is timed,
 so results do not depend on timing and a short process does not pay for it; and the bits of a row do
 not depend on how many rows there are.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
-N segments; in kernels R rows and C columns of a tile.
+F width of the feed forward, G twice that, N segments; in kernels R rows and C columns of a tile.
 """
 
 from __future__ import annotations
@@ -22,11 +23,20 @@ ELEMENTS_PER_WARP = 512
 """16 a thread: two loads of 16 bytes in 16 bits, four in 32."""
 
 
-def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
+def rotate_(
+    qkv_T3Hd: Tensor,
+    turns_Pf2: Tensor,
+    positions_T: Tensor,
+    weight_2D: Tensor | None = None,
+) -> None:
     """See `reference.rotate_`."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
     assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
+    if weight_2D is not None:
+        assert weight_2D.is_contiguous() and weight_2D.shape == (2, num_heads * head_dim)
+        _launch_norm_rotate(qkv_T3Hd, turns_Pf2, positions_T, weight_2D)
+        return
     columns = triton.next_power_of_2(head_dim)
     rows = WARPS * ELEMENTS_PER_WARP // columns
     num_rows = num_tokens * 2 * num_heads
@@ -41,6 +51,28 @@ def rotate_(qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor) -> None:
         rows,
         columns,
         num_warps=WARPS,
+    )
+
+
+def _launch_norm_rotate(
+    qkv_T3Hd: Tensor, turns_Pf2: Tensor, positions_T: Tensor, weight_2D: Tensor
+) -> None:
+    num_rows, width, head_dim = 2 * len(qkv_T3Hd), weight_2D.shape[1], qkv_T3Hd.shape[3]
+    columns = triton.next_power_of_2(width)
+    rows = max(1, WARPS * ELEMENTS_PER_WARP // columns)
+    assert num_rows < 2**31
+    _norm_rotate[(triton.cdiv(num_rows, rows),)](
+        qkv_T3Hd,
+        weight_2D,
+        turns_Pf2,
+        positions_T,
+        num_rows,
+        width,
+        head_dim,
+        NORM_EPSILON,
+        rows,
+        columns,
+        num_warps=rows * columns // ELEMENTS_PER_WARP,
     )
 
 
@@ -98,6 +130,19 @@ def _launch_norm(
     return normed_TD
 
 
+def gate(halves_TG: Tensor) -> Tensor:
+    """See `reference.gate`."""
+    assert halves_TG.is_contiguous()
+    num_rows, width = len(halves_TG), halves_TG.shape[1] // 2
+    gated_TF = torch.empty(num_rows, width, dtype=halves_TG.dtype, device=halves_TG.device)
+    columns = WARPS * ELEMENTS_PER_WARP
+    assert num_rows < 2**31
+    _gate[(num_rows, triton.cdiv(width, columns))](
+        halves_TG, gated_TF, width, columns, num_warps=WARPS
+    )
+    return gated_TF
+
+
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
     """See `reference.mean_rows`; this does not wait."""
     assert hidden_TD.is_contiguous() and starts_N.is_contiguous() and ends_N.is_contiguous()
@@ -145,6 +190,66 @@ def _rotate(
         real_Rf * sine_Rf + imaginary_Rf * cosine_Rf,
     )
     tl.store(at_RC, turned_Rf2.reshape(ROWS, COLUMNS).to(qkv.dtype.element_ty), is_real_RC)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]
+def _norm_rotate(
+    qkv: tl.tensor,
+    weight: tl.tensor,
+    turns: tl.tensor,
+    positions: tl.tensor,
+    num_rows: tl.tensor,
+    WIDTH: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    EPSILON: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Normalize and turn a tile of whole rows, each the query or key of one token."""
+    row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column_C = tl.max_contiguous(tl.arange(0, COLUMNS), 4)
+    token_R = (row_R // 2).to(tl.int64)
+    part_R = row_R % 2
+    is_real_R = row_R < num_rows
+    is_real_RC = is_real_R[:, None] & (column_C < WIDTH)[None, :]
+    position_R = tl.load(positions + token_R, is_real_R, 0)
+    at_RC = qkv + ((token_R * 3 + part_R) * WIDTH)[:, None] + column_C[None, :]
+
+    row_RC = tl.load(at_RC, is_real_RC, 0.0).to(tl.float32)
+    mean_R = tl.sum(row_RC, 1) / WIDTH
+    centred_RC = tl.where(is_real_RC, row_RC - mean_R[:, None], 0.0)
+    variance_R = tl.sum(centred_RC * centred_RC, 1) / WIDTH
+    scale_R = tl.rsqrt(variance_R + EPSILON)
+    of_part_RC = weight + (part_R * WIDTH)[:, None] + column_C[None, :]
+    normed_RC = centred_RC * scale_R[:, None] * tl.load(of_part_RC, is_real_RC, 0.0)
+
+    of_position_RC = turns + position_R[:, None] * HEAD_DIM + (column_C % HEAD_DIM)[None, :]
+    turns_RC = tl.load(of_position_RC, is_real_RC, 0.0)
+    cosine_Rf, sine_Rf = tl.split(turns_RC.reshape(ROWS, COLUMNS // 2, 2))
+    real_Rf, imaginary_Rf = tl.split(normed_RC.reshape(ROWS, COLUMNS // 2, 2))
+    turned_Rf2 = tl.join(
+        real_Rf * cosine_Rf - imaginary_Rf * sine_Rf,
+        real_Rf * sine_Rf + imaginary_Rf * cosine_Rf,
+    )
+    tl.store(at_RC, turned_Rf2.reshape(ROWS, COLUMNS).to(qkv.dtype.element_ty), is_real_RC)
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def _gate(
+    halves: tl.tensor,
+    gated: tl.tensor,
+    WIDTH: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    """Put down SiLU of the first half of some columns of a row times the second one."""
+    row = tl.program_id(0).to(tl.int64)
+    column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_real_C = column_C < WIDTH
+    at_C = halves + row * (2 * WIDTH) + column_C
+    first_C = tl.load(at_C, is_real_C, 0.0).to(tl.float32)
+    second_C = tl.load(at_C + WIDTH, is_real_C, 0.0).to(tl.float32)
+    gated_C = first_C * tl.sigmoid(first_C) * second_C
+    tl.store(gated + row * WIDTH + column_C, gated_C.to(gated.dtype.element_ty), is_real_C)
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # type: ignore[untyped-decorator]

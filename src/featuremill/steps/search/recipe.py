@@ -16,7 +16,7 @@ from featuremill.base.errors import UserError
 from featuremill.extract.in_process import values_in_batches
 from featuremill.features import Features
 from featuremill.lease.devices import Device, devices_for, with_processors
-from featuremill.search.nearest import Matrix
+from featuremill.steps.search.nearest import Matrix
 from featuremill.store import run_lock
 from featuremill.workload import (
     Record,
@@ -142,7 +142,7 @@ class Recipe:
         if told.files and not self._plan:
             raise UserError(
                 f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
-                "plan.json, which is not here, tells where they are; run it again. Records of the "
+                "plan.json, which is not here, has their paths; run it again. Records of the "
                 "run are found by their ids without."
             )
         execution = dict(self._plan.execution) if self._plan else {}

@@ -23,8 +23,8 @@ from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.inputs import COMPRESSED, FORMATS, source
-from featuremill.search.nearest import Matrix
-from featuremill.search.recipe import Recipe
+from featuremill.steps.search.nearest import Matrix
+from featuremill.steps.search.recipe import Recipe
 from featuremill.workload import Record
 
 MOST_NAMED = 5

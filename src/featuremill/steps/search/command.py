@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill search`."""
     _calm_blas()
-    from featuremill.search import hits, view
+    from featuremill.steps.search import hits, view
 
     chosen = hits.Chosen(
         arguments.k,
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _calm_blas() -> None:
-    """Let NumPy multiply on one thread, unless somebody said otherwise or it is loaded already.
+    """Let NumPy multiply on one thread, unless OPENBLAS_NUM_THREADS is set or it is loaded.
 
     OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
     where others compute too, a hundred queries take minutes in place of seconds.
@@ -116,7 +116,7 @@ def search(
     import numpy as np
     import pandas as pd
 
-    from featuremill.search import hits
+    from featuremill.steps.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
         asked: hits.Asked = queries

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from featuremill.base.text import one_line, plain
-from featuremill.search.hits import Hit
+from featuremill.steps.search.hits import Hit
 from featuremill.store import files
 
 Format = Literal["table", "tsv"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import re
 from collections.abc import Mapping
 from io import BytesIO
@@ -18,9 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
-from featuremill.store.files import write_json
-from featuremill.store.formats import Format, refuse_outputs
-from featuremill.workload.outputs import Target, by_sample
+from featuremill.workload.outputs import Format, Target, by_sample, refuse_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -77,7 +76,8 @@ class Writer:
             ) from None
         self._torch = torch
         self._folder = target.path
-        write_json(self._folder / "provenance.json", target.provenance)
+        text = json.dumps(target.provenance, indent=2, ensure_ascii=False) + "\n"
+        (self._folder / "provenance.json").write_text(text, "utf-8")
 
     def write(self, block: pa.Table) -> None:
         """Write a file for each record of the block, in a folder of its sample, if it has one."""

@@ -6,18 +6,22 @@ What it will deliver is known from its options and the model's metadata, before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import planning_device
-from featuremill.step import Ahead
 from featuremill.workload import TellsMemory, find_workload
 from featuremill.workload.option_files import execution_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
 
-def ahead_of(name: str, given: Mapping[str, Any], device_choice: str) -> Ahead | None:
-    """Return what features by the workload `name` with the options `given` are going to have; None
-    where that is not known yet."""
+
+def ahead_of(
+    name: str, given: Mapping[str, Any], device_choice: str
+) -> tuple[pa.Schema, dict[str, Any]] | None:
+    """Return what features by the workload `name` with the options `given` are going to have: the
+    schema of their results, and their recipe's settings; None where that is not known yet."""
     workload = find_workload(name)
     options = workload.Options.model_validate(given)
     try:
@@ -36,4 +40,4 @@ def ahead_of(name: str, given: Mapping[str, Any], device_choice: str) -> Ahead |
         "version": workload.VERSION,
         "options": resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
     }
-    return Ahead(schema, settings)
+    return schema, settings

@@ -14,9 +14,9 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import NUMBERS, Stored
-from featuremill.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
-from featuremill.search.queries import Queries, Reader
-from featuremill.search.recipe import DeviceChoice, Recipe
+from featuremill.steps.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
+from featuremill.steps.search.queries import Queries, Reader
+from featuremill.steps.search.recipe import DeviceChoice, Recipe
 
 MOST_QUERIES = 1000
 MOST_HITS = 200_000
@@ -58,7 +58,7 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         UserError: when there is nothing to search, or a query is nowhere.
     """
     if chosen.k < 1:
-        raise UserError(f"-k: {chosen.k} records are none; give 1 or more.")
+        raise UserError(f"-k: {chosen.k} is too few; give 1 or more.")
     searched = features.open(root, chosen.column, partial=chosen.wants_partial or None)
     log.info(
         "%s of %s, %s numbers each, %s; by %s",

@@ -1,0 +1,249 @@
+"""store: what a store of several runs holds and who needs it; add to it, remove from it.
+
+Only this user's own parts are ever changed. A part goes before its receipt, so that a kill leaves
+all of it or none; the index is made anew of what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from featuremill.base.arguments import add_runs
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.progress import Progress
+from featuremill.base.words import counted, human_bytes
+from featuremill.config.runs import named
+from featuremill.merge import store_exchange
+from featuremill.store import files, shared
+from featuremill.store.files import read_json
+from featuremill.store.parts import open_part
+from featuremill.store.plan import Settings
+from featuremill.store.results import Results
+from featuremill.store.shared import Reference
+from featuremill.store.shared_index import keep_index
+from featuremill.workload.weights import model_told
+
+UNREAD_DAYS = 30
+OLD_SECONDS = 3600.0
+"""A temporary file that is older was left behind."""
+log = logging.getLogger("featuremill.store")
+Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
+    """Add what `featuremill store` can do; return the parsers of that."""
+    _add_store(parser)
+    acts = parser.add_subparsers(dest="act", metavar="add|export|import|remove")
+    return [_add_add(acts), _add_export(acts), _add_import(acts), _add_remove(acts)]
+
+
+def _add_store(parser: argparse.ArgumentParser) -> None:
+    help = "the store's folder (default: the first of FEATUREMILL_STORE)"
+    parser.add_argument("--store", type=Path, default=argparse.SUPPRESS, help=help)
+
+
+def _add_add(acts: Acts) -> argparse.ArgumentParser:
+    says = "add the finished parts of a run to the store"
+    parser = acts.add_parser("add", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    add_runs(parser)
+    _add_store(parser)
+    return parser
+
+
+def _add_export(acts: Acts) -> argparse.ArgumentParser:
+    says = "write a data set that others import: Parquet files and a card for each recipe"
+    parser = acts.add_parser("export", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    parser.add_argument("folder", type=Path, help="where a folder for each recipe goes")
+    _add_store(parser)
+    parser.add_argument("--recipe", default="", help="only this one; its first letters will do")
+    parser.add_argument("--licence", default="", help="of the weights, for the card")
+    return parser
+
+
+def _add_import(acts: Acts) -> argparse.ArgumentParser:
+    says = "import a data set of export, or vectors that others published"
+    parser = acts.add_parser("import", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    help = "folder of an export; HDF5 of UniProt or bio_embeddings; fair-esm's .pt files"
+    parser.add_argument("source", type=Path, help=help)
+    _add_store(parser)
+    parser.add_argument("--fasta", type=Path, help="the sequences of published vectors")
+    help = "who published them, of which model and release: all that is known of them"
+    parser.add_argument("--declared", default="", metavar="TEXT", help=help)
+    parser.add_argument("--layer", type=int, help="of fair-esm's files (default: the last)")
+    return parser
+
+
+def _add_remove(acts: Acts) -> argparse.ArgumentParser:
+    says = "list the parts of yours that no run refers to, and remove them"
+    parser = acts.add_parser("remove", help=says, description=f"{says[0].upper()}{says[1:]}.")
+    _add_store(parser)
+    parser.add_argument("--recipe", help="only parts of this recipe; its first letters will do")
+    help = "only what no run has read for so many days"
+    parser.add_argument("--unread-days", type=int, default=0, metavar="N", help=help)
+    parser.add_argument("--yes", action="store_true", help="remove them; without this, only list")
+    return parser
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill store`."""
+    asked = [str(arguments.store)] if "store" in arguments else []
+    found = shared.layers(asked)
+    if not found:
+        raise UserError("store: name the store's folder with --store, or set FEATUREMILL_STORE.")
+    store = found[0]
+    if arguments.act == "add":
+        for folder in named(arguments.run_folder).folders:
+            add(store, Results(folder))
+        return
+    if arguments.act == "import":
+        told = arguments.fasta, arguments.declared, arguments.layer
+        store_exchange.take(store, arguments.source, *told)
+        return
+    if not store.is_dir():
+        raise UserError(f"{store}: there is no such folder; check the path of the store.")
+    if arguments.act == "export":
+        store_exchange.export(store, arguments.folder, arguments.recipe, arguments.licence)
+    elif arguments.act == "remove":
+        remove(store, arguments.recipe or "", arguments.unread_days, arguments.yes)
+    else:
+        show(store)
+
+
+class Stored(NamedTuple):
+    """A part in a store, and who needs it."""
+
+    user: str
+    recipe: str
+    path: Path
+    bytes: int
+    runs: list[str]
+    """Those that refer to it and are there."""
+    read: datetime.datetime
+    """When a run took it last; when it was published, where none did."""
+
+    @property
+    def unread_days(self) -> float:
+        return (datetime.datetime.now(datetime.UTC) - self.read).total_seconds() / 86_400
+
+
+def stored(store: Path) -> Iterator[Stored]:
+    """Yield every part in `store`."""
+    needs: defaultdict[str, list[Reference]] = defaultdict(list)
+    for reference in shared.references(store):
+        for name in reference.parts:
+            needs[name].append(reference)
+    for shelf in shared.all_shelves(store):
+        for name, path in shelf.parts().items():
+            with contextlib.suppress(FileNotFoundError):  # it is removed just now
+                about = path.stat()
+                published = datetime.datetime.fromtimestamp(about.st_mtime, datetime.UTC)
+                times = [datetime.datetime.fromisoformat(one.noted) for one in needs[name]]
+                yield Stored(
+                    shelf.folder.parent.name,
+                    shelf.folder.name,
+                    path,
+                    about.st_size,
+                    sorted({one.run for one in needs[name] if one.is_there}),
+                    max([published, *times]),
+                )
+
+
+def show(store: Path) -> None:
+    """Print what is in `store`: by user and recipe, by run, and what could go."""
+    parts = list(stored(store))
+    log.info("%s: %s", store, _size(parts))
+    by_recipe: defaultdict[tuple[str, str], list[Stored]] = defaultdict(list)
+    by_run: defaultdict[str, list[Stored]] = defaultdict(list)
+    for part in parts:
+        by_recipe[part.user, part.recipe].append(part)
+        for name in part.runs:
+            by_run[name].append(part)
+    for (user, recipe), some in by_recipe.items():
+        log.info("%s, %s %s: %s", user, recipe[:8], _what(store / user / recipe), _size(some))
+    for name, some in sorted(by_run.items()):
+        log.info("run %s refers to %s", name, _size(some))
+    free = [part for part in parts if not part.runs]
+    log.info("no run refers to %s", _size(free))
+    unread = [part for part in parts if part.unread_days > UNREAD_DAYS]
+    log.info("not read for %d days: %s", UNREAD_DAYS, _size(unread))
+
+
+def _what(folder: Path) -> str:
+    """Return what the recipe in `folder` computes, in words."""
+    told = read_json(folder / shared.RECIPE) or {}
+    try:
+        settings = Settings.model_validate(told)
+    except ValueError:
+        return "(no recipe.json)"
+    return " ".join(filter(None, (settings.workload, model_told(settings))))
+
+
+def _size(parts: Sequence[Stored]) -> str:
+    return f"{counted(len(parts), 'part')}, {human_bytes(sum(part.bytes for part in parts))}"
+
+
+def add(store: Path, folder: Results) -> None:
+    """Publish the finished parts of the run in `store`.
+
+    Raises:
+        UserError: when there is no plan, or the store cannot be written.
+    """
+    plan = folder.read_plan()
+    shared.open_layers([str(store)])
+    counts: Counter[bool] = Counter()
+    shown = Progress(log, f"adding {folder.root}", "parts")
+    for number, shard in enumerate(plan.shards, 1):
+        try:
+            part = open_part(folder, plan, shard, only_look=True)
+        except IntegrityError as problem:
+            log.warning("%s", problem)
+            continue
+        if part:
+            settings = plan.settings.as_json()
+            counts[shared.publish(store, plan.recipe, settings, part.path, part.receipt)] += 1
+        shown.at(number, len(plan.shards))
+    keep_index(store, plan.recipe)
+    log.info(
+        "%s: %s added, %s there already",
+        folder.root,
+        counted(counts[True], "part"),
+        f"{counts[False]:,}",
+    )
+
+
+def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
+    """List this user's parts that no run refers to, or remove them, and what kills left behind."""
+    user = shared.own_folder(store).name
+    if is_meant:
+        for place in shared.own_folder(store).rglob(".*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - place.stat().st_mtime > OLD_SECONDS:
+                    files.remove(place)
+    going = [
+        part
+        for part in stored(store)
+        if part.user == user
+        and part.recipe.startswith(recipe)
+        and not part.runs
+        and part.unread_days >= unread_days
+    ]
+    if not going:
+        log.info("there is nothing of %s to remove that no run refers to", user)
+        return
+    if not is_meant:
+        log.info("no run refers to %s of %s; give --yes to remove them", _size(going), user)
+        return
+    for part in going:
+        part.path.unlink(missing_ok=True)
+        part.path.with_suffix(".json").unlink(missing_ok=True)
+    for name in sorted({part.recipe for part in going}):
+        keep_index(store, name)
+    log.info("removed: %s", _size(going))

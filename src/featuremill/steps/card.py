@@ -1,0 +1,53 @@
+"""A folder that a step fills: its tensors, and a card, written last, that has their digest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import ClassVar, Protocol, Self, TypeVar
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.store.files import sha256_of
+
+
+class Card(Protocol):
+    """What the file in JSON says."""
+
+    REMEDY: ClassVar[str]
+    sha256: str
+
+    @classmethod
+    def read(cls, path: Path) -> Self: ...
+
+
+One = TypeVar("One", bound=Card)
+
+
+def read(folder: Path, card: type[One], name: str, tensors: str, missing: str) -> One:
+    """Return the card called `name` in `folder`; `missing` ends the message where there is none.
+
+    Raises:
+        UserError: when there is none.
+        IntegrityError: when `tensors` are not what it tells of.
+    """
+    try:
+        found = card.read(folder / name)
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder}: {missing}") from None
+    path = folder / tensors
+    if not path.is_file() or sha256_of(path) != found.sha256:
+        raise IntegrityError(
+            f"{path}: it is gone, or its digest is not that in {name}; {found.REMEDY}."
+        )
+    return found
+
+
+def refuse_other_folder(
+    folder: Path, is_ours: Callable[[str], object], is_file: str, is_other: str
+) -> None:
+    """Raise UserError where `folder` is a file, or holds what is not of the step."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"{folder}: this is a file; {is_file}.")
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    if other := next((name for name in names if not is_ours(name)), None):
+        raise UserError(f"{folder}: this folder holds {other!r}, which is {is_other}.")

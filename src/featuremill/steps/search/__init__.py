@@ -1,0 +1,1 @@
+"""The records of finished results that are nearest to others: a command of the step `transfer`."""

@@ -1,0 +1,231 @@
+"""Where a store has each payload: sorted files of (sha256, part, row), made of the parts alone.
+
+A level is an Arrow file of 256 batches, one for each first byte of the sha256; its schema lists the
+parts that it covers, and it is named by the digest of its bytes. A publisher's new parts make a new
+level; levels of like size become one, as in a log-structured merge tree, so each entry is written
+a few times in all. Rows that failed are left out. Levels are read and never mapped, so one that is
+removed meanwhile is an error and no crash.
+
+A lost, damaged or old index costs time only: parts that no level covers are read anew. Files named
+by content need no lock: two processes that index the same parts write the same file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import tempfile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.base.progress import Progress
+from featuremill.store.journal_log import digest_of_file
+from featuremill.store.parts import order_of, read_columns
+from featuremill.store.shard_file import Digests, beginnings, digests
+from featuremill.store.shared import Shelf, open_folder, own_folder, publishing
+
+NUM_BUCKETS = 256
+LEVEL = pa.schema({"sha256": pa.binary(32), "part": pa.int32(), "row": pa.int32()})
+PARTS = b"parts"
+"""Key of the schema's metadata: the names of the covered parts, and how many rows each has."""
+ENTRIES_AT_ONCE = 2_000_000
+"""Entries of parts that are held in memory until they are written as a level."""
+GROWTH = 4
+"""A level that is not so many times larger than all smaller ones together becomes one with them."""
+log = logging.getLogger("featuremill.store")
+
+Entries = tuple[Digests, npt.NDArray[np.int32], npt.NDArray[np.int32]]
+"""sha256, part and row, in the order of sha256."""
+
+
+class Level(NamedTuple):
+    """An index file whose bytes were checked."""
+
+    path: Path
+    parts: dict[str, int]
+    """The rows of each part that it covers, by name, failed ones too; an entry's part counts among
+    these."""
+
+    @property
+    def size(self) -> int:
+        return sum(self.parts.values())
+
+    def bucket(self, number: int) -> Entries:
+        """Return the entries whose sha256 begins with this byte."""
+        with pa.OSFile(str(self.path)) as source:
+            batch = pa.ipc.open_file(source).get_batch(number)
+        sha256 = digests(pa.chunked_array([batch["sha256"]], pa.binary(32)))
+        return sha256, batch["part"].to_numpy(), batch["row"].to_numpy()
+
+
+def _levels_in(folder: Path) -> list[Level]:
+    """Return the levels in `folder`; damaged ones are left out."""
+    return [level for path in sorted(folder.glob("*.arrow")) if (level := _opened(path))]
+
+
+def _opened(path: Path) -> Level | None:
+    try:
+        if digest_of_file(path) != path.stem:
+            log.warning("%s: this index is damaged; the parts are read in its place.", path)
+            return None
+        with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+            return Level(path, json.loads(file.schema.metadata[PARTS]))
+    except OSError:  # removed meanwhile, as it became one with others
+        return None
+
+
+def levels_of(shelf: Shelf, scratch: Path) -> list[Level]:
+    """Return levels that cover every part of `shelf`: those of its index, and in the new folder
+    `scratch` those of parts that are not indexed yet."""
+    levels = _levels_in(shelf.levels)
+    return levels + _levels_of_parts(_missing(shelf, levels), scratch)
+
+
+def keep_index(store: Path, recipe: str) -> None:
+    """Bring the index of this user's parts of `recipe` up to date.
+
+    Raises:
+        OSError: where the store cannot be written.
+    """
+    shelf = Shelf(own_folder(store) / recipe)
+    if not shelf.folder.is_dir():
+        return
+    open_folder(shelf.levels, store)
+    before = sorted(shelf.levels.glob("*.arrow"))
+    levels = [level for path in before if (level := _opened(path))]
+    with tempfile.TemporaryDirectory(dir=shelf.levels, prefix=".new.") as name:
+        levels += _levels_of_parts(_missing(shelf, levels), Path(name))
+        levels = _grown(levels, shelf.parts().keys(), Path(name))
+        for level in levels:
+            if level.path.parent != shelf.levels:
+                with publishing(shelf.levels / level.path.name, store) as new:
+                    level.path.rename(new)
+    for path in {*before} - {shelf.levels / level.path.name for level in levels}:
+        path.unlink(missing_ok=True)
+
+
+def _missing(shelf: Shelf, levels: Iterable[Level]) -> dict[str, Path]:
+    covered = set[str]().union(*(level.parts for level in levels))
+    return {name: path for name, path in shelf.parts().items() if name not in covered}
+
+
+def _levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
+    """Write levels of what `parts` hold; one that cannot be read is left to whoever opens it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shown = Progress(log, "indexing", "parts")
+    made: list[Level] = []
+    names: dict[str, int] = {}
+    held: list[Entries] = []
+    for count, (name, path) in enumerate(parts.items(), 1):
+        with suppress(OSError, pa.ArrowInvalid, KeyError):
+            sha256, reasons = read_columns(path)
+            held.append(_entries(sha256, reasons, len(names)))
+            names[name] = len(sha256)
+        if sum(names.values()) >= ENTRIES_AT_ONCE:
+            made.append(_written(folder, names, _cut(held)))
+            names, held = {}, []
+        shown.at(count, len(parts))
+    if names:
+        made.append(_written(folder, names, _cut(held)))
+    return made
+
+
+def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
+    """Return the good rows of a part; a row's number is its place among all, sorted by sha256."""
+    order = order_of(sha256)
+    is_good = np.asarray(reasons.is_null())[order]
+    rows = np.flatnonzero(is_good).astype(np.int32)
+    return sha256[order][is_good], np.full(len(rows), part, np.int32), rows
+
+
+def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
+    """Yield the entries of each bucket."""
+    sha256, part, row = joined(held)
+    edges = np.searchsorted(
+        np.ascontiguousarray(sha256).view(np.uint8)[::32], np.arange(NUM_BUCKETS + 1)
+    )
+    for start, end in itertools.pairwise(edges):
+        yield sha256[start:end], part[start:end], row[start:end]
+
+
+def joined(several: Sequence[Entries]) -> Entries:
+    """Return entries in the order of sha256; those of one payload as they were."""
+    sha256, part, row = (np.concatenate(column) for column in zip(*several, strict=True))
+    order = np.argsort(beginnings(sha256), kind="stable")
+    in_order = sha256[order]
+    if (in_order[1:] < in_order[:-1]).any():  # eight bytes decide nearly always
+        order = np.argsort(sha256, kind="stable")
+    return sha256[order], part[order], row[order]
+
+
+def _written(folder: Path, parts: Mapping[str, int], buckets: Iterable[Entries]) -> Level:
+    """Write a level of `parts` into `folder`."""
+    path = folder / "new"
+    schema = LEVEL.with_metadata({PARTS: json.dumps(parts).encode()})
+    with pa.ipc.new_file(str(path), schema) as file:
+        for sha256, part, row in buckets:
+            keys = pa.Array.from_buffers(
+                pa.binary(32), len(sha256), [None, pa.py_buffer(np.ascontiguousarray(sha256))]
+            )
+            arrays = [keys, pa.array(part, pa.int32()), pa.array(row, pa.int32())]
+            file.write_batch(pa.record_batch(arrays, schema=schema))
+    return Level(path.rename(folder / f"{digest_of_file(path)}.arrow"), dict(parts))
+
+
+def _grown(levels: Iterable[Level], there: Collection[str], folder: Path) -> list[Level]:
+    """Return the levels with those of like size joined, in `folder`, and parts that are not `there`
+    any more left out of them."""
+    left = sorted(levels, key=lambda level: level.size)
+    together: list[Level] = []
+    while left and left[0].size <= GROWTH * sum(level.size for level in together or left[:1]):
+        together.append(left.pop(0))
+    if len(together) < 2:
+        return together + left
+    parts: dict[str, int] = {}
+    numbers = []
+    for level in together:
+        names = [name if name in there and name not in parts else "" for name in level.parts]
+        parts |= {name: level.parts[name] for name in names if name}
+        place = {name: number for number, name in enumerate(parts)}
+        numbers.append(np.array([place.get(name, -1) for name in names], np.int32))
+
+    def buckets() -> Iterator[Entries]:
+        for bucket in range(NUM_BUCKETS):
+            yield joined(
+                [
+                    chosen(level.bucket(bucket), new)
+                    for level, new in zip(together, numbers, strict=True)
+                ]
+            )
+
+    return [_written(folder, parts, buckets()), *left]
+
+
+def chosen(entries: Entries, numbers: npt.NDArray[np.int32]) -> Entries:
+    """Return the entries of parts that have a number, which they get; -1 is none."""
+    sha256, part, row = entries
+    new = numbers[part]
+    return sha256[new >= 0], new[new >= 0], row[new >= 0]
+
+
+def find(sha256: Digests, entries: Entries) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return which of the sorted, distinct `sha256` the entries have, and the part and row of the
+    first entry of each."""
+    keys, part, row = entries
+    if not len(keys):
+        return (np.empty(0, np.int64),) * 3
+    first, wanted = beginnings(keys), beginnings(sha256)
+    at = np.minimum(np.searchsorted(first, wanted), len(keys) - 1)
+    is_there = keys[at] == sha256
+    doubtful = np.flatnonzero(~is_there & (first[at] == wanted))  # two that begin alike
+    at[doubtful] = np.minimum(np.searchsorted(keys, sha256[doubtful]), len(keys) - 1)
+    is_there[doubtful] = keys[at[doubtful]] == sha256[doubtful]
+    where = np.flatnonzero(is_there)
+    return where, part[at[where]].astype(np.int64), row[at[where]].astype(np.int64)

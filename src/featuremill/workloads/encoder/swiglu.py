@@ -1,0 +1,167 @@
+"""AMPLIFY and gLM2, without their heads: an encoder with SwiGLU, RMSNorm and rotary positions.
+
+Written from the papers: a norm before attention and before the feed-forward part (RMSNorm; Zhang
+and Sennrich 2019), rotary positions (Su et al. 2021), SwiGLU (Shazeer 2020) and no biases. The two
+differ in the names of their weights, and in which two numbers of a head turn together. The norm
+behind the last layer belongs to their heads: the features are the hidden states that their authors'
+code gives, which are taken before it.
+
+In bf16 the matrix products and attention are narrow; embeddings, residual stream, norms and
+rotation are fp32.
+
+Shape legend: B sequences, T tokens of the longest, E width, H heads, d width of a head, h half of
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from featuremill.base.errors import UserError
+
+Names = Mapping[str, Sequence[str]]
+"""What follows a layer's number in the name of a weight → the products here that it holds, one
+below the other."""
+AMPLIFY: Names = {
+    "q": ["query"],
+    "k": ["key"],
+    "v": ["value"],
+    "wo": ["out"],
+    "ffn.w12": ["gate", "up"],
+    "ffn.w3": ["down"],
+    "attention_norm": ["attention_norm"],
+    "ffn_norm": ["ffn_norm"],
+}
+GLM2: Names = {
+    "attention.wqkv": ["query", "key", "value"],
+    "attention.wo": ["out"],
+    "feed_forward.w1": ["gate"],
+    "feed_forward.w3": ["up"],
+    "feed_forward.w2": ["down"],
+    "attention_norm": ["attention_norm"],
+    "ffn_norm": ["ffn_norm"],
+}
+OF_LAYER = re.compile(r"(?:transformer_encoder|encoder\.layers)\.(\d+)\.(.+)\.weight")
+EMBEDDINGS = ("encoder.weight", "tok_embeddings.weight")
+ROTARY_BASE = 10_000.0
+
+
+def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
+    """Return `tensors` by the names of the modules here; one that is not known keeps its own."""
+    found = {}
+    for name, tensor in tensors.items():
+        place = OF_LAYER.fullmatch(name)
+        if place and place[2] in names:
+            parts = names[place[2]]
+            for part, rows in zip(parts, tensor.chunk(len(parts)), strict=True):
+                found[f"layers.{place[1]}.{part}.weight"] = rows
+        else:
+            found["embedding.weight" if name in EMBEDDINGS else name] = tensor
+    return found
+
+
+class SwigluEncoder(nn.Module):
+    """The encoder with weights of torch's initialization, to be filled by `load_state_dict`.
+
+    `turns_neighbours`: rotary positions turn each number of a head with the next one; else with the
+    one half a head further.
+    """
+
+    def __init__(self, config: Mapping[str, Any], *, turns_neighbours: bool) -> None:
+        super().__init__()
+        width, heads = config["hidden_size"], config["num_attention_heads"]
+        if width % heads or width // heads % 2:
+            raise UserError(f"a width of {width} does not make {heads} heads of an even width")
+        self.head_width: int = width // heads
+        self.turns_neighbours = turns_neighbours
+        self.embedding = nn.Embedding(config["vocab_size"], width)
+        inner, eps = config["intermediate_size"], config["norm_eps"]
+        self.layers = nn.ModuleList(
+            Layer(width, inner, heads, eps) for _ in range(config["num_hidden_layers"])
+        )
+
+    def forward(self, tokens_BT: Tensor, is_token_BT: Tensor | None = None) -> list[Tensor]:
+        """Return hidden_BTE in fp32, the embeddings first and then one a layer.
+
+        `is_token_BT` is False (bool) where a sequence is padded; None means nowhere.
+        """
+        turns = self._turns(tokens_BT.shape[1], tokens_BT.device)
+        is_seen_B11T = None if is_token_BT is None else is_token_BT[:, None, None]
+        hidden = [self.embedding(tokens_BT).float()]
+        for layer in self.layers:
+            hidden.append(layer(hidden[-1], turns, is_seen_B11T))
+        return hidden
+
+    def _turns(self, num_tokens: int, device: torch.device) -> Turns:
+        exponents_h = torch.arange(0, self.head_width, 2, dtype=torch.float32) / self.head_width
+        positions_T = torch.arange(num_tokens, dtype=torch.float32)
+        angles_Th = torch.outer(positions_T, 1 / ROTARY_BASE**exponents_h)
+        return Turns(angles_Th.to(device), self.turns_neighbours)
+
+
+class Turns:
+    """Rotary positions of the tokens of a sequence."""
+
+    def __init__(self, angles_Th: Tensor, of_neighbours: bool) -> None:
+        self.cosines_Th, self.sines_Th = angles_Th.cos(), angles_Th.sin()
+        self.of_neighbours = of_neighbours
+
+    def __call__(self, head_BHTd: Tensor) -> Tensor:
+        """Return queries or keys, turned in fp32."""
+        # As pairs: neighbours stand in the last place of [h, 2], halves in the first of [2, h].
+        pairs, place = ((-1, 2), -1) if self.of_neighbours else ((2, -1), -2)
+        first, second = head_BHTd.float().reshape(*head_BHTd.shape[:-1], *pairs).unbind(place)
+        turned = (
+            first * self.cosines_Th - second * self.sines_Th,
+            first * self.sines_Th + second * self.cosines_Th,
+        )
+        return torch.stack(turned, place).flatten(-2).to(head_BHTd.dtype)
+
+
+class Norm(nn.Module):
+    """RMSNorm in fp32."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, hidden_BTE: Tensor) -> Tensor:
+        mean_BT1 = hidden_BTE.square().mean(-1, keepdim=True)
+        normed_BTE: Tensor = hidden_BTE * torch.rsqrt(mean_BT1 + self.eps) * self.weight
+        return normed_BTE
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward part, each of a norm of what it is added to."""
+
+    def __init__(self, width: int, inner: int, num_heads: int, eps: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.attention_norm, self.ffn_norm = Norm(width, eps), Norm(width, eps)
+        self.query, self.key, self.value, self.out = (_product(width, width) for _ in range(4))
+        self.gate, self.up = _product(width, inner), _product(width, inner)
+        self.down = _product(inner, width)
+
+    def forward(self, hidden_BTE: Tensor, turns: Turns, is_seen_B11T: Tensor | None) -> Tensor:
+        normed_BTE = self.attention_norm(hidden_BTE)
+        query, key, value = (
+            product(normed_BTE).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+            for product in (self.query, self.key, self.value)
+        )
+        context_BHTd = F.scaled_dot_product_attention(turns(query), turns(key), value, is_seen_B11T)
+        hidden_BTE = hidden_BTE + self.out(context_BHTd.transpose(1, 2).flatten(2))
+        normed_BTE = self.ffn_norm(hidden_BTE)
+        inner = F.silu(self.gate(normed_BTE)) * self.up(normed_BTE)
+        output_BTE: Tensor = hidden_BTE + self.down(inner)
+        return output_BTE
+
+
+def _product(width: int, out: int) -> nn.Linear:
+    return nn.Linear(width, out, bias=False)

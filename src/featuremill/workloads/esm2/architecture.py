@@ -1,0 +1,93 @@
+"""In what the networks differ that the engine computes: ESM-2, and ESM C.
+
+Both are pre-LayerNorm transformers with rotary positions. Biases that a network does not have (ESM
+C has them in two LayerNorms of a layer only) stand as zeros in our file of its weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+
+class Architecture(NamedTuple):
+    """What one network does and the other does not."""
+
+    name: str
+    """As the metadata of its weights say it."""
+    title: str
+    """As people say it."""
+    num_rows: int
+    """Of the embedding."""
+    has_token_dropout: bool
+    """Whether training masked tokens, and embeddings are scaled by the share of those that are
+    left."""
+    is_gated: bool
+    """Whether the feed forward is a SwiGLU, with the gate above the rest of `up`."""
+    norms_query_and_key: bool
+    """Whether these go through a LayerNorm before they are turned."""
+    unscaled_layers: int
+    """With so many layers, what a layer adds to the residual stream is added as it is; with others
+    it is divided by the root of their ratio. 0: always as it is."""
+
+    def divisor(self, num_layers: int) -> float:
+        """Return by what the residual branches of a network of `num_layers` are divided."""
+        return (num_layers / self.unscaled_layers) ** 0.5 if self.unscaled_layers else 1.0
+
+
+ESM2 = Architecture("esm2", "ESM-2", 33, True, False, False, 0)
+ESM_C = Architecture("esmc", "ESM C", 64, False, True, True, 36)
+ARCHITECTURES = {architecture.name: architecture for architecture in (ESM2, ESM_C)}
+
+
+class Sizes(NamedTuple):
+    """What is known of a network from the metadata of its weights."""
+
+    architecture: Architecture
+    num_layers: int
+    num_heads: int
+    width: int
+    feed_forward: int
+    """Width between the two halves of the feed forward; four widths where nothing says it."""
+
+    def metadata(self) -> dict[str, str]:
+        """Return them as metadata of weights tell them."""
+        known = {
+            "architecture": self.architecture.name,
+            "num_layers": str(self.num_layers),
+            "embed_dim": str(self.width),
+            "attention_heads": str(self.num_heads),
+        }
+        if self.architecture.is_gated:
+            known["feed_forward"] = str(self.feed_forward)
+        return known
+
+    @property
+    def num_matrix_numbers(self) -> int:
+        """Numbers of all layers' matrices: qkv, out, and those of the feed forward."""
+        num_matrices = 3 if self.architecture.is_gated else 2
+        of_layer = self.width * (4 * self.width + num_matrices * self.feed_forward)
+        return self.num_layers * of_layer
+
+    @property
+    def num_outputs(self) -> int:
+        """Numbers of all layers' biases: qkv, out, and those of the feed forward."""
+        num_halves = 2 if self.architecture.is_gated else 1
+        return self.num_layers * (5 * self.width + num_halves * self.feed_forward)
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head."""
+        return self.width // self.num_heads
+
+
+def sizes_of(metadata: Mapping[str, str]) -> Sizes:
+    """Return the sizes that the metadata of weights tell."""
+    width = int(metadata["embed_dim"])
+    return Sizes(
+        ARCHITECTURES[metadata.get("architecture", ESM2.name)],
+        int(metadata["num_layers"]),
+        int(metadata["attention_heads"]),
+        width,
+        int(metadata.get("feed_forward", 4 * width)),
+    )

@@ -1,0 +1,182 @@
+"""A checkpoint on its way into our file: what it has, whether that is all, and writing it.
+
+Knows our layout, and of no network how it names its tensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from featuremill.base.progress import Progress
+from featuremill.base.words import listed
+from featuremill.workloads.esm2.architecture import Sizes
+from featuremill.workloads.esm2.layout import EMBEDDING, Entry
+
+log = logging.getLogger("featuremill.weights")
+NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+"""Number types that a checkpoint may have, and what the safetensors format calls them."""
+
+
+class Checkpoint(NamedTuple):
+    """A checkpoint of a network."""
+
+    tensors: Mapping[str, Tensor]
+    """By the source's names, without the prefix of the whole model."""
+    made: Mapping[str, Tensor]
+    """What our file has and the source has not, by our names."""
+    entries: Sequence[Entry]
+    """What our file holds of it, in order."""
+    sizes: Sizes
+    license: str
+    is_half: bool = False
+    """Whether fp16 holds each of its numbers: the larger ESM-2 were trained so, and fair-esm has
+    them in fp16 and Hugging Face in fp32."""
+
+    def parts(self, entry: Entry) -> list[Tensor]:
+        """Return the tensors that are put below each other as `entry`."""
+        return [self.tensors[key] for key in entry.keys] or [self.made[entry.name]]
+
+    def tensor(self, entry: Entry) -> Tensor:
+        """Return the tensor of `entry`."""
+        parts = self.parts(entry)
+        whole = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        return whole.to(self.dtype(entry))
+
+    def dtype(self, entry: Entry) -> torch.dtype:
+        """Return the number type of `entry`, in which no part of it loses anything."""
+        if self.is_half:
+            return torch.float16
+        first, *others = self.parts(entry)
+        dtype = first.dtype
+        for part in others:
+            dtype = torch.promote_types(dtype, part.dtype)
+        return dtype
+
+    def fits_half(self) -> bool:
+        """Tell whether fp16 holds each of its numbers."""
+        return all(_fits_half(part) for entry in self.entries for part in self.parts(entry))
+
+    def metadata(self) -> dict[str, str]:
+        """Return what is known of the network, as text."""
+        (embedding,) = (entry for entry in self.entries if entry.name == EMBEDDING)
+        known = self.sizes.metadata()
+        known["dtype"] = str(self.dtype(embedding)).removeprefix("torch.")
+        return known | ({"license": self.license} if self.license else {})
+
+
+def _fits_half(tensor: Tensor) -> bool:
+    """Tell whether `tensor` is in fp16, or in fp32 with numbers that fp16 holds."""
+    if tensor.dtype != torch.float32:
+        return tensor.dtype == torch.float16
+    return torch.equal(tensor.half().float(), tensor)
+
+
+def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
+    """Return the count that the settings give as `name`; they may be of anybody's making."""
+    given = facts.get(name)
+    text = str(otherwise if given is None or str(given) == "0" else given)
+    if not text.isascii() or not text.isdecimal() or len(text) > 9:
+        raise ValueError(f"its settings have {name} {text[:40]!r}, which is no count")
+    return int(text)
+
+
+def num_layers(tensors: Collection[str], before: str) -> int:
+    """Return how many layers have tensors whose names start with `before` and their number."""
+    count = 0
+    while any(key.startswith(f"{before}{count}.") for key in tensors):
+        count += 1
+    return count
+
+
+def width_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
+    """Return the width of the embedding."""
+    if embedding not in tensors:
+        raise ValueError(f"it has no tensor {embedding}")
+    if tensors[embedding].dim() != 2:
+        raise ValueError(f"its tensor {embedding} is no table")
+    return tensors[embedding].shape[-1]
+
+
+def refuse_other_sizes(found: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Raise ValueError where the settings say other sizes than tensors have."""
+    for fact, value in found.items():
+        if number(facts, fact, value) != value:
+            raise ValueError(f"its tensors have {fact} {value}, its settings have {facts[fact]}")
+
+
+def check_tensors(
+    checkpoint: Checkpoint,
+    of_encoder: tuple[str, ...],
+    idle: tuple[str, ...],
+    common: Collection[str],
+) -> None:
+    """Raise ValueError where a tensor is missing, has another shape or type, or is one too many.
+
+    Names of the encoder's tensors start with `of_encoder`, those that are there for nothing with
+    `idle`; that the parts that are `common` are left out is not worth a word.
+    """
+    used = set[str]()
+    for entry in checkpoint.entries:
+        used.update(entry.keys)
+        missing = [key for key in entry.keys if key not in checkpoint.tensors]
+        if missing:
+            raise ValueError(f"it has no tensor {missing[0]}")
+        shape = (entry.shape[0] // max(1, len(entry.keys)), *entry.shape[1:])
+        for key in entry.keys:
+            if checkpoint.tensors[key].shape != shape:
+                has = tuple(checkpoint.tensors[key].shape)
+                raise ValueError(f"its tensor {key} has the shape {has} and not {shape}")
+        if checkpoint.dtype(entry) not in NUMBER_TYPES:
+            raise ValueError(f"its numbers are {checkpoint.dtype(entry)}")
+    heads = set[str]()
+    for key in checkpoint.tensors:
+        is_known = key in used or key.endswith("inv_freq") or key.startswith(idle)
+        if key.startswith(of_encoder) and not is_known:
+            title = checkpoint.sizes.architecture.title
+            raise ValueError(f"its tensor {key} is no part of an {title}")
+        if not is_known:
+            heads.add(key.partition(".")[0])
+    if rest := sorted(heads - set(common)):
+        log.info("%s left out: features are those of the encoder below", listed(rest))
+
+
+def write(checkpoint: Checkpoint, path: Path) -> str:
+    """Write `checkpoint` to `path` as safetensors, tensor by tensor; return the file's sha256.
+
+    The bytes follow from the values alone. (The safetensors library wants all tensors in memory at
+    once, which is 30 GB for the largest model, and does not promise the order of its header.)
+    """
+    header: dict[str, Any] = {}
+    end = 0
+    for entry in checkpoint.entries:
+        dtype = checkpoint.dtype(entry)
+        start, end = end, end + dtype.itemsize * torch.Size(entry.shape).numel()
+        header[entry.name] = {
+            "dtype": NUMBER_TYPES[dtype],
+            "shape": list(entry.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    shown = Progress(log, "converting", "MB")
+    with path.open("wb") as file:
+        for chunk in _chunks(checkpoint, len(text).to_bytes(8, "little") + text):
+            file.write(chunk)
+            digest.update(chunk)
+            shown.at(file.tell() // 10**6, end // 10**6)
+    return digest.hexdigest()
+
+
+def _chunks(checkpoint: Checkpoint, header: bytes) -> Iterator[Any]:
+    yield header
+    for entry in checkpoint.entries:
+        yield checkpoint.tensor(entry).reshape(-1).view(torch.uint8).numpy()

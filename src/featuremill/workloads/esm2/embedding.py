@@ -1,0 +1,129 @@
+"""`featuremill.embed`: ESM-2 features of sequences in memory, without ids and a table."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import featuremill
+from featuremill.base import reasons
+from featuremill.base.errors import UserError
+from featuremill.inputs import residues
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import pyarrow as pa
+
+    from featuremill.workloads.esm2.options import Pool
+
+    Features = npt.NDArray[np.float32] | list[npt.NDArray[np.floating[Any]]]
+    """Vectors of sequences as one array, or an array a sequence of vectors of its residues."""
+
+
+def embed(
+    sequences: Sequence[str],
+    model: str = "mill_t6_8M",
+    *,
+    layers: int | Sequence[int] = -1,
+    pool: Pool | Sequence[Pool] = "mean",
+    per_residue: bool = False,
+    output_dtype: Literal["float16", "float32"] = "float16",
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
+    long: Literal["truncate", "full", "chunk"] = "truncate",
+    max_residues: int = 1022,
+    chunk_overlap: int = 256,
+    batch_tokens: int | None = None,
+    device: Literal["auto", "cuda", "cpu"] = "auto",
+    progress: Callable[[int, int], object] | None = None,
+) -> Features | dict[str, Features]:
+    """Return the ESM-2 features of sequences, in their order: `compute` without ids and a table.
+
+    With one layer and one pool: an array of shape (sequences, width), float32. With
+    `pool="none", per_residue=True`: a list of one array a sequence, of shape (residues, width) and
+    type `output_dtype`. Where `layers` or `pool` is a list, or both kinds are asked for: a
+    dictionary of these by the names that columns of results have, such as `mean_layer_6`,
+    `residues_layer_6`.
+
+    The numbers are those of a run with the same options (config/README.md explains them) on the
+    same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
+    ones are computed once. As there, only the first `max_residues` residues of a sequence count
+    unless `long` says otherwise: a warning says of how many sequences more was cut off.
+
+    Where memory runs out, batches get smaller, with one warning. The model stays loaded for the
+    next call with the same one on the same device; `forget_model` gives its memory back.
+
+    Raises:
+        UserError: when an option is wrong, a sequence, named by its index, is no protein, or memory
+            runs out for a single one.
+    """
+    is_one = isinstance(layers, int) and isinstance(pool, str)
+    options = {
+        "model": model,
+        "layers": layers if isinstance(layers, int) else list(layers),
+        "pool": pool if isinstance(pool, str) else list(pool),
+        "per_residue": per_residue,
+        "output_dtype": output_dtype,
+        "dtype": dtype,
+        "long": long,
+        "max_residues": max_residues,
+        "chunk_overlap": chunk_overlap,
+        "batch_tokens": batch_tokens,
+    }
+    engine = featuremill.engine("esm2", options, device=device)
+    payloads = _payloads(sequences)
+    num_cut = sum(long == "truncate" and len(payload) > max_residues for payload in payloads)
+    if num_cut:
+        warnings.warn(
+            f"{num_cut} of {len(payloads)} sequences are longer than {max_residues} residues and "
+            "truncated; long='full' or 'chunk' computes them whole.",
+            stacklevel=2,
+        )
+    computed = engine.compute(payloads, _refusing(payloads), progress)
+    for text in computed.warnings:
+        warnings.warn(text, stacklevel=2)
+    found = {
+        field.name: _together(field.type, computed.cells(field.name)) for field in computed.schema
+    }
+    return next(iter(found.values())) if is_one and len(found) == 1 else found
+
+
+def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
+    """Return arrays as they are delivered: vectors as one matrix, matrices as a list."""
+    import numpy as np
+
+    if not hasattr(kind, "list_size"):  # of residues
+        return arrays
+    return np.array(arrays, np.float32).reshape(len(arrays), kind.list_size)
+
+
+def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
+    """Return what says in a sentence why one of `payloads` cannot be computed."""
+
+    def refuse(place: int, reason: str) -> None:
+        if reasons.kind_of(reason) is reasons.NOT_FINITE:
+            raise UserError(f"embed: {reason}, such as dtype='fp32'.")
+        raise UserError(
+            f"embed: memory ran out for one sequence of {len(payloads[place]):,} residues "
+            f"({reason}); use long='truncate', or another device."
+        )
+
+    return refuse
+
+
+def _payloads(sequences: Sequence[object]) -> list[bytes]:
+    if isinstance(sequences, str):
+        raise UserError("sequences: this is one string; give a list of them.")
+    if isinstance(sequences, Mapping):
+        raise UserError("sequences: this is a mapping; give a list, as in list(yours.values()).")
+    payloads = []
+    for index, sequence in enumerate(sequences):
+        if not isinstance(sequence, str):
+            kind = type(sequence).__name__
+            raise UserError(f"sequences[{index}]: this is of type {kind}; give a string.")
+        cleaned = residues.clean(sequence)
+        if cleaned.reason:
+            raise UserError(f"sequences[{index}]: {cleaned.reason}; remove or fix it.")
+        payloads.append(cleaned.payload)
+    return payloads

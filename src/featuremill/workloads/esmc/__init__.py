@@ -1,0 +1,99 @@
+"""ESM C features of proteins: the representations of chosen layers, pooled, per residue or both.
+
+The workload esm2 has the engine; here stands what is another model's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featuremill.base.errors import UserError
+from featuremill.workload import Weights
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workloads.esm2 import (
+    BYTES_ARE_LENGTHS,
+    COST_UNIT,
+    ENVIRONMENT,
+    LENGTH_UNIT,
+    PRECISION,
+    SPEED_OPTIONS,
+    WAYS,
+    collect,
+    cost,
+    load,
+    memory_mb,
+    num_vectors,
+    prepare,
+    records,
+    resolve,
+    run,
+    schema,
+    unit_work,
+    weights,
+    weights_mb,
+    with_options,
+)
+from featuremill.workloads.esmc import sources as CHECKPOINTS
+from featuremill.workloads.esmc.options import Options
+
+if TYPE_CHECKING:
+    from featuremill.workload import Device
+
+__all__ = [
+    "ATTRIBUTES",
+    "BYTES_ARE_LENGTHS",
+    "CHECKPOINTS",
+    "COST_UNIT",
+    "ENVIRONMENT",
+    "LENGTH_UNIT",
+    "ONE_TOKEN",
+    "PRECISION",
+    "REMEDIES",
+    "SPEED_OPTIONS",
+    "VERSION",
+    "WAYS",
+    "Options",
+    "audited",
+    "batch_cost",
+    "collect",
+    "cost",
+    "load",
+    "memory_mb",
+    "num_vectors",
+    "prepare",
+    "records",
+    "resolve",
+    "run",
+    "schema",
+    "unit_work",
+    "ways",
+    "weights",
+    "weights_ahead",
+    "weights_mb",
+    "with_options",
+]
+
+VERSION = "1"
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what is known of the model before it is converted."""
+    source = CHECKPOINTS.locate(options.model)
+    try:
+        from featuremill.workloads.esmc import checkpoint
+    except ImportError as error:
+        raise UserError(
+            f"{options.model}: looking into it needs {error.name}; "
+            "pip install 'featuremill[esm2]', or say --memory-mb instead."
+        ) from None
+    return Weights(source.name, Path(), "", checkpoint.read(source.path).metadata())
+
+
+def ways(device: Device, weights: Weights | None) -> dict[str, str]:
+    """Return what would compute attention, products and the rest on `device`, in which dtype."""
+    from featuremill.workloads.esm2 import probe
+    from featuremill.workloads.esm2.architecture import ESM_C
+    from featuremill.workloads.esmc import layout
+
+    return probe.ways(device, weights, ESM_C, layout.of_ours)

@@ -1,0 +1,91 @@
+"""Recognising a checkpoint as an ESM C, by any of the three names that its tensors go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from featuremill.workloads.esm2.architecture import ESM_C as ARCHITECTURE
+from featuremill.workloads.esm2.architecture import Sizes
+from featuremill.workloads.esm2.conversion import (
+    Checkpoint,
+    check_tensors,
+    num_layers,
+    number,
+    refuse_other_sizes,
+    width_of,
+)
+from featuremill.workloads.esm2.folder import ROTARY_BASE
+from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
+from featuremill.workloads.esm2.readers import open_checkpoint, refusal
+from featuremill.workloads.esmc import layout
+from featuremill.workloads.esmc.folder import ESM_C, facts_of
+
+PREFIX = "esmc."
+"""Before the keys of the encoder where there is a head beside it."""
+HEAD_DIM = 64
+"""Of every published ESM C, where nothing says how many heads there are."""
+VECTOR = 16
+"""Numbers that go together in the operations between products."""
+COMMON_PARTS = {"lm_head", "sequence_head"}
+"""What every published ESM C has besides the encoder, and nobody asks for here."""
+
+
+def read(path: Path) -> Checkpoint:
+    """Return the ESM C checkpoint in `path`; raise UserError, with the reason, if it is none."""
+    opened = open_checkpoint(path, ESM_C, facts_of)
+    tensors = {
+        key.removeprefix(PREFIX): tensor
+        for key, tensor in opened.tensors.items()
+        if not key.endswith(layout.STATE_OF_ENGINE)
+    }
+    try:
+        return _recognise(tensors, opened.facts)
+    except ValueError as error:
+        raise refusal(path, str(error), ESM_C) from None
+
+
+def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
+    """Return by which names the tensors go."""
+    for names in (layout.RESEARCH, layout.PACKAGE):
+        if f"{names.layer}0.{names.parts['qkv.weight'][0]}" in tensors:
+            return names
+    return layout.TRANSFORMERS
+
+
+def _recognise(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
+    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    names = _names(tensors)
+    width = width_of(tensors, names.embedding)
+    count = num_layers(tensors, names.layer)
+    heads = number(facts, "attention_heads", width // HEAD_DIM)
+    if not heads or width % (2 * heads):
+        raise ValueError(f"{heads} attention heads do not divide its width {width}")
+    sizes = Sizes(ARCHITECTURE, count, heads, width, _feed_forward(tensors, names))
+    found = {"num_layers": count, "embed_dim": width, "feed_forward": sizes.feed_forward}
+    refuse_other_sizes(found, facts)
+    exponents = torch.arange(0, sizes.head_dim, 2).float() / sizes.head_dim
+    made = {FREQUENCIES: 1.0 / ROTARY_BASE**exponents}
+    entries = [Entry(FREQUENCIES, (), (sizes.head_dim // 2,)), *layout.entries(names, sizes)]
+    dtype = tensors[names.embedding].dtype
+    for entry in entries:
+        if not entry.keys and entry.name not in made:
+            made[entry.name] = torch.zeros(entry.shape, dtype=dtype)
+    checkpoint = Checkpoint(tensors, made, entries, sizes, str(facts.get("license", "")))
+    check_tensors(checkpoint, names.of_encoder, (), COMMON_PARTS)
+    return checkpoint
+
+
+def _feed_forward(tensors: Mapping[str, Tensor], names: layout.Names) -> int:
+    """Return the width between the halves of the feed forward."""
+    key = f"{names.layer}0.{names.parts['down.weight'][0]}"
+    if key not in tensors:
+        raise ValueError(f"it has no tensor {key}")
+    hidden = tensors[key].shape[-1]
+    if hidden % VECTOR:
+        raise ValueError(f"its feed forward is {hidden} wide, which is no multiple of {VECTOR}")
+    return hidden

@@ -1,0 +1,52 @@
+"""What a folder from Hugging Face says of an ESM C; refuses what is none.
+
+Reads no weights and needs no torch, so a run is refused before its first job.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from featuremill.base.errors import UserError
+from featuremill.workload.hugging_face import CONFIG
+from featuremill.workloads.esm2 import folder as of_esm2
+from featuremill.workloads.esm2.architecture import ESM_C as ARCHITECTURE
+from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind
+
+ALPHABET = (*of_esm2.ALPHABET[:31], "|", *of_esm2.ALPHABET[32:])
+"""ESM C's tokens in the order of their ids: ESM-2's, with a break between chains."""
+ROTARY = {"rope_type": "default", "rope_theta": ROTARY_BASE}
+ESM_C = Kind(
+    ARCHITECTURE.title,
+    "esmc",
+    {
+        "vocab_size": ARCHITECTURE.num_rows,
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
+    {},
+    ALPHABET,
+    ARCHITECTURE.num_rows,
+    "the workload esm2 takes ESM-2, and encoder takes BERT, T5 and others (docs/encoders.md)",
+    "the folder of an EsmcModel, a .safetensors, or the .pth of the package esm",
+)
+
+
+def facts_of(path: Path) -> dict[str, Any]:
+    """Return what the config.json in the folder `path`, or beside the file `path`, says of an ESM
+    C; nothing where there is none, or where the one beside a file is of another model.
+
+    Raises:
+        UserError: it is of another network, or its tokens are others.
+    """
+    facts = of_esm2.facts_of(path, ESM_C)
+    rotary = facts.get("rope_parameters")
+    if rotary and rotary != ROTARY:
+        config = (path if path.is_dir() else path.parent) / CONFIG
+        raise UserError(
+            f"{config}: its settings say rope_parameters {rotary}, where an ESM C has {ROTARY}; "
+            f"{ESM_C.others}."
+        )
+    return facts

@@ -1,0 +1,109 @@
+"""How ESM C's tensors are called: by transformers, in the research folders, and by the package esm.
+
+What they are called in our file, `esm2/layout.py` says; to that comes, per layer,
+query_key_norm.weight, that of the query above that of the key, and `up` holds the gate above the
+rest. Biases of products and of the final LayerNorm are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from featuremill.workloads.esm2.architecture import Sizes
+from featuremill.workloads.esm2.layout import EMBEDDING, Entry
+
+
+class Names(NamedTuple):
+    """The key names of one source."""
+
+    embedding: str
+    final_norm: str
+    layer: str
+    parts: Mapping[str, tuple[str, ...]]
+    """Our tensor of a layer → theirs; several are stacked."""
+    of_encoder: tuple[str, ...]
+    """How the names of all tensors of the encoder start."""
+
+
+TRANSFORMERS = Names(
+    "embed_tokens.weight",
+    "norm.weight",
+    "layers.",
+    {
+        "attention_norm.weight": ("input_layernorm.weight",),
+        "attention_norm.bias": ("input_layernorm.bias",),
+        "qkv.weight": tuple(f"self_attn.{part}_proj.weight" for part in "qkv"),
+        "query_key_norm.weight": ("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
+        "out.weight": ("self_attn.o_proj.weight",),
+        "feed_forward_norm.weight": ("post_attention_layernorm.weight",),
+        "feed_forward_norm.bias": ("post_attention_layernorm.bias",),
+        "up.weight": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+        "down.weight": ("mlp.down_proj.weight",),
+    },
+    ("embed_tokens.", "layers.", "norm."),
+)
+PACKAGE = Names(
+    "embed.weight",
+    "transformer.norm.weight",
+    "transformer.blocks.",
+    {
+        "attention_norm.weight": ("attn.layernorm_qkv.0.weight",),
+        "attention_norm.bias": ("attn.layernorm_qkv.0.bias",),
+        "qkv.weight": ("attn.layernorm_qkv.1.weight",),
+        "query_key_norm.weight": ("attn.q_ln.weight", "attn.k_ln.weight"),
+        "out.weight": ("attn.out_proj.weight",),
+        "feed_forward_norm.weight": ("ffn.0.weight",),
+        "feed_forward_norm.bias": ("ffn.0.bias",),
+        "up.weight": ("ffn.1.weight",),
+        "down.weight": ("ffn.3.weight",),
+    },
+    ("embed.", "transformer."),
+)
+RESEARCH = PACKAGE._replace(
+    parts={
+        **PACKAGE.parts,
+        "attention_norm.weight": ("attn.layernorm_qkv.layer_norm_weight",),
+        "attention_norm.bias": ("attn.layernorm_qkv.layer_norm_bias",),
+        "qkv.weight": ("attn.layernorm_qkv.weight",),
+        "feed_forward_norm.weight": ("ffn.layer_norm_weight",),
+        "feed_forward_norm.bias": ("ffn.layer_norm_bias",),
+        "up.weight": ("ffn.fc1_weight",),
+        "down.weight": ("ffn.fc2_weight",),
+    }
+)
+"""Of TransformerEngine, which also stores its own state."""
+STATE_OF_ENGINE = "_extra_state"
+"""How the names of that end."""
+
+
+def of_ours(sizes: Sizes) -> Iterator[Entry]:
+    """Yield what our file holds besides the rotary frequencies."""
+    return entries(TRANSFORMERS, sizes)
+
+
+def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
+    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
+    width, hidden = sizes.width, sizes.feed_forward
+    shapes = {
+        "attention_norm.weight": (width,),
+        "attention_norm.bias": (width,),
+        "qkv.weight": (3 * width, width),
+        "qkv.bias": (3 * width,),
+        "query_key_norm.weight": (2 * width,),
+        "out.weight": (width, width),
+        "out.bias": (width,),
+        "feed_forward_norm.weight": (width,),
+        "feed_forward_norm.bias": (width,),
+        "up.weight": (2 * hidden, width),
+        "up.bias": (2 * hidden,),
+        "down.weight": (width, hidden),
+        "down.bias": (width,),
+    }
+    yield Entry(EMBEDDING, (names.embedding,), (sizes.architecture.num_rows, width))
+    yield Entry("final_norm.weight", (names.final_norm,), (width,))
+    yield Entry("final_norm.bias", (), (width,))
+    for layer in range(sizes.num_layers):
+        for part, shape in shapes.items():
+            keys = tuple(f"{names.layer}{layer}.{key}" for key in names.parts.get(part, ()))
+            yield Entry(f"layers.{layer}.{part}", keys, shape)

@@ -1,0 +1,177 @@
+"""The report's figures of scores: for each of the first proteins a heat map of its single
+substitutions, positions × residues, and its highest and lowest variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import altair as alt
+import pyarrow as pa
+
+from featuremill.base.text import clipped
+from featuremill.workload.figures import REST, Figure, Panel, specification, values
+from featuremill.workloads.scores.columns import VARIANTS
+from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
+
+MOST_PROTEINS = 6
+STRETCH = 100
+"""Positions side by side in one chart, so that a cell is wide enough to be seen."""
+MOST_STRETCHES = 6
+LEAST_SHARE = 0.25
+"""Of all single substitutions: a heat map of fewer would be white."""
+MOST_RANKED = 10
+"""Variants at either end of the scores."""
+CELL_PIXELS = 13
+MOST_LETTERS = 40
+DIVERGING = ["--second", "--card", "--first"]
+"""Colours of negative scores, of zero and of positive scores."""
+
+
+class Scored(NamedTuple):
+    """A variant with its score."""
+
+    variant: str
+    score: float
+
+
+class Protein(NamedTuple):
+    """A protein with all its scored variants."""
+
+    id: str
+    length: int
+    """In residues."""
+    column: str
+    """The score that is drawn, such as `wildtype_marginal`."""
+    scored: Sequence[Scored]
+
+
+def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
+    """Return one figure for each of the first proteins with variants; `read` gives columns of a
+    run's results, some rows at a time."""
+    found = list(islice(_proteins(read(["id", "length", VARIANTS])), MOST_PROTEINS + 1))
+    drawn = [figure(number, each) for number, each in enumerate(found[:MOST_PROTEINS], start=1)]
+    if len(found) > MOST_PROTEINS:
+        more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
+        drawn[0] = drawn[0]._replace(sentence=drawn[0].sentence + more)
+    return drawn
+
+
+def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
+    for batch in batches:
+        _, score, *_ = batch.schema.field(VARIANTS).type.value_type
+        for id, length, rows in zip(*batch.columns, strict=True):
+            if len(rows.values):
+                columns = (rows.values.field(name).to_pylist() for name in ("variant", score.name))
+                yield Protein(id.as_py(), length.as_py(), score.name, list(map(Scored, *columns)))
+
+
+def figure(number: int, protein: Protein) -> Figure:
+    """Return the figure of one protein, the page's number `number`."""
+    ranked = sorted(protein.scored, key=lambda each: -each.score)
+    low, high = ranked[-1], ranked[0]
+    sentence = (
+        f"{protein.length:,} residues, {len(ranked):,} variants by {protein.column}. The highest "
+        f"score is {high.score:+.2f} ({clipped(high.variant, MOST_LETTERS)}), the lowest "
+        f"{low.score:+.2f} ({clipped(low.variant, MOST_LETTERS)}). A negative score means that the "
+        "model prefers the wild type; grey cells are the wild type."
+    )
+    name = f"scores-{number}"
+    panels = [*_heat_maps(name, protein), _ends(f"{name}-ends", protein.column, ranked)]
+    title = f"Scores of {clipped(protein.id, MOST_LETTERS)}"
+    return Figure(name, title, sentence, tuple(panels))
+
+
+def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
+    """Yield a heat map for each stretch of positions; none where few substitutions are scored."""
+    cells: list[dict[str, Any]] = [
+        {"position": one.place + 1, "residue": one.letter, "was": variant[0], "score": score}
+        for variant, score in protein.scored
+        if ":" not in variant
+        for one in substitutions(variant)
+    ]
+    num_all = protein.length * (len(AMINO_ACIDS) - 1)
+    if len(cells) < LEAST_SHARE * num_all:
+        return
+    most = max(abs(cell["score"]) for cell in cells) or 1.0
+    starts = range(1, protein.length + 1, STRETCH)[:MOST_STRETCHES]
+    for start in starts:
+        last = min(start + STRETCH - 1, protein.length)
+        here = [cell for cell in cells if start <= cell["position"] <= last]
+        title = f"Residues {start:,} to {last:,}"
+        if start == starts[-1] and last < protein.length:
+            title += f" (those behind, to {protein.length:,}, are not drawn)"
+        width = min(STRETCH, protein.length)
+        chart = _heat_map(here, range(start, start + width), most)
+        yield Panel(f"{name}-{start}", title, specification(chart), "canvas")
+
+
+def _heat_map(cells: Sequence[dict[str, Any]], places: Sequence[int], most: float) -> Any:
+    """Return the chart of one stretch; a grey cell is the wild type's residue."""
+    old = {cell["position"]: cell["was"] for cell in cells}
+    wild_type = [
+        {"position": place, "residue": letter, "kind": "wild type"} for place, letter in old.items()
+    ]
+    x = alt.X(
+        "position:O",
+        title="position in the protein",
+        scale=alt.Scale(domain=list(places), paddingInner=0),
+        axis=alt.Axis(values=[place for place in places if place % 10 == 0], labelAngle=0),
+    )
+    y = alt.Y("residue:O", title="new residue", scale=alt.Scale(domain=list(AMINO_ACIDS)))
+    colours = alt.Scale(domain=[-most, 0, most], range=DIVERGING, interpolate="lab")
+    scores = (
+        alt.Chart(values(cells))
+        .mark_rect()
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("score:Q", title="score", scale=colours, legend=alt.Legend(offset=28)),
+            tooltip=["position:O", "was:N", "residue:N", alt.Tooltip("score:Q", format="+.3f")],
+        )
+    )
+    stays = (
+        alt.Chart(values(wild_type))
+        .mark_rect()
+        .encode(
+            x=x,
+            y=y,
+            color=alt.Color("kind:N", title=None, scale=alt.Scale(range=[REST]), legend=None),
+            tooltip=["position:O", "residue:N", "kind:N"],
+        )
+    )
+    size: dict[str, Any] = {"width": "container", "height": CELL_PIXELS * len(AMINO_ACIDS)}
+    return (scores + stays).resolve_scale(color="independent").properties(**size)
+
+
+def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
+    """Return the highest and the lowest variants as bars, highest first."""
+    ends = ranked
+    title = f"All {len(ranked)} variants" if len(ranked) > 1 else "The variant"
+    if len(ranked) > 2 * MOST_RANKED:
+        ends = [*ranked[:MOST_RANKED], *ranked[-MOST_RANKED:]]
+        title = f"The {MOST_RANKED} highest and the {MOST_RANKED} lowest variants"
+    rows = [
+        {"variant": clipped(variant, MOST_LETTERS), "score": score, "rank": rank}
+        for rank, (variant, score) in enumerate(ends)
+    ]
+    chart = (
+        alt.Chart(values(rows))
+        .mark_bar(height={"band": 0.7})
+        .encode(
+            x=alt.X("score:Q", title=f"score ({column})"),
+            y=alt.Y(
+                "variant:N", title="variant", sort=alt.EncodingSortField("rank", order="ascending")
+            ),
+            color=alt.Color(
+                "score:Q",
+                legend=None,
+                scale=alt.Scale(type="threshold", domain=[0], range=[DIVERGING[0], DIVERGING[2]]),
+            ),
+            tooltip=["variant:N", alt.Tooltip("score:Q", format="+.3f")],
+        )
+        .properties(width="container", height={"step": 1.4 * CELL_PIXELS})
+    )
+    return Panel(name, title, specification(chart))

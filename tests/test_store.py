@@ -1,0 +1,700 @@
+"""The store that runs share: what it has is not computed again, and nothing else is delivered."""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from hypothesis import strategies as st
+from plans import receipt_json
+from programs import Workflow, random_records
+from test_properties import VECTOR, holds, vector_of
+
+from featuremill import config, features
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.extract import command as extract
+from featuremill.merge import clean, store_command
+from featuremill.merge import command as merging
+from featuremill.merge.command import merge
+from featuremill.plan.command import plan
+from featuremill.plan.retry import retry
+from featuremill.report import page
+from featuremill.store import journal, shared, shared_index
+from featuremill.store.journal_log import digest_of_file
+from featuremill.store.receipt import Receipt
+from featuremill.store.results import Results
+from featuremill.store.shard_file import read_shard
+
+OUTPUTS = ["parquet", "npy"]
+SPAWN = multiprocessing.get_context("spawn")
+
+
+class Run:
+    """A run whose shards are computed here, with values that only its recipe gives."""
+
+    def __init__(self, root, *stores, hydropathy=True):
+        self.results = Results(root)
+        self.stores = list(map(str, stores))
+        self.hydropathy = hydropathy
+        root.mkdir(parents=True, exist_ok=True)
+        self.input = root / "in.fa"
+
+    def write(self, sequences):
+        self.input.write_text("".join(f">id{n}\n{one}\n" for n, one in enumerate(sequences)))
+        return self
+
+    def plan(self, cost=25):
+        told = {"inputs": [str(self.input)], "workload": "composition", "device": "cpu"}
+        options = {"options": {"hydropathy": self.hydropathy}, "shards": {"cost": cost}}
+        asked = config.validate({**told, **options, "store": self.stores})
+        return plan(self.results, asked, None).plan
+
+    def compute(self, planned, failed=(), most=None):
+        """Compute and publish what the plan asks for, as extract does; at `most` so many shards."""
+        left = [entry.shard for entry in planned.shards]
+        left = [name for name in left if not self.results.receipt(planned.recipe, name).exists()]
+        for name in left[:most]:
+            part = self.results.part(planned.recipe, name)
+            if not part.exists():
+                self._compute(planned.recipe, name, failed)
+            receipt = Receipt.read(part.with_suffix(".json"))
+            receipt.write(self.results.receipt(planned.recipe, name))
+            for store in planned.store[:1]:
+                told = planned.settings.as_json()
+                shared.publish(Path(store), planned.recipe, told, part, receipt)
+        return left[:most]
+
+    def _compute(self, recipe, name, failed):
+        schema = journal.part_schema(VECTOR)
+        opened = journal.Journal(self.results.journal(recipe, name), schema, 10)
+        made = []
+        for row in read_shard(self.results.shard(name)).to_pylist():
+            sequence = row["payload"].decode()
+            values = {"status": "ok", "reason": None, "other": [1.5]}
+            values["vector"] = vector_of(sequence + recipe)
+            if sequence in failed:
+                values = {"status": "failed", "reason": f"bad: {sequence}"}
+            made.append({"sha256": row["sha256"], **values})
+        opened.commit(pa.RecordBatch.from_pylist(made, schema=schema))
+        digest = opened.finish()
+        part = self.results.part(recipe, name)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        opened.path.replace(part)
+        num_failed = sum(row["status"] == "failed" for row in made)
+        counts = {"rows": len(made), "ok": len(made) - num_failed, "failed": num_failed}
+        told = receipt_json(shard=name, recipe=recipe, part=digest, **counts)
+        Receipt.model_validate_json(json.dumps(told)).write(part.with_suffix(".json"))
+
+    def finish(self, failed=(), max_failed=0):
+        """Plan, compute and merge as the same command again and again would; return the shards that
+        were computed."""
+        computed = []
+        for _ in range(10):
+            planned = self.plan()
+            computed += self.compute(planned, failed)
+            try:
+                self.delivery = merge(self.results, OUTPUTS, max_failed)
+            except IntegrityError:
+                continue
+            return computed
+        raise AssertionError("it never came to its end")
+
+    def data(self):
+        names = ("embeddings.parquet", "embeddings.npy", "failed.tsv")
+        return {name: (self.results.root / name).read_bytes() for name in names}
+
+    def num_rows(self, shards):
+        return sum(read_shard(self.results.shard(name)).num_rows for name in shards)
+
+
+def fresh(place, run):
+    """Return what a run of its own, without a store, delivers of the same input."""
+    other = Run(place, hydropathy=run.hydropathy)
+    shutil.copy(run.input, other.input)
+    other.finish()
+    return {
+        name: data.replace(str(other.results.root).encode(), str(run.results.root).encode())
+        for name, data in other.data().items()
+    }
+
+
+def sequences(*numbers):
+    return [f"{'ACDEFGHIKL'[n % 10] * (n // 10 + 1)}W" for n in numbers]
+
+
+FORTY = sequences(*range(40))
+
+
+@pytest.fixture
+def store(tmp_path):
+    return tmp_path / "shelf"
+
+
+@pytest.fixture
+def filled(tmp_path, store):
+    """Return a run that filled the store with 36 of 40 payloads."""
+    run = Run(tmp_path / "first", store).write(FORTY[:36])
+    run.finish()
+    return run
+
+
+def parts_of(store):
+    return sorted(store.glob("*/*/*.arrows"))
+
+
+def test_what_a_store_has_is_taken_and_the_results_are_those_of_a_fresh_run(
+    tmp_path, store, filled
+):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    counts = run.delivery.counts
+    assert (counts.input, counts.ok, counts.taken) == (40, 40, 36)
+    assert {one.device for one in run.delivery.taken} == {"a CPU"}
+    assert sum(one.records for one in run.delivery.taken) == 36
+    assert {Path(one.path) for one in run.delivery.taken} == {
+        path for path in parts_of(store) if path.stem in run.delivery.parts
+    }
+    again = Run(tmp_path / "third", store).write(FORTY[5:])
+    assert again.finish() == [], "nothing is left to compute"
+    assert again.delivery.counts.taken == 35 and not again.delivery.receipts
+
+
+def test_features_and_the_report_read_parts_that_were_taken(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish()
+    parts = features.open_parts(run.results.root, "vector")
+    parts.check()
+    ids, rows = next(parts.records())
+    assert ids == [f"id{n}" for n in range(40)]
+    recipe = run.results.read_plan().recipe
+    assert parts.of_rows(rows)[0].tolist() == [vector_of(one + recipe) for one in FORTY]
+    assert page._taken(run.delivery) == ["From the store: 36 distinct records, a CPU."]
+
+
+def test_published_parts_are_links_that_only_their_publisher_may_write(store, filled):
+    planned = filled.results.read_plan()
+    own = filled.results.part(planned.recipe, planned.shards[0].shard)
+    (published,) = (path for path in parts_of(store) if path.samefile(own))
+    assert published.stat().st_mode & 0o777 == 0o444
+    assert (published.parent / shared.RECIPE).exists()
+    assert not list(store.rglob(".*")), "nothing that is half done is left"
+
+
+def test_without_a_store_no_file_says_anything_of_one(tmp_path):
+    run = Run(tmp_path / "run").write(FORTY[:9])
+    run.finish()
+    plan_json, manifest = (
+        json.loads((run.results.root / name).read_text()) for name in ("plan.json", "manifest.json")
+    )
+    assert not {"store", "taken"} & (plan_json.keys() | manifest.keys() | manifest["counts"].keys())
+
+
+def test_the_environment_names_stores_and_a_config_has_precedence(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
+    assert shared.layers(()) == [tmp_path / "a", tmp_path / "b"]
+    assert shared.layers(("/c",)) == [Path("/c")]
+    monkeypatch.setenv("FEATUREMILL_STORE", "")
+    assert shared.layers(()) == []
+
+
+def test_all_layers_are_read_and_the_first_is_written(tmp_path, store, filled):
+    before = parts_of(store)
+    run = Run(tmp_path / "second", tmp_path / "mine", store).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert parts_of(store) == before
+    assert len(parts_of(tmp_path / "mine")) == len(run.results.read_plan().shards)
+
+
+@pytest.mark.parametrize("where", ["first", "second"])
+def test_a_store_that_cannot_be_used_is_refused_in_a_sentence(tmp_path, where):
+    (tmp_path / "file").write_text("")
+    bad = tmp_path / "file" / "shelf"
+    stores = [bad] if where == "first" else [tmp_path / "mine", bad]
+    with pytest.raises(UserError, match=r"^store: .*/shelf: .*;.*\.$"):
+        Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
+
+
+def test_what_failed_is_not_taken(tmp_path, store):
+    first = Run(tmp_path / "first", store).write(FORTY[:20])
+    first.finish(failed=FORTY[:3], max_failed=3)
+    second = Run(tmp_path / "second", store).write(FORTY[:20])
+    assert second.num_rows(second.finish()) == 3
+    assert second.data() == fresh(tmp_path / "fresh", second)
+
+
+def test_shards_that_were_planned_but_not_computed_give_way(tmp_path, store):
+    run = Run(tmp_path / "run", store).write(FORTY)
+    assert len(run.plan().shards) > 3
+    Run(tmp_path / "other", store).write(FORTY[:36]).finish()
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def test_what_a_run_computed_itself_stays_its_own(tmp_path, store, filled):
+    planned = filled.plan()
+    assert planned.shards == filled.results.read_plan().shards and not planned.taken
+
+
+def test_retry_leaves_what_was_taken_where_it_is(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish(failed=FORTY[37:39], max_failed=2)
+    assert retry([run.results], ())
+    planned = run.results.read_plan()
+    run.compute(planned)
+    merge(run.results, OUTPUTS, 0)
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def flip(path):
+    """Damage a byte in the middle of a file that is read-only."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [flip, Path.unlink])
+def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, store, filled, harm):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.compute(run.plan())
+    victim = Path(run.results.read_plan().taken[0].path)
+    harm(victim)
+    with pytest.raises(IntegrityError, match="run the same command again to compute it anew"):
+        merge(run.results, OUTPUTS, 0)
+    assert not run.results.plan.exists(), "Snakemake has to plan again"
+    assert run.finish()
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    assert any(str(victim) in warning for warning in run.delivery.warnings)
+
+
+def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
+    tmp_path, store, filled, monkeypatch
+):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.compute(run.plan())
+    victim = Path(run.results.read_plan().taken[0].path)
+    count = merging.count
+
+    def removing(*arguments):
+        victim.unlink()
+        return count(*arguments)
+
+    monkeypatch.setattr(merging, "count", removing)
+    with pytest.raises(OSError):
+        merge(run.results, OUTPUTS, 0)
+    assert not run.results.delivery.exists()
+    monkeypatch.undo()
+    run.finish()
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+# ---- featuremill store ----
+
+
+def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
+    tmp_path, store, filled, caplog
+):
+    caplog.set_level("INFO")
+    second = Run(tmp_path / "second", store).write(FORTY)
+    second.finish()
+    parts = parts_of(store)
+    store_command.show(store)
+    assert f"{store}: {len(parts)} parts" in caplog.text and "composition" in caplog.text
+    assert f"run {filled.results.root} refers to" in caplog.text
+    assert "no run refers to 0 parts" in caplog.text
+    store_command.remove(store, "", 0, is_meant=True)
+    assert parts_of(store) == parts
+    shutil.rmtree(filled.results.root)
+    needed = {Path(one.path) for one in second.results.read_plan().taken}
+    needed |= {path for path in parts if path.stem in second.delivery.parts.values()}
+    unneeded = Run(tmp_path / "third", store).write(sequences(77, 78))
+    unneeded.finish()
+    shutil.rmtree(unneeded.results.root)
+    store_command.remove(store, "", 0, is_meant=False)
+    assert set(parts_of(store)) > needed, "nothing goes without --yes"
+    litter = [shared.own_folder(store) / name for name in (".import.abcdefgh", ".new.12345678")]
+    for folder in litter:
+        folder.mkdir()
+    os.utime(litter[0], (0, 0))
+    store_command.remove(store, "", 30, is_meant=True)
+    assert [place.exists() for place in litter] == [False, True], "the second may be in use"
+    store_command.remove(store, "fff", 0, is_meant=True)
+    assert set(parts_of(store)) > needed
+    store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
+    assert set(parts_of(store)) == needed
+    again = Run(tmp_path / "again", store).write(FORTY)
+    assert again.finish() == []
+
+
+def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
+    caplog.set_level("INFO")
+    old = Run(tmp_path / "old").write(FORTY[:36])
+    old.finish()
+    arguments = argparse.Namespace(store=store, act="add", run_folder=old.results.root)
+    store_command.run(arguments)
+    own = sorted((old.results.store / "parts").rglob("*.arrows"))
+    assert {path.stat().st_ino for path in parts_of(store)} == {path.stat().st_ino for path in own}
+    store_command.run(arguments)
+    assert f"0 parts added, {len(own)} there already" in caplog.text
+    run = Run(tmp_path / "new", store).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    victim = parts_of(store)[0]
+    before = victim.read_bytes()
+    flip(victim)
+    store_command.run(arguments)
+    assert victim.read_bytes() == before, "a damaged part is replaced"
+
+
+def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish()
+    before = run.data()
+    clean.remove(clean.removable(filled.results, "nothing"), [])
+    merge(run.results, OUTPUTS, 0)
+    assert run.data() == before
+
+
+# ---- give and take ----
+
+
+def store_act(store, *words):
+    parser = argparse.ArgumentParser()
+    store_command.add_arguments(parser)
+    store_command.run(parser.parse_args([*map(str, words), "--store", str(store)]))
+
+
+def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store, filled, caplog):
+    Run(tmp_path / "more", tmp_path / "mine", store).write(FORTY[30:]).finish()
+    other = Run(tmp_path / "twice", tmp_path / "alone").write(FORTY[:10])
+    other.finish()
+    store_act(store, "add", other.results.root)  # payloads that are there already
+    out = tmp_path / "out"
+    store_act(store, "export", out, "--licence", "MIT")
+    (folder,) = out.iterdir()
+    card = json.loads((folder / "card.json").read_text())
+    assert card["recipe"] == folder.name and card["licence_of_weights"] == "MIT"
+    table = pa.concat_tables(map(pq.read_table, sorted(folder.glob("*.parquet"))))
+    digests = [hashlib.sha256(one.encode()).digest() for one in FORTY[:36]]
+    assert sorted(table["sha256"].to_pylist()) == sorted(digests), "each once"
+    assert card["records"] == 36 and card["columns"] == ["vector", "other"]
+    with pytest.raises(UserError, match=r"it exists already; remove it"):
+        store_act(store, "export", out)
+    theirs = tmp_path / "theirs"
+    store_act(theirs, "import", folder)
+    run = Run(tmp_path / "second", theirs).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    flip(sorted(folder.glob("*.parquet"))[0])
+    with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
+        store_act(tmp_path / "bad", "import", folder)
+
+
+PROTEINS = [("sp|P12345|AATM_RABIT", "MKVLA"), ("sp|Q9Y2X3|NOP58", "MKVLAA"), ("plain", "ACDW")]
+
+
+def write_uniprot(path):
+    """Write per-protein.h5 as UniProt does: float16, a dataset a protein, named by accession."""
+    with h5py.File(path, "w") as file:
+        for number, name in enumerate(("P12345", "Q9Y2X3")):
+            file.create_dataset(name, data=np.arange(4, dtype=np.float16) + number)
+
+
+def write_bio_embeddings(path):
+    """Write what bio_embeddings reduced: datasets by number, the id as an attribute."""
+    with h5py.File(path, "w") as file:
+        for number, (id, _) in enumerate(PROTEINS[:2]):
+            made = file.create_dataset(str(number), data=np.arange(4, dtype=np.float32) + number)
+            made.attrs["original_id"] = id
+
+
+def write_fair_esm(path):
+    path.mkdir()
+    for number, (id, _) in enumerate(PROTEINS[:2]):
+        means = {5: torch.zeros(4), 6: torch.arange(4.0) + number}
+        torch.save({"label": id, "mean_representations": means}, path / f"{number}.pt")
+
+
+@pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])
+def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, write, caplog):
+    caplog.set_level("INFO")
+    fasta = tmp_path / "in.fa"
+    fasta.write_text("".join(f">{id}\n{one}\n" for id, one in PROTEINS))
+    source = tmp_path / "published"
+    write(source)
+    with pytest.raises(UserError, match="give --fasta"):
+        store_act(store, "import", source)
+    store_act(store, "import", source, "--fasta", fasta, "--declared", "UniProt, ProtT5")
+    assert "2 vectors imported; 1 records of" in caplog.text
+    told = yaml.safe_load(caplog.text.partition("in a config:\n")[2])
+    asked = config.validate({**told, "inputs": [str(fasta)], "outputs": ["parquet"]})
+    results = Results(tmp_path / "results")
+    results.root.mkdir()
+    planned = plan(results, asked, None).plan
+    assert sum(entry.wanted for entry in planned.taken) == 2
+    extract.run(
+        argparse.Namespace(
+            run_folder=results.root,
+            shard=planned.shards[0].shard,
+            recipe=None,
+            threads=1,
+            stall_seconds=None,
+        )
+    )
+    delivery = merge(results, ["parquet", "per_protein_h5"], 1)
+    assert delivery.counts.taken == 2 and delivery.counts.failed == 1
+    declared = told["options"]["declared"]
+    assert {one.device for one in delivery.taken} == {f"declared by {declared}, not computed here"}
+    assert declared == "UniProt, ProtT5" + ", layer 6" * (write is write_fair_esm)
+    listed = (results.root / "failed.tsv").read_text()
+    assert "not among the imported vectors: declared by UniProt, ProtT5" in listed
+    found = features.open(results.root)
+    assert np.asarray(found.vectors[np.arange(2)]).tolist() == [[0, 1, 2, 3], [1, 2, 3, 4]]
+    with pytest.raises(UserError, match="none of the proteins"):
+        other = tmp_path / "other.fa"
+        other.write_text(">z\nMMM\n")
+        store_act(store, "import", source, "--fasta", other, "--declared", "x")
+
+
+# ---- several people ----
+
+GROUP, STRANGERS = 4242, 4243
+
+
+@contextlib.contextmanager
+def being(user, *groups, umask=0o077):
+    """Do the block as another user with files of its own and of its groups."""
+    before = os.umask(umask)
+    had = os.getgroups()
+    os.setgroups(groups)
+    os.setegid(user)
+    os.seteuid(user)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(had)
+        os.umask(before)
+
+
+def own_place(root, user):
+    place = root / str(user)
+    place.mkdir(mode=0o700)
+    os.chown(place, user, user)
+    return place
+
+
+@pytest.fixture
+def place():
+    """Return a folder that all users may enter."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+@pytest.mark.parametrize("umask", [0o027, 0o077])
+@pytest.mark.parametrize("mode", [0o2770, 0o770, 0o3775])
+def test_users_of_a_group_share_and_cannot_harm_each_other(place, umask, mode):
+    shelf = place / "shelf"
+    shelf.mkdir()
+    os.chown(shelf, 0, GROUP)
+    shelf.chmod(mode)
+    first, second, third = (own_place(place, user) for user in (4001, 4002, 4003))
+    with being(4001, GROUP, umask=umask):
+        Run(first / "run", shelf).write(FORTY[:36]).finish()
+    with being(4002, GROUP, umask=umask):
+        run = Run(second / "run", shelf).write(FORTY)
+        assert run.num_rows(run.finish()) == 4
+        theirs = [path for path in parts_of(shelf) if "4001" in path.parts]
+        assert theirs and all(path.stat().st_mode & 0o222 == 0 for path in theirs)
+        for harm in (Path.unlink, lambda path: path.open("r+b"), lambda path: path.chmod(0o777)):
+            with pytest.raises(PermissionError):
+                harm(theirs[0])
+        with pytest.raises(PermissionError):
+            (theirs[0].parent / "mine.arrows").write_bytes(b"")
+        store_command.remove(shelf, "", 0, is_meant=True)
+        assert all(path.exists() for path in theirs)
+    with being(4003, STRANGERS, umask=umask):
+        if mode & 0o007:  # others may read
+            mine = Run(third / "run", third / "mine", shelf).write(FORTY)
+            assert mine.finish() == []
+        with pytest.raises(UserError, match=r"^store: .*shelf: nothing can be published there"):
+            Run(third / "other", shelf).write(FORTY).plan()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_a_store_of_ones_own_stays_ones_own(place):
+    first, second = (own_place(place, user) for user in (4001, 4002))
+    with being(4001):
+        Run(first / "run", first / "shelf").write(FORTY[:9]).finish()
+    with being(4002), pytest.raises(UserError, match=r"^store: .*shelf: .*\.$"):
+        Run(second / "run", second / "mine", first / "shelf").write(FORTY).plan()
+
+
+def _work(place, store, start):
+    """Be a person whose runs take and publish until the process is killed."""
+    for number in range(start, 1000):
+        Run(place / f"run{number}", store).write(sequences(*range(number, number + 9))).finish()
+
+
+@pytest.mark.slow
+def test_two_writers_and_kills_at_any_moment_leave_a_store_that_is_whole(tmp_path, store):
+    """The writers are of one user, so that they write the same index."""
+    chance = random.Random(0)
+    for turn in range(10):
+        workers = [
+            SPAWN.Process(target=_work, args=(tmp_path / f"{turn}-{n}", store, 5 * n))
+            for n in range(2)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            time.sleep(chance.uniform(1, 4))
+            worker.kill()
+            worker.join()
+        run = Run(tmp_path / f"after{turn}", store).write(FORTY)
+        run.finish()
+        assert not run.delivery.warnings
+        assert run.data() == fresh(tmp_path / f"fresh{turn}", run)
+        recipe = run.results.read_plan().recipe
+        shared_index.keep_index(store, recipe)
+        for part in parts_of(store):
+            assert digest_of_file(part) == part.stem and part.with_suffix(".json").exists()
+
+
+# ---- the index ----
+
+
+def levels_in(store):
+    return sorted(store.glob("*/*/index/*.arrow"))
+
+
+@pytest.mark.parametrize("harm", ["lost", "damaged", "old"])
+def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
+    recipe = filled.results.read_plan().recipe
+    shared_index.keep_index(store, recipe)
+    (level,) = levels_in(store)
+    if harm == "old":
+        Run(tmp_path / "more", store).write(FORTY[36:]).finish()
+    else:
+        (Path.unlink if harm == "lost" else flip)(level)
+    run = Run(tmp_path / "second", store).write(FORTY)
+    assert run.num_rows(run.finish()) == (0 if harm == "old" else 4)
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    shared_index.keep_index(store, recipe)
+    assert all(map(shared_index._opened, levels_in(store))), "it is whole again"
+
+
+def keys(*texts):
+    return np.array(sorted(text.ljust(32, b"x") for text in texts), "S32")
+
+
+def test_keys_that_begin_alike_are_told_apart():
+    have = keys(b"12345678a", b"12345678c", b"12345678d", b"9")
+    entries = (have, np.arange(4, dtype=np.int32), np.arange(4, dtype=np.int32) + 7)
+    wanted = keys(b"0", b"12345678b", b"12345678c", b"12345678d", b"9", b"99")
+    where, part, row = shared_index.find(wanted, entries)
+    assert (where.tolist(), part.tolist(), row.tolist()) == ([2, 3, 5], [1, 2, 3], [8, 9, 10])
+
+
+def test_levels_grow_like_a_tree(tmp_path, store, monkeypatch):
+    """Each entry is written a few times in all, and few levels are left."""
+    written = []
+    write = shared_index._written
+
+    def counting(folder, parts, buckets):
+        written.append(sum(parts.values()))
+        return write(folder, parts, buckets)
+
+    monkeypatch.setattr(shared_index, "_written", counting)
+    for number in range(0, 40, 2):
+        Run(tmp_path / f"{number}", store).write(FORTY[number : number + 2]).finish()
+        recipe = Results(tmp_path / f"{number}").read_plan().recipe
+        shared_index.keep_index(store, recipe)
+    assert len(levels_in(store)) <= 5
+    assert sum(written) <= 6 * 40
+    run = Run(tmp_path / "all", store).write(FORTY)
+    assert run.finish() == []
+
+
+@pytest.mark.slow
+def test_a_workflow_computes_a_tenth_and_then_nothing(tmp_path, environment):
+    records = random_records(100)
+    shared_by = {**environment, "FEATUREMILL_STORE": str(tmp_path / "shelf")}
+    for name in ("first", "second", "third", "alone"):
+        (tmp_path / name).mkdir()
+    first = Workflow(tmp_path / "first", shared_by, records[:90])
+    first()
+    assert len(first.news()) == 90
+    for name, num_new in (("second", 10), ("third", 0)):
+        run = Workflow(tmp_path / name, shared_by, records)
+        said = run()
+        assert f"{100 - num_new} of 100 distinct records are computed already" in said
+        assert len(run.news()) == num_new
+        assert run.counts()["taken"] == 100 - num_new
+        assert (run.run_folder.root / "report.html").exists()
+        assert "Nothing to be done" in run()
+    alone = Workflow(tmp_path / "alone", environment, records)
+    alone()
+    assert run.data() == alone.data()
+
+
+# ---- whatever happens ----
+
+ACTS = st.one_of(
+    st.tuples(
+        st.just("run"),
+        st.integers(0, 3),
+        st.lists(st.integers(0, 40), min_size=1, max_size=25),
+        st.sampled_from([None, 1, 2]),
+    ),
+    st.tuples(
+        st.sampled_from(["flip", "remove", "flip index", "lose index", "litter"]),
+        st.integers(0, 99),
+    ),
+)
+
+
+@holds(4, 300, acts=st.lists(ACTS, min_size=3, max_size=12))
+def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
+    """Runs of two recipes and two stores, edited, killed, one after the other and in between."""
+    stores = [folder / "mine", folder / "shared"]
+    stores[1].mkdir()
+    runs = [Run(folder / f"run{n}", *stores[n % 2 :], hydropathy=n < 2) for n in range(4)]
+    for number, (what, which, *more) in enumerate(acts):
+        if what == "run":
+            run, (chosen, most) = runs[which], more
+            run.write(sequences(*chosen))
+            if most is not None:  # it is killed then
+                run.compute(run.plan(), most=most)
+                continue
+            run.finish()
+            assert run.data() == fresh(folder / f"fresh{number}", run)
+            continue
+        pattern = "*/*/*/index/*.arrow" if "index" in what else "*/*/*/*.arrows"
+        there = sorted(folder.glob(pattern))
+        if not there:
+            continue
+        victim = there[which % len(there)]
+        if what == "litter":  # of a kill
+            (victim.parent / f".{victim.name}.abcdefgh").mkdir(exist_ok=True)
+        else:
+            (flip if "flip" in what else Path.unlink)(victim)
