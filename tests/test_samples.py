@@ -2,6 +2,8 @@
 
 import csv
 import json
+import os
+import signal
 
 import anndata
 import h5py
@@ -10,6 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 import featuremill
 from featuremill import config, features
@@ -229,3 +232,45 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     text = (run.root / "report.html").read_text()
     assert '<td class="text">early</td>' in text and text.count("<meter") == 2
     assert "samples: samples.tsv" in text and "column: site" in text
+
+
+@pytest.mark.slow
+def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, environment):
+    """And the sample that is added afterwards costs its own records alone."""
+    from programs import Workflow, random_records, wait_for
+
+    records = random_records(90)
+    work = Workflow(tmp_path, environment, records, batch_seconds=0.05)
+    lots = {"a": records[:40], "b": records[30:70], "c": [*records[60:], ("r1", "MKVLW")]}
+    for name, some in lots.items():
+        text = "".join(f">{id}\n{sequence}\n" for id, sequence in some)
+        (tmp_path / f"{name}.fa").write_text(text)
+
+    def ask(names):
+        (tmp_path / "s.tsv").write_text("sample\tfile\n" + "".join(f"{n}\t{n}.fa\n" for n in names))
+
+    def run(samples=None, inputs=(), name="test"):
+        asked = {"samples": samples} if samples else {"inputs": inputs}
+        told = yaml.safe_load((tmp_path / "config.yaml").read_text())
+        told = {key: value for key, value in told.items() if key not in ("inputs", "samples")}
+        told |= {**asked, "run": name, "outputs": "parquet"}
+        (tmp_path / "config.yaml").write_text(yaml.safe_dump(told))
+
+    ask("ab")
+    run("s.tsv")
+    process = work.start()
+    wait_for((tmp_path / "computed.txt").exists)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    work()
+    work.news()
+    ask("abc")
+    work()
+    new = {sequence for _, sequence in lots["c"]} - {s for lot in "ab" for _, s in lots[lot]}
+    assert sorted(work.news()) == sorted(new)
+    found = featuremill.load(tmp_path / "results/test")
+    for name in lots:
+        run(inputs=f"{name}.fa", name=f"alone-{name}")
+        work()
+        alone = featuremill.load(tmp_path / f"results/alone-{name}")
+        pd.testing.assert_frame_equal(found[found["sample"] == name].drop(columns="sample"), alone)
