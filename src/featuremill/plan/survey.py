@@ -23,7 +23,7 @@ from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
 from featuremill.plan.reading import with_progress
 from featuremill.plan.repeats import conflict, same_hash
-from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of
+from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of, hash_of
 from featuremill.workload import Record, Workload, optional
 from featuremill.workload.plugin_errors import records_of
 
@@ -128,7 +128,7 @@ class _Ids(ExitStack):
         """Take note of the good records of the next chunk."""
         good = [number for number, reason in enumerate(chunk.reasons) if not reason]
         keys = np.empty(len(good), ID_KEY)
-        keys["hash"] = [xxhash.xxh3_64_intdigest(chunk.ids[n].encode()) for n in good]
+        keys["hash"] = [hash_of(chunk.ids[n], chunk.samples[n]) for n in good]
         keys["ordinal"] = self._num_written + np.arange(len(good))
         payloads = np.array([xxhash.xxh3_64_intdigest(chunk.payloads[n]) for n in good], "<u8")
         for file, values in zip(self._files, (keys, payloads), strict=True):
