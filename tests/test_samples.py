@@ -213,3 +213,19 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
     places = {(row["sample"], row["id"]): row["shard"] for row in rows}
     assert places["b", "p1"] == places["a", "p2"] != places["a", "p3"]
     assert "no record of b failed" in verbs("retry", root, "--sample", "b")
+
+
+def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
+    from featuremill.report import facts, page
+
+    run, _ = of_samples
+    found = facts.read(run.root)
+    assert found.labels.texts == ["early"] * 3 + ["late"] * 2
+    by_site = facts.read(run.root, label="site")
+    assert by_site.labels.texts == ["01"] * 3 + ["sea"] * 2
+    with pytest.raises(UserError, match=r"samples\.tsv: there is no column 'sight'"):
+        facts.read(run.root, label="sight")
+    page.write_report(run.root / "report.html", by_site, page.draw(by_site))
+    text = (run.root / "report.html").read_text()
+    assert '<td class="text">early</td>' in text and text.count("<meter") == 2
+    assert "samples: samples.tsv" in text and "column: site" in text

@@ -78,13 +78,14 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them; if not given,
+    the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:
-        if bool(self.file.strip()) != bool(self.column.strip()):
+        if self.file.strip() and not self.column.strip():
             raise ValueError("file and column belong together: name a table, and a column of it")
         return self
 
@@ -207,6 +208,9 @@ def validate(
     places = places or {}
     refuse_impossible(raw, source, places)
     config = checked(Config, raw, (), sections, source, places, besides)
+    if config.labels.column and not (config.labels.file or config.samples):
+        where = place_of(source, places, ("labels",))
+        raise UserError(f"{where}: labels: file and column belong together: name a table, too.")
     workload = config.workload
     try:
         keys = find_workload(workload).Options

@@ -435,6 +435,8 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     if config.samples and not config.samples.startswith("results/"):
         with refusing(f"{places.get(('samples',), named)}: samples"):
             files = set(files_of(config))
+            if config.labels.column and not config.labels.file:
+                samples.read(Path(config.samples)).refuse_unknown(config.labels.column)
             if not files <= planned:
                 samples.read(Path(config.samples)).refuse_missing(planned)
     if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):

@@ -68,6 +68,10 @@ class Sheet(NamedTuple):
             samples[row.file] = row.sample
         yield list(map(Path, samples)), samples
 
+    def refuse_unknown(self, column: str) -> None:
+        """Refuse a column that the sheet does not have."""
+        columns.find_named(self.path, list(self.about), column)
+
     def refuse_missing(self, besides: Collection[str] = ()) -> None:
         """Refuse a file that is not there or cannot be read, with the line that names it; those
         `besides` may be gone."""
