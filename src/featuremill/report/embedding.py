@@ -19,8 +19,8 @@ from featuremill.report.agreement import agreement
 from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
-from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 from featuremill.store.ledger import SAMPLE
+from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"
 GREYS = {OTHER: REST, NONE: FAINT}
