@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import xxhash
@@ -90,11 +91,19 @@ class Survey:
             yield self.conflict
 
 
-def surveyed(paths: Sequence[Path], name: str, workload: Workload, options: BaseModel) -> Survey:
-    """Read all records of `paths` and count what there is."""
+def surveyed(
+    paths: Sequence[Path],
+    name: str,
+    workload: Workload,
+    options: BaseModel,
+    samples: Mapping[str, int] = MappingProxyType({}),
+) -> Survey:
+    """Read all records of `paths` and count what there is; `samples` are as in `chunks_of`."""
     found = Survey()
     with _Ids() as ids:
-        for chunk in with_progress(chunks_of(records_of(name, workload, paths, options))):
+        for chunk in with_progress(
+            chunks_of(records_of(name, workload, paths, options), 0, samples)
+        ):
             found.count(chunk)
             ids.add(chunk)
         found.conflict = ids.first_conflict(records_of(name, workload, paths, options))
