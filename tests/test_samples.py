@@ -31,7 +31,7 @@ OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad",
         (SHEET + "a/b\ta.fa\tx\n", ":2: sample 'a/b': use letters, digits"),
         (SHEET + "a\ta.fa\tx\nA\tb.fa\tx\n", ":3: sample 'A' differs from 'a' in line 2 only"),
         (SHEET + "a\t\tx\n", ":2: this row names no file"),
-        (SHEET + "a\t~/a.fa\tx\n", ":2: ~/a.fa: only a shell knows"),
+        (SHEET + "a\t~/a.fa\tx\n", ":2: ~/a.fa: ~ works only in a shell"),
         (SHEET + "a\ta.fa\tx\n\na\t./a.fa\tx\n", ":4: a.fa is a file of sample 'a' in line 2"),
         (SHEET + "a\ta.fa\tx\na\tb.fa\ty\n", ":3: sample 'a' has site 'y' here and 'x' in line 2"),
         (SHEET, ": there is no record in this file"),
@@ -74,7 +74,7 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
     ("keys", "problem"),
     [
         ({"inputs": ["a.fa"]}, "with samples, the files stand in the sheet"),
-        ({"samples": "~/s.tsv"}, "only a shell knows"),
+        ({"samples": "~/s.tsv"}, "works only in a shell"),
         ({"heads": {"h": {"labels": "l.csv", "column": "c"}}}, "this step takes no samples"),
     ],
 )

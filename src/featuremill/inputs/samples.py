@@ -153,5 +153,5 @@ def _file(cell: str, where: str) -> str:
     if not cell:
         raise UserError(f"{where}: this row names no file; name one, or leave the row out.")
     if cell.startswith("~"):
-        raise UserError(f"{where}: {cell}: only a shell knows what ~ is; write the whole path.")
+        raise UserError(f"{where}: {cell}: ~ works only in a shell; write the whole path.")
     return str(Path(cell))
