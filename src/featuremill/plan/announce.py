@@ -87,8 +87,8 @@ def _unknown(values: pa.Schema) -> str:
     if not open_ended:
         return ""
     return (
-        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge looks at "
-        "the room again)"
+        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge checks "
+        "free space again)"
     )
 
 
