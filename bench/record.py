@@ -17,7 +17,6 @@ from typing import Any
 import pynvml
 import torch
 
-from featuremill.doctor import host
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
 from featuremill.lease.nvml import nvml
@@ -73,6 +72,9 @@ class Record:
         temporary.replace(self.path)
 
 
+TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .+")
+
+
 def machine(gpu: Device | None = None) -> dict[str, Any]:
     """Return what the times depend on; `gpu` is the one that is measured."""
     info = Path("/proc/cpuinfo")
@@ -119,11 +121,41 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip()
 
 
+def tried_torch() -> str:
+    """Return the bounds that featuremill's own package has for torch, which are those of every
+    extra that brings it."""
+    try:
+        requirements = metadata.requires("featuremill") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    found = filter(None, map(TORCH_REQUIREMENT.fullmatch, requirements))
+    return ",".join(sorted({bound for one in found for bound in one[1].split(",")}, reverse=True))
+
+
+def is_within(version: str, bounds: str) -> bool:
+    """Tell whether a release is within bounds, each a `>=` or a `<` of numbers with dots.
+
+    By these alone: what NVIDIA's containers call 2.11.0a0 is built from 2.11.
+    """
+    release = _numbers(version)
+    for bound in filter(None, bounds.split(",")):
+        operator, least = bound.rstrip("0123456789."), _numbers(bound.lstrip("<>="))
+        if {">=": release < least, "<": release >= least}[operator]:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    assert found, version
+    return tuple(map(int, found[0].split(".")))
+
+
 def torch_tried() -> dict[str, Any]:
     """Return torch's version, the bounds of those that were tried, and whether it is within."""
-    version, tried = torch.__version__, host.tried_torch()
+    version, tried = torch.__version__, tried_torch()
     public = version.partition("+")[0]
-    return {"version": public, "tried": tried, "is_tried": host.is_within(version, tried)}
+    return {"version": public, "tried": tried, "is_tried": is_within(version, tried)}
 
 
 def versions() -> dict[str, str]:

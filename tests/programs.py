@@ -229,7 +229,7 @@ class Desk:
     """A folder and an environment in which programs are typed."""
 
     forked = PROGRAMS
-    """What is forked; nothing, where a Python is to read a sitecustomize."""
+    """What is forked; nothing, where a Python is to read a sitecustomize, or other packages."""
 
     def __init__(self, folder, environment):
         self.folder = folder

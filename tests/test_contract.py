@@ -33,6 +33,15 @@ class TestComposition(WorkloadContract):
     workload = "composition"
     inputs = (DEMO,)
 
+    # What TestEsm2 shows in the fast suite, too.
+    @pytest.mark.slow
+    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
+        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
+        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
+
 
 class TestEsm2(WorkloadContract):
     workload = "esm2"

@@ -70,7 +70,7 @@ class Demo(Desk):
 def demo(tmp_path_factory, environment):
     """Return the finished run of a tenth of the demo, and what was said."""
     demo = Demo(tmp_path_factory.mktemp("demo"), environment, every=10)
-    return demo, demo.run()
+    return demo, demo.type(*SNAKEMAKE).text
 
 
 @pytest.fixture(scope="module")

@@ -36,6 +36,8 @@ def site(tmp_path_factory):
 class Terms(Desk):
     """The example's folder, without its code."""
 
+    forked = ()  # or it were this checkout's featuremill
+
     @property
     def run_folder(self):
         return Results(self.folder / "results" / "terms")

@@ -19,8 +19,8 @@ from featuremill.extract.in_process import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
-from featuremill.status import failures
 from featuremill.status.state import read_state
+from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed
 
@@ -125,7 +125,10 @@ def test_a_workloads_words_can_stand_in_any_file():
 
 def test_a_kind_that_there_is_not_is_told_to_the_workloads_author():
     for name in ("lenght", *(kind.name for kind in reasons.OF_THE_CORE)):
-        with pytest.raises(ValueError, match=f"failed for '{name}'; the kinds are nan, oom, empty"):
+        with pytest.raises(
+            ValueError,
+            match=f"there is no reason '{name}' for a failed record; there are nan, oom, empty",
+        ):
             RecordFailed(name, "x")
 
 
@@ -187,7 +190,7 @@ FAILING = {
     "EARLYTELLSTOP": ("stop", "stop codon (*) inside the sequence: error in the workload"),
     "LATETELLOOM": ("oom", "out of memory: error in the workload: oom hangs"),
     "TELLOTHER": ("other", "failed: error in the workload: other hangs"),
-    "TELLHANG": ("error", "error in the workload: ValueError: a record cannot be said to have f"),
+    "TELLHANG": ("error", "error in the workload: ValueError: there is no reason 'hang' for a"),
 }
 """Sequences of the workload poison; the kind and the beginning of each one's reason."""
 
@@ -238,7 +241,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     assert {one[:3] for one in told} == expected
     for _, kind, _, remedy in told:
         assert remedy == next(one.remedy for one in reasons.KINDS if one.name == kind)
-    groups = failures.read_list(root / "failed.tsv").groups
+    groups = failed_list.read_list(root / "failed.tsv").groups
     assert {(one.status, one.reason, one.remedy) for one in groups} == {
         (status, reason, remedy) for status, _, reason, remedy in told
     }

@@ -100,6 +100,28 @@ class TestTransfer(ForkedSteps):
     )
 
 
+class TestGroups(ForkedSteps):
+    step = "groups"
+    files = MappingProxyType(
+        {"genes.csv": "id,gene\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
+    )
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "workload": "composition",
+            "groups": {
+                "genes": {
+                    "table": "genes.csv",
+                    "column": "gene",
+                    "vectors": "composition",
+                    "pool": ["mean", "max"],
+                }
+            },
+        }
+    )
+
+
 class TestOutsideTheTree(ForkedSteps):
     step = "tally"
     config = MappingProxyType(
@@ -114,7 +136,10 @@ class TestOutsideTheTree(ForkedSteps):
             "autoencoders: {a: {of: lettrs}}",
             "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
         ),
-        ("autoencoders: {a: {}}", "autoencoders.a.of: say of which features: letters and others."),
+        (
+            "autoencoders: {a: {}}",
+            "autoencoders.a.of: name the features, one of letters and others.",
+        ),
         (
             "autoencoders: {a: {of: letters, gpus: 3}}",
             "autoencoders.a.gpus: --gpus 3: a batch is computed in 8 equal slices",

@@ -9,7 +9,6 @@ from typing import get_args
 from featuremill.base.environment import LEASE_FOLDER, Variable
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
-from featuremill.doctor.host import is_within
 from featuremill.doctor.trial import Trial
 from featuremill.lease.nvml import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
 from featuremill.workload import find_workload
@@ -37,9 +36,7 @@ REMEDIES = {
     "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
     "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
     f"({TORCH_WITH_CUDA}).",
-    "torch-untried": "Where a run fails or warns: pip install 'torch{tried}', in the build for "
-    "your CUDA.",
-    "steps-down": "Runs go on so, and their values are right. Triton needs a C compiler (gcc and "
+    "steps-down": "Runs work so, and their values are right. Triton needs a C compiler (gcc and "
     "python3-dev, or CC), and in TRITON_CACHE_DIR a folder that programs may be loaded from.",
     "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
     "is.",
@@ -47,7 +44,7 @@ REMEDIES = {
     "open-files": "ulimit -n 4096 before the run.",
     "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
     "results-not-writable": "Change its permissions, or start the run in another folder.",
-    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "disk-space": "Free space, or start the run in another folder. A run first prints what it will "
     "write.",
     "too-large": "Take a smaller model{or_lower}.",
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
@@ -130,7 +127,7 @@ def _driver(findings: Findings) -> Iterator[Issue]:
 
 
 def _torch(findings: Findings) -> Iterator[Issue]:
-    trial, node, tried = findings.torch_trial, findings.node, findings.host.tried_torch
+    trial, node = findings.torch_trial, findings.node
     if trial is None:
         return
     if trial.is_missing:
@@ -147,12 +144,9 @@ def _torch(findings: Findings) -> Iterator[Issue]:
         assert trial.cuda and node.cuda
         needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
         known = f"{major}.{node.cuda % 1000 // 10}"
-        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        what = f"Driver {node.driver} supports CUDA {known}, and {name} needs CUDA {needed}."
         first = FIRST_DRIVERS.get(needed, "of that CUDA")
         yield _issue("error", "driver-too-old", what, first=first, major=major)
-    if trial.torch and not is_within(trial.torch, tried):
-        what = f"{name} is none of the releases that were tried (torch{tried})."
-        yield _issue("warning", "torch-untried", what, tried=tried)
 
 
 def _steps_down(findings: Findings) -> Iterator[Issue]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 import resource
 import shutil
 import tempfile
@@ -20,7 +19,6 @@ from featuremill.base.this_process import VERSION, num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
-TORCH_REQUIREMENT = re.compile(r"torch([<>=,.\d]+) *; *extra == .+")
 PCI_DEVICES = Path("/sys/bus/pci/devices")
 NVIDIA = "0x10de"
 DISPLAY_CLASS = "0x03"
@@ -44,8 +42,6 @@ class Host(NamedTuple):
     num_processors: int
     memory_free_mb: int
     versions: dict[str, str]
-    tried_torch: str
-    """The bounds of torch's releases that were tried, as ">=2.11,<2.14"; empty where not told."""
 
 
 def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
@@ -63,7 +59,6 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         num_processors=num_cores(),
         memory_free_mb=memory_free_mb(),
         versions=versions(),
-        tried_torch=tried_torch(),
     )
 
 
@@ -99,36 +94,6 @@ def memory_free_mb() -> int:
     import psutil  # here, as the benchmark needs the rest of this where there is none
 
     return int(psutil.virtual_memory().available // 2**20)
-
-
-def tried_torch() -> str:
-    """Return the bounds that featuremill's own package has for torch, which are those of every
-    extra that brings it."""
-    try:
-        requirements = metadata.requires("featuremill") or []
-    except metadata.PackageNotFoundError:
-        return ""
-    found = filter(None, map(TORCH_REQUIREMENT.fullmatch, requirements))
-    return ",".join(sorted({bound for one in found for bound in one[1].split(",")}, reverse=True))
-
-
-def is_within(version: str, bounds: str) -> bool:
-    """Tell whether a release is within bounds, each a `>=` or a `<` of numbers with dots.
-
-    By these alone: what NVIDIA's containers call 2.11.0a0 is built from 2.11.
-    """
-    release = _numbers(version)
-    for bound in filter(None, bounds.split(",")):
-        operator, least = bound.rstrip("0123456789."), _numbers(bound.lstrip("<>="))
-        if {">=": release < least, "<": release >= least}[operator]:
-            return False
-    return True
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", version)
-    assert found, version
-    return tuple(map(int, found[0].split(".")))
 
 
 def versions() -> dict[str, str]:

@@ -56,7 +56,7 @@ DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 
 
 class Named(NamedTuple):
-    """Names of columns that somebody chose; "" leaves them to be found."""
+    """Names of columns that the user chose; "" leaves them to be found."""
 
     id: str = ""
     sequence: str = ""
@@ -90,7 +90,7 @@ def find(
 
 
 def has_id(names: Sequence[str]) -> bool:
-    """Tell whether one of `names` is that of an id column."""
+    """Return whether one of `names` is that of an id column."""
     return bool(_matches(names, IDS))
 
 
@@ -108,6 +108,12 @@ def find_id(path: Path, names: Sequence[str]) -> int:
             "drop the others."
         )
     return places[0]
+
+
+def first_of(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> str:
+    """Return the name of the column that `ranks` mean; "" where there is none or more than one."""
+    places = _matches(names, ranks)
+    return names[places[0]] if len(places) == 1 else ""
 
 
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:

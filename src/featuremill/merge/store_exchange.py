@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 
-from featuremill import __version__
 from featuremill.base.accession import accessions
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
+from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted
 from featuremill.store import shared
 from featuremill.store.files import read_json, sha256_of, write_json
@@ -101,7 +101,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
         "records": num_records,
         "key": "sha256 of the record's payload: for a protein, of its cleaned sequence",
         "columns": columns,
-        "featuremill_version": __version__,
+        "featuremill_version": VERSION,
         "exported": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "files": files,
     }

@@ -1,17 +1,11 @@
-"""What all figures share: the form of a figure, charts as plain data, and the axis of clock time.
-
-Charts carry data and geometry only. Colours and fonts come from the page (assets/charts.js), which
-knows whether the reader's screen is light or dark; a range such as `["--first"]` names colours of
-its style sheet.
-"""
+"""What the report's figures share: axes, colours of categories, and the axis of clock time."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import altair as alt
-from altair.utils.schemapi import debug_mode
 
 from featuremill.report.shards import Interval
 
@@ -19,65 +13,9 @@ Row = TypeVar("Row")
 NOTHING_COMPUTED = "No record was left to compute, so there is nothing to show."
 CATEGORIES = ("--first", "--second", "--third", "--fourth", "--fifth", "--sixth", "--seventh")
 """Colours that people with any kind of colour vision can tell apart."""
-REST, FAINT = "--rest", "--faint"
-"""The colours of what has none of its own, and of what is hardly there."""
 UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 LABEL_WIDTH = 40
 """Pixels left of every chart over clock time, so that their axes stand below one another."""
-
-
-class Panel(NamedTuple):
-    """One chart of a figure."""
-
-    name: str
-    """Names it in the page."""
-    title: str
-    """Stands above the chart; empty where the figure's own says it."""
-    chart: dict[str, Any]
-    """A Vega-Lite specification."""
-    renderer: str = "svg"
-
-
-class Figure(NamedTuple):
-    """One figure of the report."""
-
-    name: str
-    """Names the file, the caption and the place in the page."""
-    title: str
-    sentence: str
-    """What the figure shows, in words, with the numbers that matter."""
-    panels: tuple[Panel, ...] = ()
-    """Empty where there is nothing to draw."""
-    terms: tuple[tuple[str, str], ...] = ()
-    """Words of the figure and what they mean."""
-
-
-def drawn(
-    name: str,
-    title: str,
-    sentence: str,
-    chart: Any,
-    renderer: str = "svg",
-    terms: tuple[tuple[str, str], ...] = (),
-) -> Figure:
-    """Return the figure of one chart."""
-    panel = Panel(name, "", specification(chart), renderer)
-    return Figure(name, title, sentence, (panel,), terms)
-
-
-def specification(chart: Any) -> dict[str, Any]:
-    """Return the chart as plain data, without what the page decides."""
-    plain: dict[str, Any] = chart.to_dict(validate=False)
-    plain.pop("config", None)
-    plain.pop("$schema", None)
-    plain["autosize"] = {"type": "fit-x", "contains": "padding"}
-    return plain
-
-
-def values(rows: Iterable[dict[str, Any]]) -> Any:
-    """Return `rows` as a chart's data."""
-    with debug_mode(False):  # or altair checks each of thousands of rows against its schema
-        return alt.Data(values=list(rows))
 
 
 def evenly(rows: Sequence[Row], most: int) -> Sequence[Row]:

@@ -10,21 +10,11 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.chart import (
-    CATEGORIES,
-    Clock,
-    Figure,
-    Panel,
-    axis,
-    beside_labels,
-    categories,
-    from_zero,
-    specification,
-    values,
-)
+from featuremill.report.chart import CATEGORIES, Clock, axis, beside_labels, categories, from_zero
 from featuremill.report.facts import Facts
 from featuremill.report.shards import Shard
 from featuremill.report.usage import Point, Usage
+from featuremill.workload.figures import Figure, Panel, specification, values
 
 TITLE = "How the devices were used"
 NUM_TICKS = 4

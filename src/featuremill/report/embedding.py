@@ -15,9 +15,10 @@ from featuremill.base.arrays import matrix
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.report.agreement import agreement
-from featuremill.report.chart import FAINT, REST, Figure, categories, drawn, values
+from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
+from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"
 GREYS = {OTHER: REST, NONE: FAINT}

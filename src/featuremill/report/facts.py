@@ -11,18 +11,18 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.report import embedding, energy, labels, lengths, usage
-from featuremill.report.chart import Figure
 from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.status import failures
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import format_of
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
@@ -34,7 +34,7 @@ class Facts(NamedTuple):
     """In the order in which they began."""
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
-    problems: failures.Listed
+    problems: failed.Listed
     embedding: Projection | str
     """The map of the embeddings, or the sentence that says why there is none."""
     doubts: list[str]
@@ -108,7 +108,7 @@ def read(
 
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
-    problems = failures.read_list(place.root / "failed.tsv")
+    problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
@@ -140,7 +140,9 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     if not isinstance(workload, DrawsFigures):
         return ()
     with plugin_errors.told(name, "figures"):
-        return workload.figures(table)
+        return workload.figures(
+            table.schema.names, lambda columns: (batch for _, batch in table.batches(columns))
+        )
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
@@ -151,7 +153,7 @@ def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
         "embeddings.parquet": counts.ok,
     }
     return [
-        f"{name} holds {words.records(number)} where manifest.json says {claimed[name]:,}."
+        f"{name} holds {words.records(number)} where manifest.json has {claimed[name]:,}."
         for name, number in num_rows.items()
         if number != claimed[name]
     ]

@@ -21,12 +21,13 @@ from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
 from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
-from featuremill.report.chart import Figure, clock_of
+from featuremill.report.chart import clock_of
 from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
+from featuremill.workload.figures import Figure
 from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"

@@ -8,16 +8,10 @@ from typing import Any
 import altair as alt
 
 from featuremill.base import words
-from featuremill.report.chart import (
-    CATEGORIES,
-    NOTHING_COMPUTED,
-    REST,
-    Figure,
-    drawn,
-    values,
-)
+from featuremill.report.chart import CATEGORIES, NOTHING_COMPUTED
 from featuremill.report.facts import Facts
 from featuremill.report.shards import Shard
+from featuremill.workload.figures import REST, Figure, drawn, values
 
 TITLE = "Where the time went"
 STAGES = ("run", "load", "write", "other", "wait")

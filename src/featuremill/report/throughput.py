@@ -12,17 +12,15 @@ from featuremill.base.words import counted
 from featuremill.report.chart import (
     NOTHING_COMPUTED,
     Clock,
-    Figure,
     axis,
     beside_labels,
     categories,
-    drawn,
     evenly,
     from_zero,
-    values,
 )
 from featuremill.report.facts import Facts
 from featuremill.report.shards import Shard
+from featuremill.workload.figures import Figure, drawn, values
 
 RUNNING, WHOLE = "while computing", "from its start to its end"
 KINDS = (RUNNING, WHOLE)

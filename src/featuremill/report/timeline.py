@@ -9,19 +9,10 @@ import altair as alt
 
 from featuremill.base import words
 from featuremill.base.words import counted
-from featuremill.report.chart import (
-    CATEGORIES,
-    LABEL_WIDTH,
-    NOTHING_COMPUTED,
-    REST,
-    Clock,
-    Figure,
-    beside_labels,
-    drawn,
-    values,
-)
+from featuremill.report.chart import CATEGORIES, LABEL_WIDTH, NOTHING_COMPUTED, Clock, beside_labels
 from featuremill.report.facts import Facts
 from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Interval, Piece
+from featuremill.workload.figures import REST, Figure, drawn, values
 
 TITLE = "Which device did what, and when"
 COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (

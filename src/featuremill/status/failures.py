@@ -1,95 +1,26 @@
-"""Which records have no values, by reason, with what a person can do about each.
-
-From failed.tsv, which merge writes, or from the parts before that: the `reason` of the parts whose
-receipts count failed rows, and of records.parquet what says whose rows they are.
-"""
+"""Which records have no values, by reason, before there is a failed.tsv: the `reason` of the parts
+whose receipts count failed rows, and of records.parquet what says whose rows they are."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
 from featuremill.status.shards import Shard
-from featuremill.store import failed as failed_list
+from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, reason_of
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
-MOST_LISTED = 50
-"""Groups of failed.tsv."""
-MOST_TOLD_APART = 1_000
-"""Reasons: they are a workload's words, and one that writes the sequence into them must not fill
-the memory."""
-MOST_EXAMPLES = 3
-MOST_DETAIL = 60
 MOST_PARTS = 100
 """Parts with failed rows that a quick look reads: more of them fail for the same reasons."""
-
-
-class Reason(NamedTuple):
-    """What records have in common that are counted together."""
-
-    status: str
-    """failed or refused."""
-    kind: str
-    """Its word in base/reasons.py, as retry takes it."""
-    reason: str
-    """Up to its first colon: what it says of more than one record."""
-
-
-class Example(NamedTuple):
-    """One record of a group, cut to a length that a table can hold."""
-
-    id: str
-    where: str = ""
-    detail: str = ""
-    """What the reason says about this record alone; often empty."""
-
-
-class Group(NamedTuple):
-    """All records that failed, or were refused, for one reason."""
-
-    status: str
-    kind: str
-    reason: str
-    number: int
-    """Of records."""
-    examples: Sequence[Example] = ()
-    command: str | None = None
-    """What lets them be tried again, where that makes sense."""
-    logs: str | None = None
-    """What finds the logs that tell more, where they do."""
-
-    @property
-    def remedy(self) -> str:
-        """What to do about it."""
-        return kind_of(self.reason).remedy
-
-    def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
-        ids = [example.id for example in self.examples]
-        return {**self._asdict(), "examples": ids, "remedy": self.remedy}
-
-
-class Listed(NamedTuple):
-    """What failed.tsv says."""
-
-    groups: list[Group]
-    """The commonest first; at most MOST_LISTED."""
-    listed: int
-    """Records in the file."""
-    not_shown: int
-    """Records whose reason is not among `groups`."""
-    file: str
-    """Its name."""
 
 
 class Failures(NamedTuple):
@@ -99,32 +30,6 @@ class Failures(NamedTuple):
     unread: int
     """Failed rows of parts that were not read."""
     is_manifest_readable: bool
-
-
-def reason_of(status: str, text: str) -> Reason:
-    """Return what is counted together with the reason `text` of a record."""
-    return Reason(status, kind_of(text).name, clipped(head_of(text)))
-
-
-def read_list(path: Path) -> Listed:
-    """Return the records of failed.tsv, grouped; memory does not grow with their number."""
-    counts: Counter[Reason] = Counter()
-    examples: defaultdict[Reason, list[Example]] = defaultdict(list)
-    listed = 0
-    for failure in failed_list.read(path):
-        listed += 1
-        reason = reason_of(failure.status, failure.reason)
-        if reason not in counts and len(counts) >= MOST_TOLD_APART:
-            continue
-        counts[reason] += 1
-        if len(examples[reason]) < MOST_EXAMPLES:
-            detail = failure.reason.partition(":")[2].strip()
-            where = f"{clipped(failure.source)}:{failure.line}"
-            example = Example(clipped(failure.id), where, clipped(detail, MOST_DETAIL))
-            examples[reason].append(example)
-    commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
-    groups = [Group(*reason, counts[reason], examples[reason]) for reason in commonest]
-    return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)
 
 
 def read_failures(

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
@@ -23,12 +23,10 @@ from featuremill.status.sources import (
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.delivery import Written
+from featuremill.store.failed import Group, read_list
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
-
-if TYPE_CHECKING:  # brings pyarrow
-    from featuremill.status.failures import Group
 
 VERSION = 1
 """Of the JSON."""
@@ -198,7 +196,7 @@ def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"{error.filename or given}: {error.strerror or error}; while this cannot be read, "
-            "nobody can tell how far the run is."
+            "the state of the run is unknown."
         ) from None
 
 
@@ -306,7 +304,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     ]
     if pending and (too_few := plan.too_few(len(shards))):
         log = shown(results.logs / "plan.log")
-        advice = Fix(by_hand=f"{log} says why, and what helps.")
+        advice = Fix(by_hand=f"{log} has the reason and a remedy.")
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)
@@ -331,7 +329,7 @@ def _read_failures(state: RunState, results: Results, plan: Plan) -> bool:
     from featuremill.status import failures  # brings pyarrow
 
     if is_removed:
-        state.failures = failures.read_list(results.root / "failed.tsv").groups
+        state.failures = read_list(results.root / "failed.tsv").groups
         return True
     found = failures.read_failures(results, plan, state.shards, state.verified)
     state.failures, state.unread_failures = found.groups, found.unread

@@ -6,17 +6,18 @@ those of a hook, and a workload that lacks them is asked for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from featuremill.base.reasons import Kind
-    from featuremill.features.table import Table
     from featuremill.lease.devices import Device
-    from featuremill.report.chart import Figure
     from featuremill.workload import Weights
+    from featuremill.workload.figures import Figure
 
 
 Wish = Literal["smaller batches", "shorter records", "less written"]
@@ -218,9 +219,14 @@ class TellsWays(Protocol):
 class DrawsFigures(Protocol):
     """Figures of its own, with which the report begins."""
 
-    def figures(self, table: Table) -> Sequence[Figure]:
-        """Return figures of a run's results: their names begin with the workload's. `table` is read
-        some rows at a time; its columns are those of `schema`, and id, length and others."""
+    def figures(
+        self, columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    ) -> Sequence[Figure]:
+        """Return figures of a run's results, with names that begin with the workload's.
+
+        `columns` are those of embeddings.parquet; `read` gives some of them, a few thousand rows at
+        a time.
+        """
 
 
 @runtime_checkable

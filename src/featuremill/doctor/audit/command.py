@@ -91,8 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
     sample = draw(plugin_errors.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
-    if sample.survey.tally.is_nucleotides:
-        log.warning("these look like nucleotides, not proteins; translate them first.")
     network = weights.weights_of(weights.convert(workload.weights(options) or "", workload=name))
     for dtype in dtypes:  # refused here, rather than when the others are computed
         chosen = type(options).model_validate(options.model_dump() | {workload.PRECISION: dtype})
@@ -124,7 +122,7 @@ def _asked(
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
     for path in arguments.inputs:
         if path.suffix in (".yaml", ".yml"):
-            raise UserError(f"{path}: this is a config; say --config {path}.")
+            raise UserError(f"{path}: this is a config; type --config {path}.")
     run = project.read_one(arguments.config, arguments.set) if arguments.config else None
     name = run.workload if run else DEFAULT
     workload = find_workload(name)
@@ -151,7 +149,7 @@ def _asked(
     if not dtypes:
         raise UserError(
             f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "
-            "reference; audit where the GPU is, or say --dtype fp16 (slow on a CPU)."
+            "reference; audit where the GPU is, or set --dtype fp16 (slow on a CPU)."
         )
     return inputs, name, checked, device, dtypes
 
@@ -164,11 +162,11 @@ def _usual(device: Device, own: str) -> list[str]:
 
 
 def _nothing_left(inputs: Sequence[Path], sample: Sample) -> str:
-    survey, number = sample.survey, sample.survey.tally.records
-    (reason, count), *_ = survey.tally.refusals.most_common()
+    number = sample.records
+    (reason, count), *_ = sample.refused.most_common()
     all_of_them = "the only record was" if number == 1 else f"all {number:,} records were"
     return (
         f"{', '.join(map(str, inputs))}: {all_of_them} refused, "
-        f"{count:,} because: {reason} (first: {survey.first_refused[reason]}); "
+        f"{count:,} because: {reason} (first: {sample.first_refused[reason]}); "
         "give a file of proteins."
     )

@@ -147,8 +147,8 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
     return Audit(
         within=all(within.values()),
         inputs=[str(path) for path in paths],
-        records=sample.survey.tally.records,
-        refused=sample.survey.tally.refused,
+        records=sample.records,
+        refused=sample.refused.total(),
         sample={
             "proteins": len(lengths),
             "residues": sum(computed),

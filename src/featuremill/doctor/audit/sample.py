@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import heapq
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from featuremill.plan.spool import chunks_of
-from featuremill.plan.survey import Survey
+from featuremill.base.reasons import head_of
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10
@@ -33,33 +33,39 @@ class Sample(NamedTuple):
     """The proteins to compute, by sha256, and what else the input holds."""
 
     proteins: list[Protein]
-    survey: Survey
+    records: int
+    refused: Counter[str]
+    """Records by why."""
+    first_refused: dict[str, str]
+    """Where the first of them stands."""
 
 
 def draw(records: Iterable[Record], size: int) -> Sample:
-    """Read all `records` and return a sample of at most `size`; in memory are a chunk of records
-    and about twice the sample.
+    """Read all `records` and return a sample of at most `size`; in memory is about twice that.
 
     Equal sequences count once. The same records in another order give the same sample.
     """
-    survey = Survey()
+    num_records, refused, first_refused = 0, Counter[str](), dict[str, str]()
     longest, by_hash = _Best(min(size, max(1, size // LONGEST_SHARE))), _Best(size)
-    for chunk in chunks_of(records):
-        survey.count(chunk)
-        for id, source, line, payload, reason in zip(
-            chunk.ids, chunk.sources, chunk.lines, chunk.payloads, chunk.reasons, strict=True
-        ):
-            if reason:
-                continue
-            protein = Protein(id, source, line, payload, hashlib.sha256(payload).digest())
-            number = int.from_bytes(protein.sha256)
-            longest.offer((-len(payload), number), protein)
-            by_hash.offer((number,), protein)
+    for record in records:
+        num_records += 1
+        if record.reason:
+            head = head_of(record.reason)
+            refused[head] += 1
+            first_refused.setdefault(head, f"{record.source}:{record.line}")
+            continue
+        payload = record.payload
+        digest = hashlib.sha256(payload).digest()
+        protein = Protein(record.id, record.source, record.line, payload, digest)
+        number = int.from_bytes(digest)
+        longest.offer((-len(payload), number), protein)
+        by_hash.offer((number,), protein)
     chosen = dict(longest.kept)
     for digest in sorted(by_hash.kept):
         if len(chosen) < size:
             chosen.setdefault(digest, by_hash.kept[digest])
-    return Sample([chosen[digest] for digest in sorted(chosen)], survey)
+    proteins = [chosen[digest] for digest in sorted(chosen)]
+    return Sample(proteins, num_records, refused, first_refused)
 
 
 class _Best:

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs
@@ -23,13 +23,11 @@ from featuremill.status.state import Activity, RunState, activity_of, read_state
 from featuremill.status.time_left import JobLeft, TimeLeft, time_left
 from featuremill.status.top.jobs import Job, TelemetryTail, job_of
 from featuremill.store import run_lock
+from featuremill.store.failed import Group, Reason
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
-
-if TYPE_CHECKING:  # brings pyarrow
-    from featuremill.status.failures import Group, Reason
 
 VERSION = 2
 """Of the JSON."""
@@ -344,7 +342,7 @@ class _PlannedRun:
         """Return the commonest reasons of failed rows, in the parts that were read by now."""
         if not self._failing:
             return []
-        from featuremill.status.failures import Group, failed_in_part  # bring pyarrow and NumPy
+        from featuremill.status.failures import failed_in_part  # brings pyarrow and NumPy
 
         until = min(self._num_read + MOST_PARTS_A_LOOK, MOST_FAILING_PARTS)
         for name in self._failing[self._num_read : until]:

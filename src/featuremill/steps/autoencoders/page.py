@@ -10,11 +10,11 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
 from featuremill.steps.autoencoders.card import FEATURES, Card
 from featuremill.steps.autoencoders.names import Names
 from featuremill.steps.autoencoders.report import Held, Top
+from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000

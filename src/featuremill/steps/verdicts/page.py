@@ -13,15 +13,15 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.brief import brief
-from featuremill.report.chart import Figure, drawn, values
 from featuremill.report.page import write_of
 from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
+from featuremill.steps.verdicts.brief import brief
 from featuremill.steps.verdicts.command import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
 from featuremill.steps.verdicts.trained_on import Judged, Trained
 from featuremill.store import command_line
+from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
 MOST_POINTS = 200
@@ -199,14 +199,14 @@ def _head(trained: Trained) -> dict[str, Any]:
 
 
 def _verdicts(counts: Counts) -> Figure:
-    told = [*counts.verdicts.most_common(), *sorted(counts.without.items())]
+    classes = [*counts.verdicts.most_common(), *sorted(counts.without.items())]
     rows: list[dict[str, Any]] = [
         {"what": clipped(name, MOST_TEXT), "contigs": number, "has": name in counts.verdicts}
-        for name, number in told
+        for name, number in classes
     ]
     sentence = (
         f"Of {words.counted(counts.contigs, 'contig')}, "
-        + words.listed(f"{number:,} {name}" for name, number in told)
+        + words.listed(f"{number:,} {name}" for name, number in classes)
         + f"; {words.count(counts.failed)} of {words.counted(counts.fragments, 'fragment')} "
         "have no prediction."
     )

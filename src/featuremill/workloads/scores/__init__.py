@@ -5,7 +5,7 @@ The workload esm2 has the network; here stand which passes a score takes, and wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.workload import UnitWork, networks
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from featuremill.features.table import Table
-    from featuremill.report.chart import Figure
     from featuremill.workload import Device, Weights
+    from featuremill.workload.figures import Figure
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.transfer import Transfer
     from featuremill.workloads.scores.head import Head
@@ -165,11 +164,14 @@ def num_vectors(payload: bytes, options: Options) -> int:
     return options.seen(len(letters))
 
 
-def figures(table: Table) -> list[Figure]:
+def figures(
+    columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+) -> list[Figure]:
     """Return heat maps of the first proteins, with their highest and lowest variants."""
     from featuremill.workloads.scores import heat_maps
+    from featuremill.workloads.scores.columns import VARIANTS
 
-    return heat_maps.figures(table)
+    return heat_maps.figures(read) if VARIANTS in columns else []
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

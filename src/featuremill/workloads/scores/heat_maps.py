@@ -4,15 +4,15 @@ substitutions, positions × residues, and its highest and lowest variants.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
 import altair as alt
+import pyarrow as pa
 
 from featuremill.base.text import clipped
-from featuremill.features.table import Table
-from featuremill.report.chart import REST, Figure, Panel, specification, values
+from featuremill.workload.figures import REST, Figure, Panel, specification, values
 from featuremill.workloads.scores.columns import VARIANTS
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
 
@@ -48,33 +48,24 @@ class Protein(NamedTuple):
     scored: Sequence[Scored]
 
 
-def figures(table: Table) -> list[Figure]:
-    """Return one figure for each of the first proteins with variants in a run's `table`."""
-    found = list(islice(_proteins(table), MOST_PROTEINS + 1))
+def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
+    """Return one figure for each of the first proteins with variants; `read` gives columns of a
+    run's results, some rows at a time."""
+    found = list(islice(_proteins(read(["id", "length", VARIANTS])), MOST_PROTEINS + 1))
     drawn = [figure(number, each) for number, each in enumerate(found[:MOST_PROTEINS], start=1)]
     if len(found) > MOST_PROTEINS:
-        more = (
-            f" Only the first {MOST_PROTEINS} of {table.num_rows:,} proteins are drawn; the output "
-            "variant_scores has all."
-        )
+        more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
         drawn[0] = drawn[0]._replace(sentence=drawn[0].sentence + more)
     return drawn
 
 
-def _proteins(table: Table) -> Iterator[Protein]:
-    if VARIANTS not in table.schema.names:
-        return
-    _, score, *_ = table.schema.field(VARIANTS).type.value_type
-    for _, batch in table.batches(["id", "length", VARIANTS]):
-        for row in range(batch.num_rows):
-            rows = batch[VARIANTS][row].values
-            if not len(rows):
-                continue
-            names, scores = (rows.field(name).to_pylist() for name in ("variant", score.name))
-            scored = [Scored(*each) for each in zip(names, scores, strict=True)]
-            yield Protein(
-                batch["id"][row].as_py(), batch["length"][row].as_py(), score.name, scored
-            )
+def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
+    for batch in batches:
+        _, score, *_ = batch.schema.field(VARIANTS).type.value_type
+        for id, length, rows in zip(*batch.columns, strict=True):
+            if len(rows.values):
+                columns = (rows.values.field(name).to_pylist() for name in ("variant", score.name))
+                yield Protein(id.as_py(), length.as_py(), score.name, list(map(Scored, *columns)))
 
 
 def figure(number: int, protein: Protein) -> Figure:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base import words
-from featuremill.status import failures
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.results import Results
 
@@ -23,7 +23,7 @@ class Brief(NamedTuple):
     devices: str
     duration: str
     """How long devices were at work."""
-    groups: Sequence[failures.Group]
+    groups: Sequence[failed.Group]
     """Why records have no features, and how many."""
 
 
@@ -36,12 +36,12 @@ def brief(folder: Path, seen_from: Path) -> Brief:
     delivery = Results(folder).read_delivery()
     names = {device.name for receipt in delivery.receipts for device in receipt.devices}
     seconds = sum(receipt.seconds.get("run", 0) for receipt in delivery.receipts)
-    failed = folder / "failed.tsv"
+    listed = folder / "failed.tsv"
     return Brief(
         str(folder),
         os.path.relpath(folder / "report.html", seen_from),
         delivery.counts,
         words.listed(sorted(names)),
         words.duration(seconds),
-        failures.read_list(failed).groups if failed.exists() else (),
+        failed.read_list(listed).groups if listed.exists() else (),
     )
