@@ -132,7 +132,7 @@ comma := ,
 define install
 echo "Installing into .venv (once, about 2 minutes)…"
 $(INSTALL) -c constraints.txt -e '.[$(1)]' \
-  || { echo "make: installing failed; the lines above say why. Once that is fixed, the same command goes on." >&2; exit 1; }
+  || { echo "make: installing failed; the lines above say why. Once that is fixed, the same command continues." >&2; exit 1; }
 touch $@
 endef
 

@@ -366,7 +366,7 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
     if at in ("batch", "filled"):
         _, answer, said = audit(path)
         assert answer["dtypes"] == usual["dtypes"]
-        assert "did not fit; going on with" in said
+        assert "did not fit; continuing with" in said
         return
     said = audit(path, status=2)[2]
     sentence = {
@@ -496,7 +496,7 @@ def test_long_ones_are_told(audit, tmp_path):
         (["--sample", "0", "in.fa"], "--sample 0: give the number"),
         ([], "there is no input; name a FASTA file"),
         (["gone.fa"], "gone.fa: this file does not exist"),
-        (["other.yaml"], "other.yaml: this is a config; say --config other.yaml"),
+        (["other.yaml"], "other.yaml: this is a config; type --config other.yaml"),
         (["in.fa", "--layers", "7"], "no layer 7 in a model of 6"),
         (["in.fa", "--model", "esm3"], "options.model: there is no model 'esm3'"),
         (["in.fa", "--model", "gone.pt"], "gone.pt"),

@@ -98,7 +98,7 @@ def test_what_did_not_fit_is_remembered_and_said_once():
     assert [batch.cost for batch in ran] == [40] * 16 and not never
     assert queue.num_oom == 2, "160 and 80"
     (sentence,) = said
-    assert "a batch of up to 160 tokens did not fit; going on with 80" in sentence
+    assert "a batch of up to 160 tokens did not fit; continuing with 80" in sentence
     assert all(batch.budget == 40 for batch in ran)
     assert [batch.is_alone for batch in ran] == [True] * 4 + [False] * 12
 

@@ -163,7 +163,7 @@ def test_what_the_plan_does_not_name_goes_and_an_edit_still_costs_only_what_is_n
     assert not (run.store / "parts" / OTHER).exists()
     (run.store / "plan.json").unlink()
     run.plan.unlink()
-    with pytest.raises(UserError, match="no plan that says what is needed"):
+    with pytest.raises(UserError, match="no plan, so what is needed is unknown"):
         clean_run(run)
 
 

@@ -91,13 +91,13 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
         ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`, not 'h5'."),
         ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`)."),
-        ("inputs: [a, b, a]", "my.yaml:1: inputs: a stands there more than once; keep one."),
+        ("inputs: [a, b, a]", "my.yaml:1: inputs: a is named more than once; keep one."),
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
         ("inputs: a\noptions:\n  layers: [6, last]", "my.yaml:3: options.layers.entry 2: give a whole number, not 'last'."),
         ("inputs: a\noptions:\n  pool: none", "my.yaml:2: options: pool: none leaves nothing to deliver; set per_residue: true with it."),
-        ("inputs: a\nrun: b\ninputs: c", "my.yaml:3: inputs stands here and in line 1; keep one."),
-        ("inputs: a\nshards:\n  cost: 3\n  cost: 4", "my.yaml:4: shards.cost stands here and in line 3; keep one."),
+        ("inputs: a\nrun: b\ninputs: c", "my.yaml:3: inputs is set here and in line 1; keep one."),
+        ("inputs: a\nshards:\n  cost: 3\n  cost: 4", "my.yaml:4: shards.cost is set here and in line 3; keep one."),
         ("inputs: a\n\trun: b", "my.yaml:2: this is not valid YAML (found character '\\t' that cannot start any token); indent with spaces, not tabs."),
         ("inputs: [a\nrun: b", "my.yaml:2: this is not valid YAML (expected ',' or ']', but got ':'); look there, and one line above, at colons, quotes and indentation."),
         ("run: 2026-13-45", "my.yaml: this is not valid YAML (month must be in 1..12); look there, and one line above, at colons, quotes and indentation."),
@@ -233,7 +233,7 @@ def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
     (tmp_path / "README.md").write_text("old")
     assert main(["config-docs", "--check", *folder]) == 2
     assert (
-        "README.md: this is not what the code says; run featuremill config-docs"
+        "README.md: this differs from the code; run featuremill config-docs"
         in capsys.readouterr().err
     )
     assert (tmp_path / "README.md").read_text() == "old"

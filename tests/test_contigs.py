@@ -162,7 +162,7 @@ ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
         ({"translate": {"by": "chunks", "window": 2}}, "translate: window: 2: this must be at le"),
         (
             {"translate": {"by": "chunks", "code": 4}},
-            "translate: code says nothing with by: chunks; leave it out, or take by: orfs.",
+            "translate: code has no effect with by: chunks; leave it out, or take by: orfs.",
         ),
         (
             {"features": {"nucleotides": RUN, "proteins": RUN}, "head": FOLDER},

@@ -511,7 +511,7 @@ def test_the_page_for_people_fits_80_columns(doctor):
     assert "Ready: a run should use 4 of 7 GPUs." in page
     assert max(map(len, page.splitlines())) <= 80
     page = doctor(Gpu("GPU-0"), **NO_CUDA)(status=1)
-    assert page.startswith("Not ready: 1 thing is in the way of a run.")
+    assert page.startswith("Not ready: 1 problem prevents a run.")
     assert "To run" not in page
     assert max(map(len, page.splitlines())) <= 80
 

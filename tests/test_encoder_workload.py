@@ -688,7 +688,7 @@ def test_special_tokens_are_read_without_the_library_and_held_against_it(copy):
     unknown = told["post_processor"] | {"type": "Unknown"}
     path.write_text(json.dumps(told | {"post_processor": unknown}))
     vocabulary.of.cache_clear()
-    with pytest.raises(UserError, match="in a way that is not known here"):
+    with pytest.raises(UserError, match="in an unsupported way"):
         vocabulary.of(folder, "modernbert").tokens(b"ACGT")
     path.write_text(json.dumps({"model": {"vocab": 3}}))
     vocabulary.of.cache_clear()

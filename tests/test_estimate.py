@@ -388,8 +388,8 @@ def test_options_that_are_in_no_recipe_count(estimates):
         (["--cpu-slots", "1", "--device", DEVICE], "give --gpus with it"),
         (["--gpus", "1", "--tokens-per-second", "nan"], "--tokens-per-second nan: give a positive"),
         (["--gpus", "1"], "no GPU is here and none has computed this model yet"),
-        (["--device", "Voodoo \x1b[31m2"], "nothing is known"),
-        (["--cpu-slots", "1"], "workload composition: nothing is known of its speed"),
+        (["--device", "Voodoo \x1b[31m2"], "its speed on Voodoo \\x1b[31m2 is unknown; compute"),
+        (["--cpu-slots", "1"], "is unknown; compute a shard or two there first"),
     ],
 )
 def test_what_cannot_be_answered_is_a_sentence(estimates, arguments, said):

@@ -781,7 +781,7 @@ def test_copies_that_arrive_wrong_go_through_the_host(found, monkeypatch, caplog
     num_copies = 0
     assert torch.equal(features(model), expected) and not num_copies
     monkeypatch.setattr(copies, "ways", lambda: [bad])
-    with pytest.raises(WorkloadError, match=r"^copy between GPUs on this CPU .* no other way"):
+    with pytest.raises(WorkloadError, match=r"^copy between GPUs on this CPU .* has no fallback"):
         load(found, devices=(HOST, HOST))
 
 
@@ -1056,7 +1056,7 @@ def test_what_is_tried_is_named_before_it_is(found, hopper, adding, monkeypatch)
     said = []
     monkeypatch.setattr(loading, "_watchers", [lambda step, seconds: said.append(step)])
     load(found, devices=(HOST, HOST))
-    without = " (FEATUREMILL_WITHOUT={} goes on without)"
+    without = " (FEATUREMILL_WITHOUT={} continues without)"
     assert "attention by varlen flash_attention FA2" + without.format("FA2") in said
     assert "copy between GPUs by direct" + without.format("direct") in said
     assert any(step.startswith("product by torch, added") for step in said) and said[-1] == ""
@@ -1074,7 +1074,7 @@ def test_a_kernel_that_always_raises_costs_no_record(verbs):
     shard = planned["shards"][0]["shard"]
     said = verbs("extract", verbs.run_folder.root, shard, status=1)
     (sentence,) = [line for line in said.splitlines() if "error:" in line]
-    assert "the first 8 records fail alike and none went well (RuntimeError: no kernel" in sentence
+    assert "the first 8 records all fail in the same way (RuntimeError: no kernel" in sentence
     assert "Traceback" in said, "the sentence says that there is one"
     planned = plan(verbs)  # fixed: nothing of it is left
     verbs.extract(planned)

@@ -361,7 +361,7 @@ def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
             {**tokens, GENES[9]: 1.5},
             f"{GENES[9]!r} has '1.5', and a text with a whole",
         ),
-        ("vocabulary", [1, 2], "a dict is meant"),
+        ("vocabulary", [1, 2], "this must be a dict"),
         ("gene_mapping", {GENES[9]: 1}, "a text with another text is meant"),
         ("medians", {"other": 1.0}, "no gene of"),
         ("medians", {GENES[9]: "2"}, "a text with a number is meant"),
@@ -374,7 +374,7 @@ def test_options_that_do_not_fit_the_model_are_refused(place, tmp_path):
     config = json.loads((tmp_path / "short" / "config.json").read_text())
     changed = config | {"max_position_embeddings": 512}
     (tmp_path / "short" / "config.json").write_text(json.dumps(changed))
-    assert "512 positions, and auto knows V1 by 2,048" in said(model=str(tmp_path / "short"))
+    assert "512 positions, and auto finds V1 by 2,048" in said(model=str(tmp_path / "short"))
     changed = config | {"model_type": "t5", "num_layers": 2, "d_model": 8}
     (tmp_path / "short" / "config.json").write_text(json.dumps(changed))
     assert "this is a t5, and a Geneformer is a bert" in said(model=str(tmp_path / "short"))

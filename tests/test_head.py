@@ -271,7 +271,7 @@ def test_virnucpros_head_and_features_give_what_its_own_network_gives(tmp_path, 
     assert lacking == set(ids) - set(there) and len(lacking) == 15
     assert pd.read_csv(output, sep="\t")["id"].tolist() == [id for id in ids if id in set(there)]
     sentence = refusal(capfd, "predict", tmp_path / "h", *merged, "--output", tmp_path / "q.tsv")
-    assert "the recipe of its features is one that nobody knows" in sentence
+    assert "the recipe of its features is an unknown one" in sentence
     # Again it takes the place of what was imported; what was trained here would be lost.
     head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
     card = tmp_path / "h" / "head.json"
@@ -359,7 +359,7 @@ def test_a_whole_model_is_read_only_with_its_sha256(tmp_path, capfd, monkeypatch
     words = import_words(path, tmp_path / "h")
     sentence = refusal(capfd, *words)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert f"(sha256 {sha256})" in sentence and "whatever code its maker put into it" in sentence
+    assert f"(sha256 {sha256})" in sentence and "any code that its maker put into it" in sentence
     assert sentence.endswith(f"--output {tmp_path / 'h'} --trust {sha256}")
     another = "0" * 64
     assert f"and --trust names {another}" in refusal(capfd, *words, "--trust", another)
@@ -536,7 +536,7 @@ def test_features_of_another_recipe_are_refused(runs, labels, tmp_path, capfd):
         capfd, "predict", tmp_path / "h", runs[0], "--output", tmp_path / "p.txt"
     )
     (tmp_path / "h" / "head.safetensors").write_bytes(b"")
-    assert "not what head.json tells of" in refusal(
+    assert "not that in head.json" in refusal(
         capfd, "predict", tmp_path / "h", runs[0], *output, status=4
     )
 

@@ -223,7 +223,7 @@ def test_the_interval_counts_groups(right, groups, low, high):
     ("change", "sentence"),
     [
         ({"rows": {"nobody": ("", "x", "g")}}, "none of its 1 ids has features in"),
-        ({"k": 0}, "--k 0: so many records have no vote"),
+        ({"k": 0}, "--k 0: give 1 or more"),
     ],
 )
 def test_what_cannot_be_is_refused_and_leaves_the_table_as_it_was(runs, tmp_path, change, sentence):
@@ -261,7 +261,7 @@ SECTION = {"labels": "kinds.csv", "column": "kind", "of": "letters", "vectors": 
         ({"group": "genera"}, "group", "kinds.csv: there is no column 'genera'; it has"),
         ({"group": "kind"}, "", "group and column are the same"),
         ({"of": "lettrs"}, "of", "there are no features 'lettrs'"),
-        ({"of": None}, "of", "say of which features: letters and others."),
+        ({"of": None}, "of", "name the features, one of letters and others."),
         ({"reference": "know"}, "reference", "there are no features 'know'"),
         ({"reference": "results/known"}, "", "results/known/manifest.json: there is no such file"),
         ({"labels": "none.csv"}, "", "none.csv: there is no such file; name what is there."),

@@ -531,7 +531,7 @@ WRONG = {
     "no config": (no_config, BARE, "config.json: there is no such file"),
     "too many positions": (
         lambda _: None, {"context": 2000}, "options.context: this model has positions for 1,024"),
-    "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no room"),
+    "no room": (lambda _: None, {"context": 128}, "options.max_tokens: 128 leave no space"),
     "quantised on a CPU": (lambda _: None, {"quantize": "4bit"}, "options.quantize: 4bit computes"),
     "vllm on a CPU": (lambda _: None, {"engine": "vllm"}, "options.engine: vllm computes on an"),
 }  # fmt: skip

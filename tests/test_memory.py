@@ -84,7 +84,7 @@ def test_batches_get_smaller_and_values_stay(verbs, narrow):
         "what did not fit is not tried again and again"
     )
     assert receipt["batches"] > whole["batches"]
-    assert said.count("a batch of up to 25,000 tokens did not fit; going on with 12,500") == 1
+    assert said.count("a batch of up to 25,000 tokens did not fit; continuing with 12,500") == 1
     assert said.count("warning") == 1
 
 

@@ -324,7 +324,7 @@ def test_a_disk_that_is_too_small_is_refused_before_anything_is_written(run, mon
     monkeypatch.setenv("FEATUREMILL_WITHOUT_ROOM", "1")
     monkeypatch.setattr(logging.getLogger("featuremill"), "propagate", True)
     merge(run, ["parquet", "npy"], 0)
-    assert "going on, as FEATUREMILL_WITHOUT_ROOM=1 says" in caplog.text
+    assert "continuing, as FEATUREMILL_WITHOUT_ROOM=1 is set" in caplog.text
 
 
 def test_parts_swapped_with_their_digests_are_found(run):

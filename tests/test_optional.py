@@ -89,7 +89,7 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
         assert not speeds.is_alike(settings, settings.model_copy(update=more))
     assert speeds.is_alike(settings, settings.model_copy())
     weights = Weights("mine", Path(), "", {"num_layers": "6", "embed_dim": "320"})
-    with pytest.raises(UserError, match="workload numbered: nothing is known of its speed on h100"):
+    with pytest.raises(UserError, match="workload numbered: its speed on h100 is unknown"):
         speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)

@@ -426,7 +426,7 @@ def test_what_cannot_be_exported_is_said(run):
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 4
     part.write_bytes(content)
-    with pytest.raises(IntegrityError, match=r"status .* --verify says what to do"):
+    with pytest.raises(IntegrityError, match=r"status .* --verify prints what to do"):
         export(run, ["h5ad"])
     assert part.exists(), "export only looks"
     part.unlink()

@@ -436,7 +436,7 @@ def test_what_mne_warns_of_is_handed_on(tmp_path, caplog):
     path = write_edf(tmp_path / "a.edf", noise())
     path.write_bytes(path.read_bytes()[: -2 * 3 * int(RATE_HZ)])  # a second of three channels
     assert {record.length for record in read(path, **FEW)} == {2000}
-    assert f"{path}: mne says: Number of records" in caplog.text
+    assert f"{path}: from mne: Number of records" in caplog.text
 
 
 def compressed(path):
@@ -449,9 +449,9 @@ def cut_short(path):
 
 
 REFUSED = [
-    ("a.npy", lambda p: np.save(p, noise()), QUICK, "nothing says how many samples a second"),
+    ("a.npy", lambda p: np.save(p, noise()), QUICK, "its sampling rate is missing"),
     ("a.npz", lambda p: np.savez(p, data=noise()), QUICK, "set sampling_rate_hz under options"),
-    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "sampling_rate_hz": 500}, "says 400"),
+    ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "sampling_rate_hz": 500}, "it has 400"),
     ("a.npz", lambda p: write_npz(p, noise(), 150.0), FEW, "nothing from 75 Hz on, and a band is"),
     ("a.npz", lambda p: write_npz(p, noise(), 180.0), FEW, "a band is 60 to 90 Hz"),
     ("a.npz", lambda p: write_npz(p, noise()), {**QUICK, "segment_seconds": 0.9},
@@ -581,7 +581,7 @@ def test_init_and_estimate_serve_it(tmp_path, environment):
     said = desk.type("featuremill", "init", "rec.npz", "--workload", "pac", "--output", "my.yaml")
     assert "3 records, 7,200 samples" in said.text
     asked = ("featuremill", "estimate", "my.yaml", "--json")
-    assert "nothing is known of its speed" in desk.type(*asked, status=2).text
+    assert "is unknown; compute a shard" in desk.type(*asked, status=2).text
     found = json.loads(desk.type(*asked, "--tokens-per-second", "1000").out)
     assert (found["cost_left"], found["cost_unit"]) == (7200, "samples")
 

@@ -153,9 +153,9 @@ def test_a_report_of_nothing_names_the_command(run, capsys):
 def test_by_hand_before_any_merge_it_says_which_outputs_it_takes(run, capsys):
     assert __main__.main(["merge", str(run.root), "--partial"]) == 0
     said = capsys.readouterr().err
-    assert "no earlier merge says what to write, so it is parquet; --outputs names others" in said
+    assert "writing parquet, as there was no merge before; --outputs names other formats" in said
     assert __main__.main(["merge", str(run.root), "--partial", "--outputs", "npy"]) == 0
-    assert "no earlier merge" not in capsys.readouterr().err
+    assert "there was no merge" not in capsys.readouterr().err
     assert "embeddings.npy" in partial_files(run)
 
 

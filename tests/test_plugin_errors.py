@@ -100,7 +100,7 @@ COMPUTING = {
     "collect gives None": "collect gave None where a pyarrow.RecordBatch is due",
     "collect gives too little": "collect gave 1 rows for 2 payloads",
     "collect gives other columns": f"collect gave the columns hydropathy{COLUMNS[0][11:]}, "
-    f"composition{COLUMNS[1][10:]}, and schema says {', '.join(COLUMNS)}",
+    f"composition{COLUMNS[1][10:]}, and schema has {', '.join(COLUMNS)}",
 }
 
 

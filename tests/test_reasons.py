@@ -125,7 +125,10 @@ def test_a_workloads_words_can_stand_in_any_file():
 
 def test_a_kind_that_there_is_not_is_told_to_the_workloads_author():
     for name in ("lenght", *(kind.name for kind in reasons.OF_THE_CORE)):
-        with pytest.raises(ValueError, match=f"failed for '{name}'; the kinds are nan, oom, empty"):
+        with pytest.raises(
+            ValueError,
+            match=f"there is no reason '{name}' for a failed record; there are nan, oom, empty",
+        ):
             RecordFailed(name, "x")
 
 
@@ -187,7 +190,7 @@ FAILING = {
     "EARLYTELLSTOP": ("stop", "stop codon (*) inside the sequence: error in the workload"),
     "LATETELLOOM": ("oom", "out of memory: error in the workload: oom hangs"),
     "TELLOTHER": ("other", "failed: error in the workload: other hangs"),
-    "TELLHANG": ("error", "error in the workload: ValueError: a record cannot be said to have f"),
+    "TELLHANG": ("error", "error in the workload: ValueError: there is no reason 'hang' for a"),
 }
 """Sequences of the workload poison; the kind and the beginning of each one's reason."""
 

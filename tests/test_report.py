@@ -156,7 +156,7 @@ def test_contradictions_are_not_smoothed_over(tmp_path: Path) -> None:
     (root / "failed.tsv").write_text("".join(lines[:-1]))
     page = make(root)
     assert '<p class="verdict bad">' in page.source
-    assert "failed.tsv holds 1 record where manifest.json says 2." in page.text
+    assert "failed.tsv holds 1 record where manifest.json has 2." in page.text
     manifest = json.loads((root / "manifest.json").read_text())
     manifest["counts"]["ok"] -= 1
     (root / "manifest.json").write_text(json.dumps(manifest))

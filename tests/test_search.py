@@ -432,7 +432,7 @@ def test_an_id_with_a_comma_in_it_is_found(run, capfd):
 
 def test_settings_that_cannot_be_met(run, capfd):
     for more, sentence in (
-        (["-k", 0, *COMPOSITION], "-k: 0 records are none"),
+        (["-k", 0, *COMPOSITION], "-k: 0 is too few"),
         (
             [],
             "choose one of composition, hydropathy with --vectors (in Python, column=)",

@@ -293,7 +293,7 @@ class Workflow:
     def polled(self):
         """Wait for a status query that began after now."""
         begun = self.log.read_text().count("asking Slurm about ")
-        done = "Slurm told of "
+        done = "Slurm reported "
         self.cluster.wait_until(lambda: self.log.read_text().count(done) > begun, 90)
 
     def ended(self, seconds):

@@ -111,7 +111,7 @@ def test_a_folder_that_others_can_write_to_or_lead_astray_is_not_used(shared, no
         node.chmod(0o700)
         os.chown(node, NOBODY, NOBODY)
         assert staging.staged(shared, said.append) is shared
-        assert "belongs to somebody else" in said.pop()
+        assert "belongs to another user" in said.pop()
     assert (
         "it is a link" in said[0] and ["others may write" in one for one in said[1:]] == [True] * 2
     )

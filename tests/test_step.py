@@ -136,7 +136,10 @@ class TestOutsideTheTree(ForkedSteps):
             "autoencoders: {a: {of: lettrs}}",
             "autoencoders.a.of: there are no features 'lettrs'; there are letters and others, or",
         ),
-        ("autoencoders: {a: {}}", "autoencoders.a.of: say of which features: letters and others."),
+        (
+            "autoencoders: {a: {}}",
+            "autoencoders.a.of: name the features, one of letters and others.",
+        ),
         (
             "autoencoders: {a: {of: letters, gpus: 3}}",
             "autoencoders.a.gpus: --gpus 3: a batch is computed in 8 equal slices",

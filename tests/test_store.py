@@ -4,9 +4,12 @@ import argparse
 import contextlib
 import hashlib
 import json
+import multiprocessing
 import os
+import random
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import h5py
@@ -29,12 +32,15 @@ from featuremill.merge import command as merging
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
 from featuremill.plan.retry import retry
+from featuremill.report import page
 from featuremill.store import journal, shared, shared_index
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 
 OUTPUTS = ["parquet", "npy"]
+SPAWN = multiprocessing.get_context("spawn")
 
 
 class Run:
@@ -166,6 +172,18 @@ def test_what_a_store_has_is_taken_and_the_results_are_those_of_a_fresh_run(
     again = Run(tmp_path / "third", store).write(FORTY[5:])
     assert again.finish() == [], "nothing is left to compute"
     assert again.delivery.counts.taken == 35 and not again.delivery.receipts
+
+
+def test_features_and_the_report_read_parts_that_were_taken(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish()
+    parts = features.open_parts(run.results.root, "vector")
+    parts.check()
+    ids, rows = next(parts.records())
+    assert ids == [f"id{n}" for n in range(40)]
+    recipe = run.results.read_plan().recipe
+    assert parts.of_rows(rows)[0].tolist() == [vector_of(one + recipe) for one in FORTY]
+    assert page._taken(run.delivery) == ["From the store: 36 distinct records, a CPU."]
 
 
 def test_published_parts_are_links_that_only_their_publisher_may_write(store, filled):
@@ -309,7 +327,12 @@ def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
     shutil.rmtree(unneeded.results.root)
     store_command.remove(store, "", 0, is_meant=False)
     assert set(parts_of(store)) > needed, "nothing goes without --yes"
+    litter = [shared.own_folder(store) / name for name in (".import.abcdefgh", ".new.12345678")]
+    for folder in litter:
+        folder.mkdir()
+    os.utime(litter[0], (0, 0))
     store_command.remove(store, "", 30, is_meant=True)
+    assert [place.exists() for place in litter] == [False, True], "the second may be in use"
     store_command.remove(store, "fff", 0, is_meant=True)
     assert set(parts_of(store)) > needed
     store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
@@ -330,6 +353,11 @@ def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
     assert f"0 parts added, {len(own)} there already" in caplog.text
     run = Run(tmp_path / "new", store).write(FORTY)
     assert run.num_rows(run.finish()) == 4
+    victim = parts_of(store)[0]
+    before = victim.read_bytes()
+    flip(victim)
+    store_command.run(arguments)
+    assert victim.read_bytes() == before, "a damaged part is replaced"
 
 
 def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):
@@ -519,6 +547,37 @@ def test_a_store_of_ones_own_stays_ones_own(place):
         Run(first / "run", first / "shelf").write(FORTY[:9]).finish()
     with being(4002), pytest.raises(UserError, match=r"^store: .*shelf: .*\.$"):
         Run(second / "run", second / "mine", first / "shelf").write(FORTY).plan()
+
+
+def _work(place, store, start):
+    """Be a person whose runs take and publish until the process is killed."""
+    for number in range(start, 1000):
+        Run(place / f"run{number}", store).write(sequences(*range(number, number + 9))).finish()
+
+
+@pytest.mark.slow
+def test_two_writers_and_kills_at_any_moment_leave_a_store_that_is_whole(tmp_path, store):
+    """The writers are of one user, so that they write the same index."""
+    chance = random.Random(0)
+    for turn in range(10):
+        workers = [
+            SPAWN.Process(target=_work, args=(tmp_path / f"{turn}-{n}", store, 5 * n))
+            for n in range(2)
+        ]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            time.sleep(chance.uniform(1, 4))
+            worker.kill()
+            worker.join()
+        run = Run(tmp_path / f"after{turn}", store).write(FORTY)
+        run.finish()
+        assert not run.delivery.warnings
+        assert run.data() == fresh(tmp_path / f"fresh{turn}", run)
+        recipe = run.results.read_plan().recipe
+        shared_index.keep_index(store, recipe)
+        for part in parts_of(store):
+            assert digest_of_file(part) == part.stem and part.with_suffix(".json").exists()
 
 
 # ---- the index ----

@@ -494,12 +494,12 @@ def refused(tmp_path, files, by="chunks", out="out", **options):
         ),
         (
             {"a.fna": ">a\nACGT\n>b\nACGT\n>a\nAAAA\n"},
-            "a.fna:5: the id 'a' was already that of a.fna:1, and fragments are called by it; "
+            "a.fna:5: the id 'a' is also that of a.fna:1, and ids of fragments begin with it; "
             "rename one, or translate the files one by one.",
         ),
         (
             {"a.fna": ">a\nACGT\n>b\nACGT\n", "b.fna": ">c\nACGT\n>b\nACGT\n"},
-            "b.fna:3: the id 'b' was already that of a.fna:3, and fragments are called by it; "
+            "b.fna:3: the id 'b' is also that of a.fna:3, and ids of fragments begin with it; "
             "rename one, or translate the files one by one.",
         ),
         (
@@ -529,7 +529,7 @@ def test_the_first_repeat_among_thousands_is_named(tmp_path):
     records = [(f"c{n}", "ACGT") for n in range(3000)]
     records[1700] = records[2900] = ("c11", "ACGT")
     path = write(tmp_path / "in.fna", records)
-    with pytest.raises(UserError, match=r"in\.fna:3401: the id 'c11' was already that of .*:23,"):
+    with pytest.raises(UserError, match=r"in\.fna:3401: the id 'c11' is also that of .*:23,"):
         list(ids.Ids().checked(nucleotides([path])))
     read = []
     with pytest.raises(UserError):
@@ -551,17 +551,18 @@ def test_the_first_repeat_among_thousands_is_named(tmp_path):
         (
             "chunks",
             {"code": 11},
-            "--code says nothing with --by chunks; leave it out, or take --by orfs.",
+            "--code has no effect with --by chunks; leave it out, or take --by orfs.",
         ),
         (
             "orfs",
             {"window": 300},
-            "--window says nothing with --by orfs; leave it out, or take --by chunks or virnucpro.",
+            "--window has no effect with --by orfs; leave it out, or take --by chunks or "
+            "virnucpro.",
         ),
         (
             "genes",
             {"code": 11},
-            "--code says nothing with --by genes; leave it out, or take --procedure single.",
+            "--code has no effect with --by genes; leave it out, or take --procedure single.",
         ),
         ("chunks", {"window": 2}, "--window 2: this must be at least 3."),
         ("orfs", {"min_residues": 0}, "--min-residues 0: this must be at least 1."),

@@ -546,7 +546,7 @@ def test_a_key_that_stands_in_no_file_is_not_said_to(tmp_path, monkeypatch):
         with pytest.raises(RefusedError, match=f"(^|\n){re.escape(place)}"):
             validated(config, workflow)
     path.write_text("inputs: a.fa\nmax_failed: 1\nmax_failed: 2\n")
-    with pytest.raises(RefusedError, match=r"my\.yaml:3: max_failed stands here and in line 2"):
+    with pytest.raises(RefusedError, match=r"my\.yaml:3: max_failed is set here and in line 2"):
         validated({"inputs": "a.fa", "max_failed": 2}, workflow)
 
 

@@ -246,16 +246,16 @@ def test_the_last_file_is_there_only_with_all_others(made, monkeypatch):
 
 def test_what_virnucpro_has_no_files_for_is_one_sentence(made, translated, tmp_path, monkeypatch):
     made.classes = ("a", "b", "virus")
-    with pytest.raises(UserError, match="this head tells a, b and virus apart"):
+    with pytest.raises(UserError, match="this head has the classes a, b and virus"):
         made.write(monkeypatch)
     made.classes = ("others", "virus")
     one, made.runs = made.runs, {"proteins": made.runs["proteins"]}
     made.lacking = []
-    with pytest.raises(UserError, match=r"has no prediction, and no \.missing\.tsv says why"):
+    with pytest.raises(UserError, match=r"has no prediction, and no \.missing\.tsv has a reason"):
         made.write(monkeypatch)
     made.runs = one
     made.lacking = [("c1_chunk_1F1", "results/other", "x")]
-    with pytest.raises(UserError, match="it tells of the run results/other, which is not given"):
+    with pytest.raises(UserError, match="it names the run results/other, which is not given"):
         made.write(monkeypatch)
     translate([translated.parent / "contigs.fa"], tmp_path / "orfs", "orfs")
     made.translated = tmp_path / "orfs"
@@ -376,7 +376,7 @@ def test_one_poison_fragment_is_told_of_and_the_rest_is_delivered(whole):
     with (out / "results/my/verdicts.tsv").open() as file:
         verdicts = {row["contig"]: row for row in csv.DictReader(file, delimiter="\t")}
     assert set(verdicts) == set(whole.contigs) and verdicts["bad"]["status"] == "failed"
-    assert f"says what failed: {len(bad)} line" in whole.said
+    assert f"lists what failed: {len(bad)} line" in whole.said
     for sentence in ("--resume: no effect, as", "--esm-batch-size, --dnabert-batch-size, "):
         assert sentence in whole.said
 
@@ -471,7 +471,7 @@ MISTAKES = {
     "a device": (["virnucpro", "my.fa", "--head", "proteins", "-d", "tpu"], "--device tpu: give"),
     "two devices": (
         ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0"],
-        "--gpus says otherwise",
+        "--gpus asks for GPUs",
     ),
     "a window": (
         ["virnucpro", "my.fa", "-m", "custom", "-e", "-5"],

@@ -505,7 +505,7 @@ def test_other_networks_are_refused(cache, tmp_path, tiny, change, reason):
     "settings, reason",
     [
         ({"token_dropout": False}, "token_dropout False"),
-        ({"encoder_layers": 3}, "num_layers 2, its settings say 3"),
+        ({"encoder_layers": 3}, "num_layers 2, its settings have 3"),
         ({"encoder_attention_heads": 4}, "do not fit"),
         ({"encoder_attention_heads": 0}, None),
     ],

@@ -382,7 +382,7 @@ class StepContract:
         assert logs and all(log.startswith(f"{seen.logs}/{self.step}/") for log in logs)
         places = [place for one in made for place in one.removable]
         assert all(place.startswith(f"{seen.folder}/") for place in places)
-        assert [one.progress() for one in made] == [""] * len(made), "nothing has begun"
+        assert [one.progress() for one in made] == [""] * len(made), "nothing has started"
 
     def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))

@@ -1,1 +1,2 @@
-"""What every room may use: errors, words, sizes and durations, log and progress, this process."""
+"""What every package may use: errors, words, sizes and durations, log and progress, this
+process."""

@@ -1,4 +1,5 @@
-"""Arguments that several verbs have; it imports nothing that takes time, as `--help` does not."""
+"""Arguments that several commands have; it imports nothing that takes time, as `--help` does
+not."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def _all(group: str, _: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPo
 
 def of_others(group: str, name: str) -> EntryPoint | None:
     """Return what another package registers as `name` in a group; None for featuremill's own and
-    for what nobody registers."""
+    for what no package registers."""
     return None if name in own(group) else others(group).get(name)
 
 

@@ -1,7 +1,7 @@
 """The environment: every variable that the package reads or sets, its meaning, type and default.
 
 No other module names `os.environ`. docs/environment.md is written from the tables here, but for
-what is internal: that carries something from the workflow to its jobs, and is nobody's to set.
+what is internal: that carries something from the workflow to its jobs, and is not for users to set.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Variable:
         os.environ.pop(self.name, None)
 
 
-class Kind(NamedTuple, Generic[T]):
+class ValueType(NamedTuple, Generic[T]):
     """What a variable may hold."""
 
     words: str
@@ -65,7 +65,7 @@ class Setting(Variable, Generic[T]):
     def __init__(
         self,
         name: str,
-        kind: Kind[T],
+        kind: ValueType[T],
         default: T,
         meaning: str,
         default_words: str = "",
@@ -117,16 +117,16 @@ def _policy(text: str) -> Policy:
     return cast(Policy, text)
 
 
-TEXT: Kind[str] = Kind("a text", str)
-LIST: Kind[str] = Kind("names with commas between", str)
-LIST_OF_FOLDERS: Kind[str] = Kind("folders with colons between", str)
-FOLDER: Kind[Path | None] = Kind("a folder", Path)
-FOLDER_TO_EXPAND: Kind[str] = Kind("a folder", str)
-YES_OR_NO: Kind[bool] = Kind("1 (yes) or 0 (no)", _yes_or_no)
-NUMBER: Kind[int] = Kind("a number", lambda text: int(_number(text)))
-SECONDS: Kind[float] = Kind("a number of seconds", _number)
-SECONDS_OR_NEVER: Kind[float | None] = Kind("a number of seconds", _number)
-POLICY_NAME: Kind[Policy] = Kind(f"one of {', '.join(get_args(Policy))}", _policy)
+TEXT: ValueType[str] = ValueType("a text", str)
+LIST: ValueType[str] = ValueType("names with commas between", str)
+LIST_OF_FOLDERS: ValueType[str] = ValueType("folders with colons between", str)
+FOLDER: ValueType[Path | None] = ValueType("a folder", Path)
+FOLDER_TO_EXPAND: ValueType[str] = ValueType("a folder", str)
+YES_OR_NO: ValueType[bool] = ValueType("1 (yes) or 0 (no)", _yes_or_no)
+NUMBER: ValueType[int] = ValueType("a number", lambda text: int(_number(text)))
+SECONDS: ValueType[float] = ValueType("a number of seconds", _number)
+SECONDS_OR_NEVER: ValueType[float | None] = ValueType("a number of seconds", _number)
+POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))}", _policy)
 
 CACHE = Setting(
     *("CACHE", FOLDER, None),
@@ -176,16 +176,16 @@ STALL_SECONDS = Setting(
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
     "Ways of computing that are left out, where there are others: of `triton`, `llvm`, "
-    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md says when.",
+    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md has examples.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
-    "Go on where the file system has no locks, as long as nothing else computes the run.",
+    "Continue where the file system has no locks, as long as nothing else computes the run.",
 )
 WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
-    "Only warn where the disk has too little room.",
+    "Only warn where the disk has too little free space.",
 )
 AS_PROTEINS = Setting(
     *("AS_PROTEINS", YES_OR_NO, False),
@@ -278,7 +278,7 @@ TORCHELASTIC_RUN_ID = Variable(
 RANK = Variable("RANK", "Which of the ranks this process is.")
 LOCAL_RANK = Variable("LOCAL_RANK", "Which of this machine's.")
 WORLD_SIZE = Variable("WORLD_SIZE", "How many there are.")
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank says why it failed.")
+TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank writes why it failed.")
 PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),

@@ -31,13 +31,13 @@ STICKY_CUDA_ERRORS = (
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Tell whether memory ran out, on a device (torch's own error) or on the host."""
+    """Return whether memory ran out, on a device (torch's own error) or on the host."""
     is_told = isinstance(error, RuntimeError) and bool(OUT_OF_MEMORY.search(str(error)))
     return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or is_told
 
 
 def is_device_error(error: Exception) -> bool:
-    """Tell whether a device is dead: every later call would fail as well.
+    """Return whether a device is dead: every later call would fail as well.
 
     Once CUDA is in use the device is asked, as a library refuses an operation in the same words in
     which a dead device answers. Before that, the words are all that there is.
@@ -52,7 +52,7 @@ def is_device_error(error: Exception) -> bool:
 
 
 def computes(device: str) -> bool:
-    """Tell whether `device`, as torch names it, still adds two numbers; wait for what it is at."""
+    """Return whether `device`, as torch names it, still adds two numbers; wait until it is idle."""
     import torch
 
     for _ in range(2):  # a call that was refused may leave its error for the next one to find
@@ -65,7 +65,7 @@ def computes(device: str) -> bool:
 
 
 def fault_of_installation(error: Exception) -> str:
-    """Return what to do where torch as it is installed, or used, is in the way, whatever the record
+    """Return what to do where torch as it is installed, or used, is the cause, whatever the record
     and the device; else nothing."""
     if not isinstance(error, (AssertionError, RuntimeError)):  # torch's own are of these types
         return ""

@@ -32,7 +32,7 @@ def not_finite(values: pa.RecordBatch) -> np.ndarray[tuple[int], np.dtype[np.boo
 
 
 def is_missing(values: pa.RecordBatch) -> bool:
-    """Tell whether there is no value at some place, be it in a list; looks into no structs."""
+    """Return whether there is no value at some place, be it in a list; looks into no structs."""
     return any(_innermost(column) is None for column in values.columns)
 
 
@@ -59,7 +59,7 @@ def _has_bad(column: pa.Array) -> bool:
 
 
 def is_finite(numbers: np.ndarray[Any, Any]) -> bool:
-    """Tell whether no number of a contiguous array is NaN or infinite.
+    """Return whether no number of a contiguous array is NaN or infinite.
 
     These have all bits of the exponent set. NumPy's isfinite has no vector code for float16: it
     reads 1.3 GB/s where this, on integers and in pieces that a core's cache holds, reads 12.

@@ -1,4 +1,4 @@
-"""Arrow without pandas, for as long as nobody imports that.
+"""Arrow without pandas, until a program imports that.
 
 Of whatever Arrow makes something, it asks whether it is pandas', and imports pandas to ask: a
 quarter of a second and 40 MB of each process. Where pandas is not imported, nothing is pandas'.
@@ -15,12 +15,12 @@ from types import ModuleType
 def set_up() -> None:
     """Let Arrow know pandas from when this process imports it, and not before.
 
-    Where Arrow is not imported either, there is nothing to save. For processes of our own: whoever
-    calls featuremill from theirs keeps Arrow as it is.
+    Where Arrow is not imported either, there is nothing to save. For processes of our own: a user
+    who calls featuremill from theirs keeps Arrow as it is.
     """
     if "pandas" in sys.modules or "pyarrow" not in sys.modules:
         return
-    import pyarrow as pa  # not above: most verbs begin without
+    import pyarrow as pa  # not above: most commands begin without
 
     finder = _Finder()
     sys.meta_path.insert(0, finder)

@@ -1,7 +1,7 @@
 """One at a time at a file: kernel locks that fall with their holder, so none is ever left behind.
 
 Some shared file systems have none (NFS without lockd, Lustre without flock). Nothing is computed
-there until the user says that nobody else is at it.
+there until the user confirms that no other process computes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def locked(
 ) -> Iterator[int]:
     """Hold the lock `path` for the block; yield its descriptor, which children may inherit.
 
-    `waiting` is called once when somebody else holds it; `advice` says what to do without locks.
+    `waiting` is called once when another process holds it; `advice` says what to do without locks.
 
     Raises:
         UserError: when the file system has no locks.
@@ -46,8 +46,8 @@ def locked(
 
 
 def is_still_there(file: IO[Any], path: Path) -> bool:
-    """Tell whether the open file is the one at `path`: whoever waited for the lock of a file that
-    was removed meanwhile has a lock that the next one does not meet.
+    """Return whether the open file is the one at `path`: a process that waited for the lock of a
+    file that was removed meanwhile has a lock that the next one does not meet.
     """
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
@@ -57,7 +57,7 @@ def is_still_there(file: IO[Any], path: Path) -> bool:
 def claimed(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
     """Take the lock of the open file as `try_lock` does, but try for a moment.
 
-    A look whether somebody holds a lock shares it for an instant: no reason to be refused, nor for
+    A test whether a process holds a lock shares it for an instant: no reason to be refused, nor for
     a job of Slurm's to be queued again.
     """
     until = time.monotonic() + PATIENCE_SECONDS
@@ -67,8 +67,8 @@ def claimed(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
 
 
 def try_lock(file: IO[Any], path: Path, advice: str = ADVICE) -> bool | None:
-    """Take the lock of the open file; False when somebody else holds it, None when there are no
-    locks and the user said to go on without.
+    """Take the lock of the open file; False when another process holds it, None when there are no
+    locks and the user said to continue without.
 
     Raises:
         UserError: when the file system of `path` has no locks.

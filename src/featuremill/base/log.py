@@ -11,7 +11,7 @@ from pathlib import Path
 from featuremill.base.text import plain
 
 BEGIN = "begin: "
-"""What a verb's first line in a log file says: each attempt of a job writes behind the last one."""
+"""The first line of a command in a log file: each attempt of a job writes behind the last one."""
 LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
 TAIL_BYTES = 64 * 2**10
 
@@ -22,7 +22,7 @@ def set_up(level: int, log_file: Path | None, about: str = "") -> None:
     root = logging.getLogger("featuremill")
     root.setLevel(logging.DEBUG)
     root.propagate = False
-    for handler in list(root.handlers):  # of an earlier verb in the same process
+    for handler in list(root.handlers):  # of an earlier command in the same process
         root.removeHandler(handler)
         handler.close()
     screen = logging.StreamHandler(sys.stderr)
@@ -37,7 +37,7 @@ def set_up(level: int, log_file: Path | None, about: str = "") -> None:
 
 
 def last_error(path: Path) -> str:
-    """Return the error of the last verb that began in the log file `path`; empty for none."""
+    """Return the error of the last command that began in the log file `path`; empty for none."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -56,7 +56,7 @@ def last_error(path: Path) -> str:
 
 
 def keeps_details() -> bool:
-    """Tell whether debug lines go anywhere: into a log file, or with -v to the screen."""
+    """Return whether debug lines go anywhere: into a log file, or with -v to the screen."""
     handlers = logging.getLogger("featuremill").handlers
     return any(handler.level <= logging.DEBUG for handler in handlers)
 
@@ -65,7 +65,7 @@ def place() -> str:
     """Return what to call the place where details stand: a log file, or the screen."""
     handlers = logging.getLogger("featuremill").handlers
     has_file = any(isinstance(handler, _LogFile) for handler in handlers)
-    return "the log" if has_file else "what stands above"
+    return "the log" if has_file else "the lines above"
 
 
 class _LogFile(logging.FileHandler):

@@ -1,8 +1,8 @@
 """Why records have no values: the kinds of reasons, and what a person can do about each.
 
 A reason is "head: detail". Its head is a fixed phrase that belongs to one kind, so parts and tables
-are counted and sorted by heads alone; the detail is about one record, in anybody's words, and
-decides nothing. Whoever refuses or fails a record makes the reason here, a workload as well
+are counted and sorted by heads alone; the detail is about one record, in a workload's own words,
+and decides nothing. Code that refuses or fails a record makes the reason here, a workload as well
 (`featuremill.workload.RecordFailed`).
 """
 
@@ -189,7 +189,7 @@ def named(name: str) -> Kind:
         if kind.name == name:
             return kind
     names = ", ".join(kind.name for kind in known)
-    raise ValueError(f"a record cannot be said to have failed for {name!r}; the kinds are {names}")
+    raise ValueError(f"there is no reason {name!r} for a failed record; there are {names}")
 
 
 def delivered(text: str) -> str:

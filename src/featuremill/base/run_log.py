@@ -1,7 +1,7 @@
 """run.log: one line for each shard, plan and merge as it ends, for people and for grep.
 
-It is appended to, each line in one write, by whoever ends, on whatever machine. Nothing reads it,
-and no work ends because it cannot be written.
+It is appended to, each line in one write, by the process that ends, on any machine. Nothing reads
+it, and no work ends because it cannot be written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Text from strangers (ids, paths, what a file says), made fit for screens, logs and tables."""
+"""Untrusted text (ids, paths, lines of files), made fit for screens, logs and tables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 def plain(text: str) -> str:
     """Return `text` with everything written out that would act on a terminal or a page.
 
-    Ids, paths and files come from strangers: an escape sequence among them must not recolour a
+    Ids, paths and files are untrusted: an escape sequence among them must not recolour a
     screen, hide a line of a log or turn the order of letters around. Line ends stay.
     """
     if text.isprintable():
@@ -36,7 +36,7 @@ def one_line(text: str) -> str:
 
 
 def clipped(text: str, most: int = 120) -> str:
-    """Return a stranger's `text` (an id, a path) short enough for a table, and "…" where something
+    """Return an untrusted `text` (an id, a path) short enough for a table, and "…" where something
     was cut."""
     text = one_line(text[: 2 * most])
     return text if len(text) <= most else text[: most - 1] + "…"

@@ -47,7 +47,7 @@ def die_with_starter(starter: str, signal_number: signal.Signals) -> None:
     """Ask the kernel for `signal_number` when the parent dies; leave now if the process of the name
     `starter`, from which this one came, has died already.
 
-    While Python starts, the parent can die: then whoever adopts orphans is the parent.
+    While Python starts, the parent can die: then the process that adopts orphans is the parent.
     """
     die_with_parent(os.getppid(), signal_number)
     pid, _, namespace = starter.partition("@")

@@ -94,7 +94,7 @@ def _one_or_many(value: Any) -> Any:
 
 def _no_repeats(values: tuple[str, ...]) -> tuple[str, ...]:
     if repeated := [value for value in dict.fromkeys(values) if values.count(value) > 1]:
-        raise ValueError(f"{', '.join(repeated)} stands there more than once; keep one")
+        raise ValueError(f"{', '.join(repeated)} is named more than once; keep one")
     return values
 
 
@@ -120,7 +120,7 @@ class Records(Section):
             if not value.strip():
                 raise ValueError("one of the names is empty; name a file, or take it out")
             if value.startswith("~") and "/" in value:
-                raise ValueError(f"{value}: only a shell knows what ~ is; write the whole path")
+                raise ValueError(f"{value}: ~ works only in a shell; write the whole path")
         return values
 
     store: tuple[str, ...] = ()

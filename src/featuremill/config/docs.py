@@ -106,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
             continue
         if arguments.check:
             raise UserError(
-                f"{path}: this is not what the code says; run featuremill config-docs to renew it."
+                f"{path}: this differs from the code; run featuremill config-docs to renew it."
             )
         with files.replacing(path) as temporary:
             temporary.write_text(text, "utf-8")

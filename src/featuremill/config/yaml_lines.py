@@ -62,7 +62,7 @@ def _lines(source: str, document: yaml.Node) -> dict[tuple[str, ...], int]:
     for key, line in _keys(document, ()):
         if key in lines:
             raise UserError(
-                f"{source}:{line}: {problems.name_of(key)} stands here and in line "
+                f"{source}:{line}: {problems.name_of(key)} is set here and in line "
                 f"{lines[key]}; keep one."
             )
         lines[key] = line

@@ -36,7 +36,7 @@ REMEDIES = {
     "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
     "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
     f"({TORCH_WITH_CUDA}).",
-    "steps-down": "Runs go on so, and their values are right. Triton needs a C compiler (gcc and "
+    "steps-down": "Runs work so, and their values are right. Triton needs a C compiler (gcc and "
     "python3-dev, or CC), and in TRITON_CACHE_DIR a folder that programs may be loaded from.",
     "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
     "is.",
@@ -44,7 +44,7 @@ REMEDIES = {
     "open-files": "ulimit -n 4096 before the run.",
     "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
     "results-not-writable": "Change its permissions, or start the run in another folder.",
-    "disk-space": "Make room, or start the run in another folder; a run says first what it will "
+    "disk-space": "Free space, or start the run in another folder. A run first prints what it will "
     "write.",
     "too-large": "Take a smaller model{or_lower}.",
     "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
@@ -144,7 +144,7 @@ def _torch(findings: Findings) -> Iterator[Issue]:
         assert trial.cuda and node.cuda
         needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
         known = f"{major}.{node.cuda % 1000 // 10}"
-        what = f"Driver {node.driver} knows CUDA {known}, and {name} needs CUDA {needed}."
+        what = f"Driver {node.driver} supports CUDA {known}, and {name} needs CUDA {needed}."
         first = FIRST_DRIVERS.get(needed, "of that CUDA")
         yield _issue("error", "driver-too-old", what, first=first, major=major)
 

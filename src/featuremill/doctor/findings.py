@@ -232,7 +232,7 @@ class Wanted(NamedTuple):
         workload = find_workload(self.workload)
         if not isinstance(workload, TellsMemory):
             raise UserError(
-                f"workload {self.workload} does not say what memory its models take; leave --model "
+                f"workload {self.workload} does not report the memory of its models; leave --model "
                 "or --config out to look at the machine alone."
             )
         return workload.weights_ahead(self.options)

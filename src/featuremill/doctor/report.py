@@ -125,8 +125,8 @@ def lines(report: Report) -> Iterator[str]:
 def not_ready(report: Report) -> str:
     """Say how much is in the way; empty where nothing is."""
     count = sum(issue["severity"] == "error" for issue in report["issues"])
-    things = f"{count} thing{'s are' if count > 1 else ' is'}"
-    return f"Not ready: {things} in the way of a run." if count else ""
+    things = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
+    return f"Not ready: {things} a run." if count else ""
 
 
 def issue_lines(report: Report) -> Iterator[str]:

@@ -59,7 +59,10 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     for name in ("model", "config", "devices"):
         if getattr(arguments, name):
-            raise UserError(f"--slurm looks at the cluster, so it takes no --{name}; ask twice.")
+            raise UserError(
+                f"--slurm looks at the cluster, so it takes no --{name}; run featuremill doctor "
+                "twice."
+            )
     missing = [command for command in NEEDED if not shutil.which(command)]
     if missing:
         raise UserError(
@@ -167,7 +170,7 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "warning" if any(one.gpus for one in found) else "error",
             "slurm-nodes-away",
             f"GPUs on nodes that are down or drained, by partition: {', '.join(away)}.",
-            "sinfo -R says why; jobs wait for the others.",
+            "sinfo -R prints why; jobs wait for the others.",
         )
 
 

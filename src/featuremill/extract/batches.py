@@ -16,8 +16,8 @@ is short, the try that fails costs a small part of what these batches took."""
 def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
     """Return batches of row numbers, each within `budget` where it can be, filled by best fit.
 
-    A batch begins with the dearest record that is left and goes on with the dearest that still has
-    room: a run of records that cost about the same, and a few small ones in the rest. That is
+    A batch begins with the dearest record that is left and continues with the dearest that still
+    fits: a run of records that cost about the same, and a few small ones in the rest. That is
     first-fit decreasing, made batch by batch. Equal costs keep the order of rows, so the same shard
     and budget always give the same batches. A record that is dearer than the budget is a batch of
     its own. What takes time is the sort, and a step for each cost that a batch has.
@@ -150,9 +150,9 @@ class Queue:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                f"out of memory: a batch of up to {batch.budget:,} {self._unit} did not fit; going "
-                f"on with {fits:,} in a batch, and fewer if need be. To begin there, set the "
-                "option for the size of a batch (such as batch_tokens) to that number."
+                f"out of memory: a batch of up to {batch.budget:,} {self._unit} did not fit; "
+                f"continuing with {fits:,} in a batch, and fewer if need be. To begin there, set "
+                "the option for the size of a batch (such as batch_tokens) to that number."
             )
         self._limit = fits
 

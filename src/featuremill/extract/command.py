@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill extract`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument("shard", help="name of the shard, as in plan.json")
-    parser.add_argument("--recipe", help="refuse to run when plan.json says another one")
+    parser.add_argument("--recipe", help="refuse to run when plan.json has another one")
     parser.add_argument("--threads", type=int, default=num_cores(), help="host threads")
     parser.add_argument(
         "--stall-seconds",

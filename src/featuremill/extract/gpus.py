@@ -55,7 +55,7 @@ class Poller:
         self._wake.set()
 
     def is_asking(self) -> bool:
-        """Tell whether it still asks although it was stopped, as where a call does not return."""
+        """Return whether it still asks although it was stopped, as where a call does not return."""
         self._thread.join(LAST_CALL_SECONDS)
         return self._thread.is_alive()
 

@@ -40,5 +40,5 @@ class Trouble(Record):
 
     message: str = ""
     errno: int | None = None
-    """Where the operating system refused something, such as room on the disk."""
+    """Where the operating system refused something, such as space on the disk."""
     filename: str | None = None

@@ -26,8 +26,8 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
 
 
 def free_on_gpu() -> str:
-    """Return how much of the first GPU is free, as in "1.2 GB of 80.0 GB are free"; "" where nobody
-    can tell."""
+    """Return how much of the first GPU is free, as in "1.2 GB of 80.0 GB are free"; "" where it
+    is unknown."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""

@@ -67,7 +67,7 @@ class Shard:
         return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
-        """Tell whether the journal holds the row."""
+        """Return whether the journal holds the row."""
         return self._digest(row) in self.journal.rows_done
 
     def _digest(self, row: int) -> bytes:
@@ -284,9 +284,9 @@ class Pipeline:
             self._commit_suspicious()
         elif len(self._suspicious) == MOST_ALIKE:
             raise WorkloadError(
-                f"the first {MOST_ALIKE} records fail alike and none went well "
-                f"({type(error).__name__}: {faults.one_line(error)}), so what is installed here "
-                "is taken to be at fault and no record; fix that and run the same command again"
+                f"the first {MOST_ALIKE} records all fail in the same way "
+                f"({type(error).__name__}: {faults.one_line(error)}), so the installation is at "
+                "fault, not the records; fix it and run the same command again"
             )
 
     def _commit_suspicious(self) -> None:

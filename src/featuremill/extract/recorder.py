@@ -147,7 +147,7 @@ def _described(device: Device, held: Lease) -> dict[str, Any]:
 
 
 class Sampler:
-    """Samples whatever stands in its attributes, which another thread sets."""
+    """Samples its own attributes, which another thread sets."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
         self.told: dict[str, Any] = {"stage": "wait"}
@@ -166,7 +166,7 @@ class Sampler:
         self._sums = Summary()
         self._cpu_read_at = -math.inf
         self._num_earlier = 0
-        """Attempts that this one goes on from."""
+        """Attempts that this one continues from."""
         self._earlier_energy_j: list[float] = []
         """What each of them took, where that is known."""
         self._sampled_at = time.monotonic()
@@ -252,13 +252,13 @@ class Sampler:
         return found
 
     def _all_energy_j(self) -> float | None:
-        """Return what this attempt and those that it goes on from took."""
+        """Return what this attempt and those that it continues from took."""
         known = [*self._earlier_energy_j, *self.energy_j.values()]
         return math.fsum(known) if known else None
 
 
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
-    """Return the attempts since the part was last finished: this one goes on from them."""
+    """Return the attempts since the part was last finished: this one continues from them."""
     finished = [
         number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
     ]

@@ -1,8 +1,9 @@
 """What a job does that Slurm started for one shard, or a few: it gives its GPU back while it waits.
 
-After Snakemake was killed its jobs go on, and the next Snakemake submits the same shards once more.
-Such a second job has to wait for the first one. It asks Slurm to queue it again meanwhile: when it
-starts anew, two minutes later at the earliest, it finds the result, or waits that way once more.
+After Snakemake was killed its jobs continue, and the next Snakemake submits the same shards once
+more. Such a second job has to wait for the first one. It asks Slurm to queue it again meanwhile:
+when it starts anew, two minutes later at the earliest, it finds the result, or waits that way once
+more.
 """
 
 from __future__ import annotations

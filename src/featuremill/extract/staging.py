@@ -24,8 +24,8 @@ from featuremill.workload import Weights
 def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
     """Return `weights` with the path of a copy in the folder that was asked for, if one was.
 
-    A node without room, or whose folder cannot be written, is no reason to lose its jobs: then the
-    shared file is read, and `warn` gets the reason. The values are the same either way.
+    A node without free space, or whose folder cannot be written, is no reason to lose its jobs:
+    then the shared file is read, and `warn` gets the reason. The values are the same either way.
 
     Raises:
         UserError: when the folder's name cannot be meant.
@@ -48,7 +48,7 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
 
 
 def folder_of_this_user() -> Path | None:
-    """Return where copies go; None where nobody asked for any."""
+    """Return where copies go; None where none is asked for."""
     asked = STAGE.value()
     if not asked:
         return None
@@ -62,7 +62,7 @@ def folder_of_this_user() -> Path | None:
 
 
 def _is_known(copy: Path) -> bool:
-    """Tell whether `copy` is there and has not been touched since its sha256 was found right."""
+    """Return whether `copy` is there and has not been touched since its sha256 was found right."""
     try:
         return files.read_json(_note(copy)) == _facts(copy)
     except FileNotFoundError:

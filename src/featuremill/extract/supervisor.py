@@ -3,7 +3,7 @@
 A worker that dies with a batch in flight is held against that batch's records: the next worker runs
 each of them alone, and a record that kills a worker alone as well becomes a failed row. A worker
 that dies with nothing in flight, or of a device error before anything else worked, is held against
-the device. Someone stopping the run is held against nobody.
+the device. A stop by hand is held against no record.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
 """Deaths without one batch committed in between: then it is not the records."""
 LAST_MOMENT_SECONDS = 1.0
-"""Who stops a whole job by SIGKILL (a scheduler, the kernel for want of memory) may take its worker
-first: by then this process is dead as well, and has blamed nobody."""
+"""Who stops a whole job by SIGKILL (a scheduler, the kernel for lack of memory) may take its worker
+first: by then this process is dead as well, and has blamed no record."""
 LAST_WORDS_SECONDS = 5.0
 """How long a dead worker's own children may keep its standard error open."""
 WHEN_IT_HUNG = (
@@ -274,7 +274,7 @@ def _manner_of_death(status: int) -> str:
 
 
 def _threads(count: int) -> dict[str, str]:
-    # Threads that spin at OpenMP's barriers take the cores from whoever else is on the machine:
+    # Threads that spin at OpenMP's barriers take the cores from other programs on the machine:
     # with three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
     waiting = environment.OMP_WAIT_POLICY
     wait = {waiting.name: waiting.text() or "passive"}

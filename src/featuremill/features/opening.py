@@ -123,10 +123,10 @@ def _opened(
     path, npy = there.get("parquet_dataset") or there.get("parquet"), there.get("npy")
     if path is None and delivery.partial:
         raise UserError(
-            f"{root}: this needs embeddings.parquet or embeddings/, which say whose vector is "
-            f"which, and these results have {', '.join(told) or 'no file'}; featuremill merge "
-            f"{root} --partial --outputs {' '.join([*there, 'parquet'])} adds it from the parts, "
-            "without computing."
+            f"{root}: this needs embeddings.parquet or embeddings/, which name the record of "
+            f"each vector, and these results have {', '.join(told) or 'no file'}; "
+            f"featuremill merge {root} --partial --outputs {' '.join([*there, 'parquet'])} adds it "
+            "from the parts, without computing."
         )
     if path is None:
         parts = _parts(folder, delivery, column, choosing, False)

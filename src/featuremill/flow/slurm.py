@@ -275,6 +275,6 @@ def watched(executor: type[Any]) -> type[Any]:
             has_news = verdicts or not active_jobs
             self._pause = self._first_pause if has_news else min(self._pause + 10, LONGEST_SECONDS)
             self.next_seconds_between_status_checks = self._pause
-            self.logger.debug(f"Slurm told of {len(verdicts)} ends")
+            self.logger.debug(f"Slurm reported {len(verdicts)} ends")
 
     return Watched

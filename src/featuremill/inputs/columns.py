@@ -56,7 +56,7 @@ DESCRIPTIONS = (("description",), ("protein_names", "protein_name", "product"))
 
 
 class Named(NamedTuple):
-    """Names of columns that somebody chose; "" leaves them to be found."""
+    """Names of columns that the user chose; "" leaves them to be found."""
 
     id: str = ""
     sequence: str = ""
@@ -90,7 +90,7 @@ def find(
 
 
 def has_id(names: Sequence[str]) -> bool:
-    """Tell whether one of `names` is that of an id column."""
+    """Return whether one of `names` is that of an id column."""
     return bool(_matches(names, IDS))
 
 

@@ -53,7 +53,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
 
 def _pieces(text: io.TextIOWrapper) -> Iterator[tuple[int, bool, str]]:
     """Yield the lines of `text`, long ones of letters in pieces: the line's number, whether it
-    began in an earlier piece, and what stands there."""
+    began in an earlier piece, and what is there."""
     number, is_begun = 1, False
     while piece := text.readline(PIECE_LETTERS):
         is_whole = piece.endswith("\n")

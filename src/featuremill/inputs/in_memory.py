@@ -1,8 +1,8 @@
 """Records that a Python program has in memory, as a file that a workload's own reader takes.
 
 Sequences and DataFrames become a Parquet table, an AnnData an .h5ad: what is read, refused and
-noted is what a run reads, refuses and notes. pandas and anndata are not imported here: whoever has
-such an object has imported them.
+noted is what a run reads, refuses and notes. pandas and anndata are not imported here: a caller who
+has such an object has imported them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def write(
 
 
 def _is_a(value: Any, module: str, name: str) -> bool:
-    """Tell whether `value` is of a class, without importing its module."""
+    """Return whether `value` is of a class, without importing its module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
 

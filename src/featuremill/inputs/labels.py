@@ -86,7 +86,7 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
         if not of_group:
             raise UserError(
                 f"{where}: {clipped(record.id)!r} has no {group}; give it one (its own id, where "
-                "it belongs to nobody), or leave the row out."
+                "it has no relatives), or leave the row out."
             )
         found[record.id] = Label(cells[column], of_group, record.line)
     if not found:

@@ -78,7 +78,7 @@ class Meter(io.RawIOBase):
         if self.num_open > self._max_bytes:
             megabytes = self._max_bytes // 10**6
             raise DamagedError(
-                f"goes on for more than {megabytes:,} MB without the end of a record",
+                f"has more than {megabytes:,} MB without the end of a record",
                 "look what it holds (if it is compressed, what it unpacks to)",
             )
         buffer[: len(data)] = data

@@ -28,7 +28,7 @@ POLL_SECONDS = 0.05
 POLL_SECONDS_USED_BY_OTHERS = 0.5
 SAY_SECONDS = 60.0
 PATIENCE_SECONDS = 0.25
-"""What `wait` is at least: the turnstile may be taken for a moment by someone being served."""
+"""What `wait` is at least: the turnstile may be taken for a moment by a request that is served."""
 Choice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.lease")
 
@@ -134,7 +134,7 @@ def _on_cpu(why: str) -> Lease:
 
 
 def _pass_through(request: Request, offered: Offer) -> Lease:
-    """Take exactly what the outside gave, beside whoever else was given the same.
+    """Take exactly what the outside gave, beside other jobs that were given the same.
 
     Slots that are free are taken all the same, so that others see them and stay away.
     """
@@ -189,7 +189,7 @@ class _Waiting:
 
     def acquire(self) -> Lease:
         # Those below one lease queue among themselves: in the common queue they could wait for
-        # somebody who waits for their own parent to end.
+        # a job that waits for its own parent to end.
         outer = self._first_name.partition("@")[2]
         queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:

@@ -37,11 +37,11 @@ class Pass(NamedTuple):
     barred: dict[str, str]
     """Why each other device is not to be had now."""
     is_used_by_others: bool
-    """Whether anything but leases stands in the way: then there is no need to look often."""
+    """Whether anything but leases prevents it: then there is no need to look often."""
 
 
 class Chooser:
-    """Tries for the slots that a request wants; for whoever's turn it is."""
+    """Tries for the slots that a request wants; for the request whose turn it is."""
 
     def __init__(
         self, folder: Path, request: Request, devices: Sequence[Device], failures: Mapping[str, int]
@@ -83,7 +83,7 @@ class Chooser:
         return Pass(chosen, barred, leased < len(barred))
 
     def _try(self, device: Device, place: int) -> tuple[Free | None, str]:
-        """Return a slot of `device`, or what is in the way."""
+        """Return a slot of `device`, or what prevents it."""
         now = condition.look(device)
         if now.problem:
             self._lost[f"GPU {device.number}"] = now.problem
@@ -94,7 +94,7 @@ class Chooser:
         if taking.slot is None:
             return None, _held_by(taking)
         now = condition.look(device)  # again: what it said before the lock is old
-        # Shared with strangers on purpose; or ours through an outer lease.
+        # Shared with other programs on purpose; or ours through an outer lease.
         is_shared = self._request.policy == "memory" or name != device.uuid
         why = self._unfit(now) or ("" if is_shared else self._used(now, name, taking))
         if why:

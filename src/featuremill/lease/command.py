@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--outlive-parent",
         action="store_true",
-        help="let the command go on when the process that started it dies (as under nohup)",
+        help="let the command continue when the process that started it dies (as under nohup)",
     )
     add(
         "--watch",

@@ -88,8 +88,8 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     """Say what on a device belongs to no lease; empty when nothing does.
 
     Where other leases hold slots of the device (`holders`, their pids), its memory says nothing.
-    A display is nobody's work, nor are the programs on it; what these start, as a terminal does a
-    training, is somebody's.
+    A display is no work, nor are the programs on it; what these start, as a terminal does a
+    training, is.
     """
     ours = {*holders, os.getpid()}
     computing = [pid for pid in condition.processes if pid not in condition.display.pids]
@@ -115,7 +115,7 @@ def used_by_display(condition: Condition) -> str:
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:
-    """Tell whether `pid` is one of `ancestors` or comes from one."""
+    """Return whether `pid` is one of `ancestors` or comes from one."""
     while pid > 1:
         if pid in ancestors:
             return True

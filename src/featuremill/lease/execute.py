@@ -18,7 +18,7 @@ FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
 """A terminal sends these to the command as well; passed on, they would come twice."""
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-"""A command that ended by these was stopped by someone."""
+"""A command that ended by these was stopped by hand."""
 CANNOT_BE_RUN, NOT_FOUND = 126, 127
 """Exit statuses, as a shell's."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

@@ -19,13 +19,13 @@ from featuremill.base.errors import UserError
 NAME = "featuremill-leases"
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
-"""Anyone may add a file; nobody may remove another's."""
+"""Each user may add a file, and remove only their own."""
 NOT_LOCAL = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
 MAX_NOTE_BYTES = 2**16
-"""What is read of a note at most; anybody may have written to it."""
+"""What is read of a note at most; any user may have written to it."""
 MAKING_SECONDS = 1.0
 """How long another user may take between making something and opening it to all."""
 
@@ -33,7 +33,7 @@ MAKING_SECONDS = 1.0
 def find() -> Path:
     """Return the folder, made if need be.
 
-    Whoever looks must find the same one, root too: the first that exists, else the first place
+    Every user must find the same one, root too: the first that exists, else the first place
     where any user may make it.
     """
     named = LEASE_FOLDER.value()
@@ -150,12 +150,12 @@ def _unusable(path: Path, problem: str) -> UserError:
 
 
 def plain(text: str) -> str:
-    """Return what somebody noted with its control characters written out: it is shown."""
+    """Return what a process noted with its control characters written out: it is shown."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def read_note(path: Path) -> Any:
-    """Return the JSON that somebody noted in the file `path`; None for anything else.
+    """Return the JSON that a process noted in the file `path`; None for anything else.
 
     Looks through no link and waits for no pipe.
     """
@@ -167,7 +167,7 @@ def read_note(path: Path) -> Any:
     try:
         content = os.read(descriptor, MAX_NOTE_BYTES) if _is_plain(descriptor) else b""
         return json.loads(content)
-    except (OSError, ValueError, RecursionError):  # being written, or spoiled by someone
+    except (OSError, ValueError, RecursionError):  # being written, or spoiled by a user
         return None
     finally:
         os.close(descriptor)

@@ -41,7 +41,7 @@ class Request(NamedTuple):
         if self.num_gpus < 1 or self.slots_per_gpu < 1 or self.min_free_mb < 0:
             raise UserError(
                 f"a lease of {self.num_gpus} GPUs with {self.slots_per_gpu} slots each and "
-                f"{self.min_free_mb} MB free cannot be; give positive numbers."
+                f"{self.min_free_mb} MB free is impossible; give positive numbers."
             )
 
     @classmethod

@@ -3,10 +3,10 @@
 A lease of one slot holds two locks: the slot's own, exclusive, and the device's, which is exclusive
 when the device is not divided (one slot) and shared when it is. So a whole device and a part of it
 never meet. How many slots a device has is agreed among those who hold one: while it is divided by
-2, nobody gets a quarter of it. All locks end with the last descriptor, so with the process (and the
+2, no job gets a quarter of it. All locks end with the last descriptor, so with the process (and the
 children that were given it), whatever it dies of.
 
-Inside a lease, the devices of that lease are divided anew: there a device's name goes on with the
+Inside a lease, the devices of that lease are divided anew: there a device's name continues with the
 outer slot (`GPU-…@0of1`), so that jobs below one lease exclude each other and not their own parent.
 """
 
@@ -79,7 +79,7 @@ class Holder(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """An attempt on a device: a slot, or who is in the way."""
+    """An attempt on a device: a slot, or who holds it."""
 
     slot: Slot | None
     num_taken: int
@@ -130,7 +130,7 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
             num_taken += 1
         elif slot is None:
             slot, facts = Slot(name, (descriptor, whole)), path.stat()
-            # An empty file was made by somebody's look: its time says nothing of a lease.
+            # An empty file was made by another process's look: its time says nothing of a lease.
             last_leased = facts.st_mtime if facts.st_size else 0.0
             continue
         os.close(descriptor)

@@ -65,7 +65,7 @@ class _Place:
         last = os.pread(self._descriptor, NUMBER_BYTES, 0)
         number = int(last) + 1 if last.isdigit() and int(last) < MAX_NUMBER else 1
         tries = 0
-        while not self._lock(number):  # only where someone spoiled the file
+        while not self._lock(number):  # only where a user spoiled the file
             number, tries = number + 1, tries + 1
             if tries > MAX_TRIES:
                 raise UserError(

@@ -167,7 +167,7 @@ def check_whole(folder: Results) -> None:
     """
     if problem := _problem(folder):
         raise UserError(
-            f"{problem}, so what they are made of has to stay; let the run come to its end first "
+            f"{problem}, so their parts have to stay; let the run come to its end first "
             f"({command_line.again(folder.root)}), or give --keep nothing to start over."
         )
 
@@ -321,7 +321,7 @@ def _beside_the_plan(folder: Results) -> list[Path]:
     plans = [plan for path in (folder.plan, folder.kept_plan) if (plan := Plan.find(path))]
     if not plans:
         raise UserError(
-            f"{folder.plan}: there is no plan that says what is needed; make one first "
+            f"{folder.plan}: there is no plan, so what is needed is unknown; make one first "
             f"({command_line.again(folder.root)}), or give --keep nothing to start over."
         )
     recipes = {plan.recipe for plan in plans}

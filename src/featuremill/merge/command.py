@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-failed", type=int, default=0)
     parser.add_argument(
-        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+        "--config-json", help="the run's config, which has both, as its workflow passes it"
     )
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument(
@@ -110,7 +110,7 @@ def _outputs(folder: Results) -> list[str]:
     written = last.outputs if last else {}
     if outputs := list(outputs_of(written).values()):
         return outputs
-    log.info("no earlier merge says what to write, so it is parquet; --outputs names others")
+    log.info("writing parquet, as there was no merge before; --outputs names other formats")
     return ["parquet"]
 
 
@@ -264,7 +264,7 @@ def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -
         getattr(totals, kind) != getattr(planned, kind) for kind in ("refused", "duplicate")
     ):
         raise IntegrityError(
-            f"merge: the records don't add up: plan.json says {planned.as_json()}, manifest and "
+            f"merge: the records don't add up: plan.json has {planned.as_json()}, manifest and "
             f"parts {totals.as_json()}; delete plan.json and run the same command again."
         )
     return totals

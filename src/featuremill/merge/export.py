@@ -108,7 +108,7 @@ def _targets(
             if not path.exists():
                 raise UserError(
                     f"{path}: it belongs to the results, and is gone; featuremill status "
-                    f"{folder.root} says how to have it again."
+                    f"{folder.root} prints how to have it again."
                 )
             log.info("%s is there already: it belongs to the results", path)
             del paths[name]
@@ -130,7 +130,8 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
     if problems or found != results.parts:
         problem = problems[0] if problems else "parts are gone, or others than those in the results"
         raise IntegrityError(
-            f"{folder.root}: {problem}; featuremill status {folder.root} --verify says what to do."
+            f"{folder.root}: {problem}; featuremill status {folder.root} --verify prints what to "
+            "do."
         )
     with gathered(folder, plan, parts, num_threads) as gatherer:
         counts = count(gatherer, folder, plan, [gatherer.scratch / name for name in FAILED])

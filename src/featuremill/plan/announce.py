@@ -50,10 +50,9 @@ def announce(
 
 def _taken(plan: Plan) -> str:
     """Return how many of the records that are to be had the stores have, in words."""
-    num_taken = sum(part.wanted for part in plan.taken)
     distinct = counted(plan.counts.unique, "distinct record")
-    have = "is" if num_taken == 1 else "are"
-    return f"{num_taken:,} of {distinct} {have} computed already, in {', '.join(plan.store)}"
+    have = "is" if plan.num_taken == 1 else "are"
+    return f"{plan.num_taken:,} of {distinct} {have} computed already, in {', '.join(plan.store)}"
 
 
 def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
@@ -88,8 +87,8 @@ def _unknown(values: pa.Schema) -> str:
     if not open_ended:
         return ""
     return (
-        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge looks at "
-        "the room again)"
+        f", and the values of {', '.join(open_ended)}, whose size is not known yet (merge checks "
+        "free space again)"
     )
 
 
@@ -98,13 +97,12 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
     counts, lengths, shards = plan.counts, plan.lengths, plan.shards
     kinds = {"refused": counts.refused, "duplicate": counts.duplicate}
     left_out = [f"{number:,} {kind}" for kind, number in kinds.items() if number]
-    num_taken = sum(part.wanted for part in plan.taken)
     num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
     done = f", {num_done:,} of them done already" if num_done else ""
     return (
         f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counted(counts.unique - num_taken, 'distinct record')} to compute "
+        f"{counted(counts.unique - plan.num_taken, 'distinct record')} to compute "
         f"in {counted(len(shards), 'shard')}{done}",
     )
 

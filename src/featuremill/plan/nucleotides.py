@@ -21,7 +21,7 @@ def refuse(paths: Sequence[str], log: logging.Logger) -> None:
     """
     problem = "most of the records look like nucleotides, not proteins"
     if AS_PROTEINS.value():
-        log.warning("%s; going on, as %s=1 says", problem, AS_PROTEINS)
+        log.warning("%s; continuing, as %s=1 is set", problem, AS_PROTEINS)
         return
     words = shlex.join(["featuremill", "translate", *paths, "--by", "orfs", "--output", FOLDER])
     raise UserError(

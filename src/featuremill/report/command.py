@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
     parser.add_argument(
-        "--config-json", help="the run's config, which says both, as its workflow hands it over"
+        "--config-json", help="the run's config, which has both, as its workflow passes it"
     )
 
 

@@ -153,7 +153,7 @@ def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:
         "embeddings.parquet": counts.ok,
     }
     return [
-        f"{name} holds {words.records(number)} where manifest.json says {claimed[name]:,}."
+        f"{name} holds {words.records(number)} where manifest.json has {claimed[name]:,}."
         for name, number in num_rows.items()
         if number != claimed[name]
     ]

@@ -50,7 +50,7 @@ KINDS = (
     Kind(
         "the worker died and was started again",
         lambda shard: shard.receipt.retries,
-        "Nothing is lost but time. The shard's log in logs/extract/ says what happened; "
+        "Nothing is lost but time. The shard's log in logs/extract/ has the cause; "
         "featuremill doctor looks at the device.",
     ),
     Kind(

@@ -116,7 +116,7 @@ def _check_manifest(
     """Yield what is wrong with records.parquet; who read in it knows whether it `is_readable`."""
     path, fix = results.records, Fix("plan")
     if not path.exists():
-        what = "it is gone; it says which record is where"
+        what = "it is gone; it lists which record is where"
     elif not _is_parquet(path):
         what = "it cannot be read"
     elif verifies and sha256_of(path) != plan.records_sha256:

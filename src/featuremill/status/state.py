@@ -196,7 +196,7 @@ def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(
             f"{error.filename or given}: {error.strerror or error}; while this cannot be read, "
-            "nobody can tell how far the run is."
+            "the state of the run is unknown."
         ) from None
 
 
@@ -304,7 +304,7 @@ def _read_planned(state: RunState, results: Results, reads_reasons: bool = True)
     ]
     if pending and (too_few := plan.too_few(len(shards))):
         log = shown(results.logs / "plan.log")
-        advice = Fix(by_hand=f"{log} says why, and what helps.")
+        advice = Fix(by_hand=f"{log} has the reason and a remedy.")
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
         state.problems += check_log(root, "report", is_in_the_way=False)

@@ -171,6 +171,8 @@ def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
     yield "Input", ", ".join([counted(counts.input, "record"), *rest])
     distinct = counted(counts.unique, "distinct record")
     shards = counted(len(state.shards), "shard")
+    if plan.store:
+        distinct += f" ({plan.num_taken:,} from the store)"
     yield "Plan", f"{distinct} in {shards} ({plan.workload}, recipe {plan.recipe[:8]})"
     yield "Parts", _parts(state)
     if by_gpu := _by_gpu(state):

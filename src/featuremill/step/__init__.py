@@ -102,7 +102,7 @@ class Project(NamedTuple):
         if name is None and len(self.features) == 1:
             return next(iter(self.features.values()))
         if name is None:
-            raise UserError(f"say of which features: {listed(self.features)}.")
+            raise UserError(f"name the features, one of {listed(self.features)}.")
         if "/" in name:
             return name.rstrip("/")
         if name not in self.features:

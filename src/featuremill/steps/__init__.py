@@ -1,1 +1,1 @@
-"""The steps that come along; each is found as a stranger's is, and may be removed."""
+"""The steps that come along; each is found as those of other packages are, and may be removed."""

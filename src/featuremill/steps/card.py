@@ -24,7 +24,7 @@ One = TypeVar("One", bound=Card)
 
 
 def read(folder: Path, card: type[One], name: str, tensors: str, missing: str) -> One:
-    """Return the card called `name` in `folder`; `missing` goes on where there is none.
+    """Return the card called `name` in `folder`; `missing` ends the message where there is none.
 
     Raises:
         UserError: when there is none.
@@ -36,7 +36,9 @@ def read(folder: Path, card: type[One], name: str, tensors: str, missing: str) -
         raise UserError(f"{folder}: {missing}") from None
     path = folder / tensors
     if not path.is_file() or sha256_of(path) != found.sha256:
-        raise IntegrityError(f"{path}: it is gone or not what {name} tells of; {found.REMEDY}.")
+        raise IntegrityError(
+            f"{path}: it is gone, or its digest is not that in {name}; {found.REMEDY}."
+        )
     return found
 
 

@@ -77,11 +77,11 @@ def check(needs: Sequence[Need], run: Path) -> None:
         return
     problem = f"{run}: {' and '.join(problems)}"
     if WITHOUT_ROOM.value():
-        log.warning("%s; going on, as %s=1 says", problem, WITHOUT_ROOM)
+        log.warning("%s; continuing, as %s=1 is set", problem, WITHOUT_ROOM)
         return
     raise UserError(
         f"{problem}; {ADVICE}; featuremill clean {run} lists what can go, and {WITHOUT_ROOM}=1 "
-        "goes on all the same, as for a file system that compresses."
+        "continues all the same, as for a file system that compresses."
     )
 
 

@@ -91,7 +91,7 @@ def make_own_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     about = folder.lstat()  # a link of somebody else's may lead to a folder of ours
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
-        raise OSError("it is a link, or belongs to somebody else")
+        raise OSError("it is a link, or belongs to another user")
     if about.st_mode & 0o022:
         raise OSError("others may write into it; chmod 700 closes it")
 

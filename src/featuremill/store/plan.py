@@ -131,6 +131,11 @@ class Plan(JsonFile):
         return [*self.shards, *self.taken]
 
     @property
+    def num_taken(self) -> int:
+        """Distinct records that stores have."""
+        return sum(part.wanted for part in self.taken)
+
+    @property
     def cost(self) -> int:
         """Of all records, also of those that are taken."""
         return sum(source.cost for source in self.sources)

@@ -143,7 +143,7 @@ class Results(NamedTuple):
         num_failed = delivery.counts.failed if delivery else 0
         if num_failed and not any((self.store / "parts").rglob("*.arrows")):
             raise UserError(
-                f"{self.root}: the parts that tell which records failed were removed; "
+                f"{self.root}: the parts, which list the failed records, were removed; "
                 f"{self.root / 'failed.fa'} holds all {num_failed:,}: give it to a run of its own."
             )
 

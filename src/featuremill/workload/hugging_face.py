@@ -78,7 +78,9 @@ def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
             "Hugging Face has it."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: it cannot be read ({one_line(str(error))}).") from None
+        raise UserError(
+            f"{path}: it cannot be read ({one_line(str(error))}); download it again."
+        ) from None
     if not isinstance(found, dict):
         raise UserError(f"{path}: this is no JSON object; download it again.")
     return found

@@ -62,7 +62,7 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
             if not reads_pickles and _is_pickle(file):
                 raise UserError(
                     f"{file}: this is a pickle, which can run any code when it is loaded; save the "
-                    "weights as safetensors, or use a workload that says that it reads pickles "
+                    "weights as safetensors, or use a workload that declares that it reads pickles "
                     "safely."
                 )
             entry = FileOfWeights(path=name, bytes=file.stat().st_size, sha256=sha256_of(file))

@@ -276,7 +276,7 @@ def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | Non
             clipped(", ".join(f"{field.name}: {field.type}" for field in each), MOST_SHOWN)
             for each in (found, schema)
         )
-        raise mistake(name, f"collect gave the columns {gave}, and schema says {due}")
+        raise mistake(name, f"collect gave the columns {gave}, and schema has {due}")
 
 
 def _kind(value: Any) -> str:

@@ -122,7 +122,7 @@ def _asked(
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
     for path in arguments.inputs:
         if path.suffix in (".yaml", ".yml"):
-            raise UserError(f"{path}: this is a config; say --config {path}.")
+            raise UserError(f"{path}: this is a config; type --config {path}.")
     run = project.read_one(arguments.config, arguments.set) if arguments.config else None
     name = run.workload if run else DEFAULT
     workload = find_workload(name)
@@ -149,7 +149,7 @@ def _asked(
     if not dtypes:
         raise UserError(
             f"audit: {device.name} has no bf16, so a run computes in fp32 here, which is the "
-            "reference; audit where the GPU is, or say --dtype fp16 (slow on a CPU)."
+            "reference; audit where the GPU is, or set --dtype fp16 (slow on a CPU)."
         )
     return inputs, name, checked, device, dtypes
 

@@ -121,8 +121,8 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
     if isinstance(workload, HasCheckpoints):
         command = weights_verb.command_for(asked, name, str(path))
         raise UserError(
-            f"{path}: this run's model is not there yet, and nothing is known of it; make it with "
-            f"`{command}`, then again."
+            f"{path}: the weights of this run are not there yet; type `{command}` first, then "
+            "this command again."
         )
     return Weights(Path(asked).name, place_of(asked), "", {})  # taken as they are, and not hashed
 

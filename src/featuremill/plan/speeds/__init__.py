@@ -147,13 +147,13 @@ def find(
     name = asked.device or (stand_in if asked.is_gpu else "")
     if not name:
         raise UserError(
-            "no GPU is here and none has computed this model yet; say which it will be with "
+            "no GPU is here and none has computed this model yet; name it with "
             '--device (such as "NVIDIA H100 80GB HBM3"), or --tokens-per-second.'
         )
     precision, work = precision_told(asked.settings), _unit_work(asked, weights, mean_cost)
     if work is None or not precision:
         raise UserError(
-            f"workload {asked.settings.workload}: nothing is known of its speed on {name}; "
+            f"workload {asked.settings.workload}: its speed on {name} is unknown; "
             "compute a shard or two there first, or give --tokens-per-second."
         )
     unit = find_workload(asked.settings.workload).COST_UNIT
@@ -169,7 +169,7 @@ def find(
     if not cards:
         known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
         raise UserError(
-            f"nothing is known of the speed of a GPU called {name!r}: no earlier run used one, and "
+            f"the speed of a GPU called {name!r} is unknown: no earlier run used one, and "
             f"the table has only {known_cards}; give --tokens-per-second."
         )
     card = cards[0]

@@ -72,9 +72,11 @@ class Autoencoder(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill sae train`."""
-        told = self.model_dump(exclude={"of", "encode", "gpus"}, exclude_unset=True)
+        options = self.model_dump(exclude={"of", "encode", "gpus"}, exclude_unset=True)
         return [
-            f"--{key.replace('_', '-')}={value}" for key, value in told.items() if value is not None
+            f"--{key.replace('_', '-')}={value}"
+            for key, value in options.items()
+            if value is not None
         ]
 
 

@@ -90,7 +90,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What sae.json says."""
+    """The content of sae.json."""
 
     REMEDY: ClassVar[str] = "train it again"
 
@@ -123,10 +123,12 @@ def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str
     """Raise UserError where `what` in `folder` is of another training."""
     names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
     if names:
-        told = listed(f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names)
+        differences = listed(
+            f"{name} {theirs.get(name)} and not {ours.get(name)}" for name in names
+        )
         raise UserError(
-            f"{folder}: the {what} there is of another training ({told}); name another --output, "
-            "or delete this folder."
+            f"{folder}: the {what} there is of another training ({differences}); name another "
+            "--output, or delete this folder."
         )
 
 

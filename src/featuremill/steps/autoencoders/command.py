@@ -31,7 +31,7 @@ def _add(acts: Acts, name: str, says: str) -> argparse.ArgumentParser:
 
 
 def _add_train(acts: Acts) -> argparse.ArgumentParser:
-    parser = _add(acts, "train", "train an autoencoder, or go on with one that was interrupted")
+    parser = _add(acts, "train", "train an autoencoder, or continue an interrupted training")
     _add_options(parser)
     add = parser.add_argument
     add("--output", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder")

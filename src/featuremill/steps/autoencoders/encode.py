@@ -109,7 +109,7 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
         UserError: when run, autoencoder or output are not fit for it.
     """
     if output.suffix != ".parquet":
-        raise UserError(f"{output}: active features are a .parquet; give such a name.")
+        raise UserError(f"{output}: active features are a .parquet; give a name that ends so.")
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     schema = pa.schema(
         {"id": pa.string(), "features": ACTIVE}, metadata={"featuremill": _provenance(encoder.card)}

@@ -35,7 +35,7 @@ class Needed(NamedTuple):
     host: int
     """Of each rank, in the host's memory."""
     mapped: int
-    """Of the run's vectors, of which the page cache keeps what it has room for."""
+    """Of the run's vectors, of which the page cache keeps as much as fits."""
     checkpoint: int
     weights: int
     """Of files."""

@@ -30,10 +30,10 @@ class Names(NamedTuple):
 def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
     """Return the descriptions of each feature's records, and words that are enriched in them."""
     wanted = {id for ids in ids_M for id in ids}
-    told = {id: text for id, text in _descriptions(manifest) if id in wanted}
+    descriptions = {id: text for id, text in _descriptions(manifest) if id in wanted}
     shared_M = []
     for ids in ids_M:
-        counts = Counter(word for id in ids for word in _words(told[id]))
+        counts = Counter(word for id in ids for word in _words(descriptions[id]))
         shared_M.append({word: n for word, n in counts.items() if n >= SHARED})
     candidates = {word for shared in shared_M for word in shared}
     among_all: Counter[str] = Counter()
@@ -50,7 +50,7 @@ def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
         ]
         enriched.sort(key=lambda word: (-shared[word], among_all[word], word))
         words_M.append(enriched[:MOST_WORDS])
-    return Names(told, words_M)
+    return Names(descriptions, words_M)
 
 
 def _descriptions(manifest: Path) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from featuremill.base.locking import try_lock
 from featuremill.base.words import clock
 
 TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
-"""What a training writes as it goes on, and last; and what it holds meanwhile."""
+"""What a training writes meanwhile, and last; and what it holds meanwhile."""
 NOT_DONE = 1
 """What it ends with before the training is done."""
 
@@ -53,7 +53,7 @@ def _is_at_work(folder: Path) -> bool:
 def line_of(row: dict[str, Any] | None, is_done: bool = False) -> str:
     """Return one line of training.jsonl for people."""
     if row is None:
-        return "no step is told of yet"
+        return "no step yet"
     parts = [
         f"step {row['step']:,} of {row['steps']:,}",
         f"loss {row['loss']:.4g}",

@@ -53,7 +53,7 @@ class Ranks:
 
     def add(self, ours: Tensor, theirs: Tensor) -> None:
         """Replace `ours` by the sum over all ranks, added in pairs, which every rank gets to the
-        same bits; `theirs` is room for as much.
+        same bits; `theirs` is a buffer of its size.
 
         Raises:
             LostRank: when another one is gone.
@@ -80,12 +80,13 @@ class Ranks:
 
 
 def is_one() -> bool:
-    """Tell whether torchrun started this process as a rank."""
+    """Return whether torchrun started this process as a rank."""
     return environment.TORCHELASTIC_RUN_ID.text() is not None
 
 
 def leave(error: Exception) -> NoReturn:
-    """End this rank as `error` asks, and leave the sentence to whoever started the ranks."""
+    """End this rank as `error` asks, and leave the sentence to the process that started the
+    ranks."""
     status = getattr(error, "exit_status", 1)
     said = str(error)
     if isinstance(error, LostRank):
@@ -96,16 +97,16 @@ def leave(error: Exception) -> NoReturn:
             status = DeviceError.exit_status
         said = f"{type(error).__name__}: {faults.one_line(error)}"
     if path := environment.TORCHELASTIC_ERROR_FILE.text():
-        told = {"message": said, "timestamp": int(time.time())}
+        failure = {"message": said, "timestamp": int(time.time())}
         with suppress(OSError):
-            Path(path).write_text(json.dumps(told), "utf-8")
+            Path(path).write_text(json.dumps(failure), "utf-8")
     else:
         log.error("%s", said)
     raise SystemExit(status)
 
 
 def is_of_device(error: Exception) -> bool:
-    """Tell whether a device failed, or its memory ran out."""
+    """Return whether a device failed, or its memory ran out."""
     return faults.is_device_error(error) or faults.is_out_of_memory(error)
 
 
@@ -114,7 +115,7 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
 
     Raises:
         UserError, DeviceError, IntegrityError, WorkloadError: what ended the first that failed.
-        SystemExit: when somebody stopped them.
+        SystemExit: when they were stopped.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -143,7 +144,7 @@ def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
 
     rank = min(failures, key=order)
     status, said = failures[rank].exitcode, failures[rank].message
-    kept = f"go on from {output} with the same command, with another --gpus if need be"
+    kept = f"continue from {output} with the same command, with another --gpus if need be"
     if status < 0:
         name = signal.Signals(-status).name
         return WorkloadError(

@@ -84,7 +84,7 @@ def report(
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     page = output or sae / PAGE
     if page.suffix != ".html":
-        raise UserError(f"{page}: the page is an .html; give such a name.")
+        raise UserError(f"{page}: the page is an .html; give a name that ends so.")
     held, top = look(encoder)
     ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
     names = names_of(Results(encoder.vectors.root).records, ids_M)
@@ -163,5 +163,5 @@ def _write_features(path: Path, top: Top, names: Names) -> None:
         table.writerow(["feature", "frequency", "rank", "id", "value", "description"])
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value) in enumerate(top.records_of(feature), 1):
-                told = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
-                table.writerow([*told, one_line(names.descriptions[id])])
+                columns = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                table.writerow([*columns, one_line(names.descriptions[id])])

@@ -56,7 +56,7 @@ class Asked(NamedTuple):
 
 
 def train(asked: Asked) -> None:
-    """Train, or go on with what a checkpoint has, on devices of a lease.
+    """Train, or continue with what a checkpoint has, on devices of a lease.
 
     Raises:
         UserError: when run, options or output are not fit for it.
@@ -96,7 +96,7 @@ def train(asked: Asked) -> None:
                 if not ranks.is_of_device(error):
                     raise
                 raise DeviceError(
-                    f"the device failed, or its memory ran out ({one_line(error)}); go on from "
+                    f"the device failed, or its memory ran out ({one_line(error)}); continue from "
                     f"{asked.output} with the same command, or begin anew with a smaller --batch."
                 ) from error
 
@@ -141,12 +141,12 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
 
 
 def _is_done(asked: Asked, vectors: Parts) -> bool:
-    """Tell whether this very training came to its end.
+    """Return whether this very training came to its end.
 
     Raises:
         UserError: when the folder has another one, or its checkpoint.
     """
-    from featuremill.steps.autoencoders.training import told_by
+    from featuremill.steps.autoencoders.training import metadata_of
 
     ours = card.identity(asked.options, source_of(vectors))
     done = card.Card.find(asked.output / CARD)
@@ -155,7 +155,7 @@ def _is_done(asked: Asked, vectors: Parts) -> bool:
         card.refuse_other(asked.output, "autoencoder", theirs, ours)
         log.info("%s is trained already.", asked.output)
     elif (path := asked.output / CHECKPOINT).exists():
-        card.refuse_other(asked.output, "checkpoint", told_by(path)["identity"], ours)
+        card.refuse_other(asked.output, "checkpoint", metadata_of(path)["identity"], ours)
     return done is not None
 
 
@@ -190,7 +190,7 @@ def _one(asked: Asked, kind: str) -> None:
     trainer = Trainer(options, chosen, source.width, ranks)
     if (output / CHECKPOINT).exists():
         trainer.load(output, identity)
-        log.info("going on after step %s", count(trainer.step))
+        log.info("continuing after step %s", count(trainer.step))
     else:
         trainer.begin()
     if is_first:

@@ -1,9 +1,9 @@
 """The training itself: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
 
-Every rank holds all parameters. A batch is computed in eight slices, whoever computes them; their
-gradients are added in pairs, first within a rank and then between ranks that exchange theirs, so
-the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
-loss, variance, activity and whether somebody wants to stop, and none waits for a message alone.
+Every rank holds all parameters. A batch is computed in eight slices, whichever rank computes them;
+their gradients are added in pairs, first within a rank and then between ranks that exchange theirs,
+so the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
+loss, variance, activity and whether the user wants to stop, and none waits for a message alone.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SCALARS = ("squares", "error", "loss", "active", "stop")
 features, and ranks that were asked to stop."""
 
 
-class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
+class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
     """All ranks stopped after the same step, and the checkpoint is of that step."""
 
     def __init__(self, number: int, step: int) -> None:
@@ -172,7 +172,7 @@ class Trainer:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
 
     def _is_told(self) -> bool:
-        """Tell whether training.jsonl has a line that ends with this step."""
+        """Return whether training.jsonl has a line that ends with this step."""
         every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
         return self.step % every == 0 or self.step == self.options.steps
 
@@ -237,8 +237,8 @@ class Trainer:
                 0, found.indices.flatten(), is_active.flatten().float()
             )
             stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
-            told = [centered.square().sum(), error, loss, is_active.sum(), stop]
-            buffers.parts["scalars"] += torch.stack([number.float() for number in told])
+            statistics = [centered.square().sum(), error, loss, is_active.sum(), stop]
+            buffers.parts["scalars"] += torch.stack([number.float() for number in statistics])
 
     @torch.no_grad()
     def _update(self) -> None:
@@ -305,7 +305,7 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Write the checkpoint: whoever goes on from it computes what this would have."""
+        """Write the checkpoint: a training that continues from it computes what this would have."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         for name, tensor in self.tensors.items():
             state = self._optimizer.state[tensor]
@@ -315,7 +315,7 @@ class Trainer:
             "window.sums": torch.from_numpy(self.window.sums_D),
             "window.scalars": torch.from_numpy(self.window.scalars),
         }
-        told = {
+        metadata = {
             "identity": identity,
             "step": self.step,
             "seconds": self.seconds,
@@ -323,29 +323,33 @@ class Trainer:
             "window_steps": self.window.num_steps,
         }
         with replacing(path) as temporary:
-            save_file(tensors, temporary, {"featuremill": json.dumps(told)})
+            save_file(tensors, temporary, {"featuremill": json.dumps(metadata)})
 
     def load(self, folder: Path, identity: dict[str, Any]) -> None:
-        """Go on from the checkpoint in `folder`.
+        """Continue from the checkpoint in `folder`.
 
         Raises:
             UserError: when it is of another training, or cannot be read.
         """
         path = folder / CHECKPOINT
-        told = told_by(path)
-        refuse_other(folder, "checkpoint", told["identity"], identity)
+        metadata = metadata_of(path)
+        refuse_other(folder, "checkpoint", metadata["identity"], identity)
         with safe_open(path, "pt") as file, torch.no_grad():
             for name, tensor in self.tensors.items():
                 tensor.copy_(file.get_tensor(name))
                 state = self._optimizer.state[tensor]
-                state["step"].fill_(told["step"])
+                state["step"].fill_(metadata["step"])
                 for moment in MOMENTS:
                     state[moment].copy_(file.get_tensor(f"{moment}.{name}"))
             self.since_active.copy_(file.get_tensor("since_active"))
             self._center = file.get_tensor("center").to(self.device)
             sums, scalars = (file.get_tensor(f"window.{name}") for name in ("sums", "scalars"))
-        self.window = Window(sums.numpy(), scalars.numpy(), told["window_steps"])
-        self.step, self.seconds, self.scale = told["step"], told["seconds"], told["scale"]
+        self.window = Window(sums.numpy(), scalars.numpy(), metadata["window_steps"])
+        self.step, self.seconds, self.scale = (
+            metadata["step"],
+            metadata["seconds"],
+            metadata["scale"],
+        )
 
     def finished(self) -> dict[str, Tensor]:
         """Return the parameters for vectors as the run has them, which training saw scaled."""
@@ -356,7 +360,7 @@ class Trainer:
         }
 
 
-def told_by(path: Path) -> dict[str, Any]:
+def metadata_of(path: Path) -> dict[str, Any]:
     """Return what the checkpoint at `path` says of itself.
 
     Raises:
@@ -364,8 +368,8 @@ def told_by(path: Path) -> dict[str, Any]:
     """
     try:
         with safe_open(path, "pt") as file:
-            told = json.loads((file.metadata() or {})["featuremill"])
-            return {**told, "identity": dict(told["identity"])}
+            metadata = json.loads((file.metadata() or {})["featuremill"])
+            return {**metadata, "identity": dict(metadata["identity"])}
     except (KeyError, ValueError, TypeError, OSError) as error:
         raise _unreadable(path) from error
     except Exception as error:

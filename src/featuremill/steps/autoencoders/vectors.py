@@ -10,8 +10,8 @@ from featuremill.steps.autoencoders.order import key_of, mixed
 
 
 def is_held_out(parts: Parts, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Tell of each row whether its record is kept from training: by its sha256 and the seed alone,
-    so that no edit of the input moves another record."""
+    """Return for each row whether its record is kept from training: by its sha256 and the seed
+    alone, so that no edit of the input moves another record."""
     hashes = mixed(parts.hash_of_row ^ np.uint64(key_of(seed, 2)))
     return hashes < np.uint64(min(share * 2.0**64, 2**64 - 1))
 

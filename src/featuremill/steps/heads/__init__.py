@@ -250,7 +250,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
 
 
 def _is_other(card: Path, labels: str, late: Sequence[str]) -> bool:
-    """Tell whether a head was trained on other features, or on labels that have changed since."""
+    """Return whether a head was trained on other features, or on labels that have changed since."""
     from featuremill.steps.heads.card import Card
     from featuremill.store.files import sha256_of
 

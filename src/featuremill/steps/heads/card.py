@@ -39,7 +39,7 @@ class Part(Record):
     """Numbers in it."""
     column: str | None = None
     recipe: str | None = None
-    """What it was made by; None where nobody knows, as of a head from elsewhere."""
+    """What it was made by; None where it is unknown, as of a head from elsewhere."""
     settings: Settings | None = None
     """What the recipe is the digest of."""
     run: str | None = None
@@ -85,7 +85,7 @@ class Source(Record):
 
 
 class Card(JsonFile):
-    """What head.json says."""
+    """The content of head.json."""
 
     REMEDY: ClassVar[str] = "train or import the head again"
 

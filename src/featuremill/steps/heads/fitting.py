@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     head: Found
 
 
-class Kind(Protocol):
+class Classifier(Protocol):
     """A way to fit a head."""
 
     @property
@@ -171,7 +171,7 @@ class Fitted(NamedTuple):
 
 
 def chosen_and_fitted(
-    kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
+    kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
 ) -> Fitted:
     """Return the head fitted with the setting that folds of whole groups choose: that whose
     calibrated scores have the least log-loss on items whose group was not seen. The calibration is
@@ -209,7 +209,7 @@ class Tried(NamedTuple):
 
 
 def _tried(
-    kind: Kind, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
+    kind: Classifier, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
 ) -> list[Tried]:
     """Return what settings say of the items held out, up to the one after which none got better
     for a while."""
@@ -232,7 +232,7 @@ def _tried(
 
 
 def out_of_fold(
-    kind: Kind, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
+    kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64]:
     """Return the calibrated scores (N, C) of each item by a head that saw nothing of its group."""
     num_classes = int(y_N.max()) + 1

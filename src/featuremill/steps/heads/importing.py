@@ -2,7 +2,7 @@
 
 A state dict holds tensors and nothing else, and is read as such. A whole model (by
 `torch.save(model)`, as VirNucPro ships them) is a pickle that runs whatever its maker put into it:
-it is read only for somebody who names its sha256, in a process of its own that hands back tensors.
+it is read only for a user who names its sha256, in a process of its own that hands back tensors.
 """
 
 from __future__ import annotations
@@ -107,15 +107,17 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         except SafetensorError:
             raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
     try:
-        told = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        state = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
     except UnpicklingError:
         return _trusted(chosen, content, sha256)
     except (RuntimeError, EOFError, ValueError) as error:
         raise _no_head(chosen, f"torch cannot read it: {clipped(str(error))}") from None
-    told = unwrapped(told)
-    if not isinstance(told, Mapping) or not all(isinstance(t, torch.Tensor) for t in told.values()):
+    state = unwrapped(state)
+    if not isinstance(state, Mapping) or not all(
+        isinstance(t, torch.Tensor) for t in state.values()
+    ):
         raise _no_head(chosen, "it is no state dict")
-    return told
+    return state
 
 
 def unwrapped(told: Any) -> Any:
@@ -137,9 +139,8 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         again += ["--dims", ",".join(map(str, chosen.widths)), "--output", str(chosen.output)]
         raise UserError(
             f"{chosen.path}: this is a pickled model, or has more in it than tensors (sha256 "
-            f"{sha256}), and to read it is to run, as you, whatever code its maker put into it, so "
-            "that is done only if you trust that maker, in a process of its own and for its "
-            "tensors alone: "
+            f"{sha256}). Reading it can run any code that its maker put into it. If you trust its "
+            "maker, type: "
             f"{shlex.join(again)} --trust {sha256}"
         )
     if chosen.trusted.lower() != sha256:

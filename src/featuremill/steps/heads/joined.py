@@ -113,7 +113,7 @@ class Joined:
                     yield self._lacking(ids[place], 0)
 
     def failed(self) -> Iterator[Lacking]:
-        """Yield the failed and refused records of all that nobody was told of yet, each once."""
+        """Yield the failed and refused records of all that were not reported yet, each once."""
         for number, failures in enumerate(self._failures):
             for id in list(failures):
                 yield self._lacking(id, number)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 Tensors = Mapping[str, npt.NDArray[Any]]
 Matrix = npt.NDArray[Any]
 EPSILON = 1e-5
-"""Of BatchNorm, where nobody says otherwise (`torch.nn.BatchNorm1d`)."""
+"""The default of BatchNorm (`torch.nn.BatchNorm1d`)."""
 ROWS_AT_ONCE = 4096
 TINY = 1e-8
 

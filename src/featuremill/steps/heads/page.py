@@ -39,7 +39,7 @@ TERMS = (
     (
         "95 % interval",
         "of 1,000 draws of as many whole groups, with replacement, all but the lowest and the "
-        "highest 2.5 % lie within; it says nothing of other folds or other data",
+        "highest 2.5 % lie within; other folds or other data may differ more",
     ),
 )
 MOST_TEXT = 30
@@ -48,7 +48,7 @@ CELL_PIXELS = (24, 64)
 """The least and the most side of a cell of the confusion matrix."""
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
-"""Pixels of a cell that has room for its count."""
+"""Pixels of a cell in which its count fits."""
 
 
 def write_page(path: Path, name: str, card: Card) -> None:
@@ -239,5 +239,5 @@ def confusion_figure(
         for style in ("lane-behind", "lane"):  # a rim, then the number, on any colour
             chart += base.mark_text(style=style).encode(text=alt.Text("records:Q", format=","))
     chart = chart.properties(width=side * len(names), height=side * len(names))
-    told = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
-    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", told),))
+    chart_json = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
+    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", chart_json),))

@@ -56,7 +56,9 @@ def predict(
         UserError: when the head, the features or the output are not fit for it.
     """
     if output.suffix not in WRITERS:
-        raise UserError(f"{output}: predictions are a .tsv or a .parquet; give such a name.")
+        raise UserError(
+            f"{output}: predictions are a .tsv or a .parquet; give a name that ends so."
+        )
     head, tensors = card.read(folder)
     parts = _opened(runs, columns, head, folder)
     _refuse_other_widths(parts, head, folder)
@@ -145,9 +147,9 @@ def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path)
     given, wanted = [part.width for part in parts], [part.width for part in head.features]
     is_merged = len(parts) == 1 and parts[0].column == "merged"
     if given != wanted and not (is_merged and given == [sum(wanted)]):
-        told = listed(f"{part.width:,} ({part.name}, {part.column})" for part in parts)
+        widths = listed(f"{part.width:,} ({part.name}, {part.column})" for part in parts)
         raise UserError(
-            f"{folder}: this head takes {_told(head)}, and the features given have {told}; name "
+            f"{folder}: this head takes {_told(head)}, and the features given have {widths}; name "
             "those that it was made for, in that order."
         )
 
@@ -158,8 +160,8 @@ def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path
         if part.recipe is not None and part.recipe == known.recipe and same_column:
             continue
         theirs, ours = (
-            "one that nobody knows" if told.recipe is None else f"{told.recipe} ({told.column})"
-            for told in (part, known)
+            "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
+            for source in (part, known)
         )
         others = differences(part.settings, known.settings)
         raise UserError(
@@ -175,9 +177,11 @@ def differences(ours: Settings | None, theirs: Settings | None) -> str:
         return ""
     one, other = _flat(ours), _flat(theirs)
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    told = [f"{name} {one.get(name)} and not {other.get(name)}" for name in names]
-    more = [f"{len(told) - MOST_DIFFERENCES} more"] if len(told) > MOST_DIFFERENCES else []
-    return f" (here {listed([*told[:MOST_DIFFERENCES], *more])})" if told else ""
+    differing = [f"{name} {one.get(name)} and not {other.get(name)}" for name in names]
+    more = (
+        [f"{len(differing) - MOST_DIFFERENCES} more"] if len(differing) > MOST_DIFFERENCES else []
+    )
+    return f" (here {listed([*differing[:MOST_DIFFERENCES], *more])})" if differing else ""
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
@@ -215,11 +219,14 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    told = {"head_sha256": head.sha256, "features": [part.as_json() for part in head.features]}
+    provenance = {
+        "head_sha256": head.sha256,
+        "features": [part.as_json() for part in head.features],
+    }
     columns = {"id": pa.string(), "class": pa.string()}
     columns |= dict.fromkeys(_columns(head), pa.float64())
     columns[held_out.COLUMN] = pa.string()
-    schema = pa.schema(columns, metadata={"featuremill": json.dumps(told, sort_keys=True)})
+    schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
         def write(

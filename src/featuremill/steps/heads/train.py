@@ -21,7 +21,7 @@ from featuremill.features import Matrix
 from featuremill.inputs import labels
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
-    Kind,
+    Classifier,
     Logistic,
     Perceptron,
     chosen_and_fitted,
@@ -100,7 +100,7 @@ def train(chosen: Chosen) -> card.Card:
     import torch
 
     torch.set_num_threads(max(1, chosen.threads))
-    kind: Kind = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
+    kind: Classifier = Perceptron(chosen.seed) if chosen.kind == "mlp" else Logistic()
     log.info(
         "%s of %s, %s numbers each; %s",
         records(len(examples.ids)),
@@ -237,7 +237,7 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
     if len(examples.classes) == 1:
         raise UserError(
             f"{where} is {clipped(examples.classes[0])!r} in all {records(len(examples.ids))} that "
-            "have features; a head tells at least two classes apart, so label others, too."
+            "have features; a head needs at least two classes, so label others, too."
         )
     groups_of = defaultdict(set)
     for number, name in zip(examples.y_N.tolist(), examples.groups_N.tolist(), strict=True):

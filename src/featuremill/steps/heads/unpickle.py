@@ -34,14 +34,14 @@ def main() -> None:
             except (ImportError, AttributeError):
                 return StandIn
 
-    told = torch.load(
+    model = torch.load(
         io.BytesIO(sys.stdin.buffer.read()),
         map_location="cpu",
         weights_only=False,
         pickle_module=SimpleNamespace(Unpickler=Unpickler, load=pickle.load, __name__="pickle"),
     )
-    told = unwrapped(told)
-    tensors = told.state_dict() if isinstance(told, torch.nn.Module) else dict(told)
+    model = unwrapped(model)
+    tensors = model.state_dict() if isinstance(model, torch.nn.Module) else dict(model)
     kept = {name: t for name, t in tensors.items() if isinstance(t, torch.Tensor)}
     out.write(save({name: tensor.detach().contiguous() for name, tensor in kept.items()}))
     out.close()

@@ -48,7 +48,7 @@ class Layout(NamedTuple):
     """The key of the ids."""
     called: str
     vectors: Callable[[Any, Sequence[str]], Matrix]
-    """Makes the vectors of what stands under `data`."""
+    """Makes the vectors of what is under `data`."""
 
 
 def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
@@ -74,7 +74,7 @@ LAYOUTS = (
 
 
 class Content(NamedTuple):
-    """What stands in a file."""
+    """What is in a file."""
 
     layout: Layout
     ids: list[str]
@@ -82,7 +82,7 @@ class Content(NamedTuple):
 
 
 def _read(path: Path) -> Content:
-    """Return what stands in the file `path`.
+    """Return what is in the file `path`.
 
     Raises:
         UserError: when that is none of the layouts.
@@ -90,14 +90,14 @@ def _read(path: Path) -> Content:
     import torch
 
     try:
-        told = torch.load(path, weights_only=True, map_location="cpu")
-        layout = next((layout for layout in LAYOUTS if layout.ids in told), None)
+        content = torch.load(path, weights_only=True, map_location="cpu")
+        layout = next((layout for layout in LAYOUTS if layout.ids in content), None)
         if layout is None:
-            raise ValueError(f"it holds {listed([*map(str, told)] or ['nothing'])}")
-        ids = [str(id) for id in told[layout.ids]]
-        if len(ids) != len(told["data"]):
-            raise ValueError(f"{len(ids)} ids and {len(told['data'])} vectors")
-        vectors = layout.vectors(told["data"], ids)
+            raise ValueError(f"it holds {listed([*map(str, content)] or ['nothing'])}")
+        ids = [str(id) for id in content[layout.ids]]
+        if len(ids) != len(content["data"]):
+            raise ValueError(f"{len(ids)} ids and {len(content['data'])} vectors")
+        vectors = layout.vectors(content["data"], ids)
         if vectors.ndim != 2:
             raise ValueError("no record")
     except FileNotFoundError:
@@ -117,7 +117,7 @@ class FileFeatures:
     holds their ids, a temporary file their vectors: torch takes seconds to read some of these."""
 
     recipe: str | None = None
-    """Nobody knows it."""
+    """It is unknown."""
     settings: Settings | None = None
 
     def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):

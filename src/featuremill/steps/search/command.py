@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _calm_blas() -> None:
-    """Let NumPy multiply on one thread, unless somebody said otherwise or it is loaded already.
+    """Let NumPy multiply on one thread, unless OPENBLAS_NUM_THREADS is set or it is loaded.
 
     OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
     where others compute too, a hundred queries take minutes in place of seconds.

@@ -58,7 +58,7 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         UserError: when there is nothing to search, or a query is nowhere.
     """
     if chosen.k < 1:
-        raise UserError(f"-k: {chosen.k} records are none; give 1 or more.")
+        raise UserError(f"-k: {chosen.k} is too few; give 1 or more.")
     searched = features.open(root, chosen.column, partial=chosen.wants_partial or None)
     log.info(
         "%s of %s, %s numbers each, %s; by %s",

@@ -142,7 +142,7 @@ class Recipe:
         if told.files and not self._plan:
             raise UserError(
                 f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
-                "plan.json, which is not here, tells where they are; run it again. Records of the "
+                "plan.json, which is not here, has their paths; run it again. Records of the "
                 "run are found by their ids without."
             )
         execution = dict(self._plan.execution) if self._plan else {}

@@ -40,7 +40,7 @@ class Transfer(Section):
     """Its column of labels."""
     group: str | None = None
     """A column of groups, such as a genus: no labelled record gets its label from one of its group,
-    so that the accuracy is that for strangers. If not given, each record by itself."""
+    so that the accuracy is that for unrelated records. If not given, each record by itself."""
     of: str | None = None
     """The set of features whose records get labels. Needed where there are several sets."""
     reference: str | None = None
@@ -144,15 +144,15 @@ def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:
 
 
 def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool:
-    """Tell whether the features in the folder `other` are known to be of another recipe."""
+    """Return whether the features in the folder `other` are known to be of another recipe."""
     from featuremill import features
 
     if theirs := project.ahead(asked.reference or ""):
         return theirs.settings != ahead.settings
     if not Path(other, "manifest.json").exists():
         return False
-    told = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
-    return any(told[key] != value for key, value in ahead.settings.items())
+    recipe = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
+    return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
 def table_of(name: str, project: Project) -> str:
@@ -194,7 +194,7 @@ def _figures(card: Path) -> Mapping[str, int]:
 
 
 def _is_other(card: Path, late: Sequence[str]) -> bool:
-    """Tell whether one of these files has another content than when the table was made."""
+    """Return whether one of these files has another content than when the table was made."""
     from featuremill.store.files import sha256_of
 
     if not late:

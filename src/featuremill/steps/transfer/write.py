@@ -102,9 +102,9 @@ def transfer(chosen: Chosen) -> None:
         UserError: when features, labels or the output are not fit for it.
     """
     if chosen.output.suffix != ".tsv":
-        raise UserError(f"{chosen.output}: the table is a .tsv; give such a name.")
+        raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
-        raise UserError(f"--k {chosen.k}: so many records have no vote; give 1 or more.")
+        raise UserError(f"--k {chosen.k}: give 1 or more.")
     labelled, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
     reference = of
@@ -203,12 +203,12 @@ def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | M
     for ids, vectors in of.blocks():
         _refuse_not_finite(of, ids, vectors)
         itself = {at: place_of[id] for at, id in enumerate(ids) if id in place_of}
-        if not is_same and itself:  # another record of the same name is a stranger
-            told = of.records_of(first + np.array(list(itself)))
+        if not is_same and itself:  # another record of the same name counts
+            records = of.records_of(first + np.array(list(itself)))
             itself = {
                 at: place
                 for at, place in itself.items()
-                if told[first + at].sha256 == known.sha256[place]
+                if records[first + at].sha256 == known.sha256[place]
             }
         others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
         nearest = _of_strangers(known.reference, vectors, others, k)

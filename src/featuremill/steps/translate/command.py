@@ -132,7 +132,7 @@ def translate(
     )
     if contigs.without_fragments or contigs.refused:
         log.info(
-            "without a fragment: %s, refused: %s; %s says why",
+            "without a fragment: %s, refused: %s; %s has the reasons",
             f"{contigs.without_fragments:,}",
             f"{contigs.refused:,}",
             folder / names.UNTRANSLATED,
@@ -163,7 +163,7 @@ def settled(
             if by == "genes" and name == "code":
                 fitting = spelt("procedure", "single")
             raise UserError(
-                f"{spelt(name, '')} says nothing with {spelt('by', by)}; leave it out, or take "
+                f"{spelt(name, '')} has no effect with {spelt('by', by)}; leave it out, or take "
                 f"{fitting}."
             )
     for name, least in (("window", CODON), ("min_residues", 1)):

@@ -1,4 +1,4 @@
-"""The folder of a translation: what stands in it, whose it is, and when it is done.
+"""The folder of a translation: what is in it, whose it is, and when it is done.
 
 `proteins.faa.gz` and `nucleotides.fna.gz` have the same ids in the same order, `fragments.parquet`
 one row for each, in that order too. `untranslated.tsv` lists contigs without a fragment, and
@@ -71,7 +71,7 @@ class Contigs(JsonRecord):
 
 
 class Translation(JsonFile):
-    """What translate.json says."""
+    """The content of translate.json."""
 
     by: str
     options: dict[str, int | str]
@@ -87,12 +87,12 @@ class Translation(JsonFile):
     """The sha256 of each other file."""
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
-        """Tell whether the fields `about` have these values."""
+        """Return whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
 
     def is_of_files(self, paths: Sequence[str], late: Sequence[str]) -> bool:
-        """Tell whether it was made of the files `paths` as they are, of which those in `late` were
-        written since; those that are gone may be."""
+        """Return whether it was made of the files `paths` as they are, of which those in `late`
+        were written since; those that are gone may be."""
         if [entry.path for entry in self.inputs] != list(paths):
             return False
         there = [entry for entry in self.inputs if Path(entry.path).exists()]
@@ -141,7 +141,7 @@ def ours(folder: Path) -> Iterator[None]:
     """Have `folder` for this process alone during the block.
 
     Raises:
-        UserError: when it holds something else, or somebody is at it.
+        UserError: when it holds something else, or another process writes it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     there = sorted(path.name for path in folder.iterdir())

@@ -58,8 +58,9 @@ class Ids:
         first, second = (self._place(int(order[same[place] + n])) for n in (0, 1))
         id = next(r.id for r in nucleotides([Path(second[0])]) if r.line == second[1])
         raise UserError(
-            f"{second[0]}:{second[1]}: the id {id[:60]!r} was already that of "
-            f"{first[0]}:{first[1]}, and fragments are called by it; rename one, or translate the "
+            f"{second[0]}:{second[1]}: the id {id[:60]!r} is also that of "
+            f"{first[0]}:{first[1]}, and ids of fragments begin with it; rename one, or translate "
+            "the "
             "files one by one."
         )
 

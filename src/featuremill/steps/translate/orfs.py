@@ -2,8 +2,8 @@
 
 An end of the contig stands for the start or the stop that may lie beyond it: a frame that is open
 there begins with its first whole codon, or ends with its last. The stop codon is no part of the
-fragment, and a start codon is the residue that it is anywhere (GTG is V), as nobody knows whether a
-protein really begins there.
+fragment, and a start codon is the residue that it is anywhere (GTG is V), as it is unknown whether
+a protein really begins there.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def head_of(asked: Any, project: Project) -> str:
     if not known:
         raise UserError(f"these are made of a head's predictions; add `{heads.KEY}:`.")
     if asked.head is None and len(known) > 1:
-        raise UserError(f"say of which head: {listed(known)}.")
+        raise UserError(f"name the head, one of {listed(known)}.")
     if asked.head is not None and asked.head not in known:
         raise UserError(f"there is no head {asked.head!r}; there are {listed(known)}.")
     return asked.head or next(iter(known))

@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head",
         type=Path,
         metavar="HEAD",
-        help="the head that predicted, so that the page tells how good it is",
+        help="the head that predicted, so that the page shows how good it is",
     )
     add(
         "--runs",
@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=[],
         metavar="results/RUN",
-        help="the runs that the predictions are of, so that the page tells of them, too",
+        help="the runs that the predictions are of, so that the page shows them, too",
     )
 
 

@@ -38,7 +38,7 @@ class Counts(NamedTuple):
     seen: int
     """Contigs that the head was trained on."""
     unknown: int
-    """Contigs of which nobody knows whether it was."""
+    """Contigs of which it is unknown."""
 
 
 class Contig(NamedTuple):

@@ -199,14 +199,14 @@ def _head(trained: Trained) -> dict[str, Any]:
 
 
 def _verdicts(counts: Counts) -> Figure:
-    told = [*counts.verdicts.most_common(), *sorted(counts.without.items())]
+    classes = [*counts.verdicts.most_common(), *sorted(counts.without.items())]
     rows: list[dict[str, Any]] = [
         {"what": clipped(name, MOST_TEXT), "contigs": number, "has": name in counts.verdicts}
-        for name, number in told
+        for name, number in classes
     ]
     sentence = (
         f"Of {words.counted(counts.contigs, 'contig')}, "
-        + words.listed(f"{number:,} {name}" for name, number in told)
+        + words.listed(f"{number:,} {name}" for name, number in classes)
         + f"; {words.count(counts.failed)} of {words.counted(counts.fragments, 'fragment')} "
         "have no prediction."
     )

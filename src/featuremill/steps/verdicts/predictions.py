@@ -55,7 +55,9 @@ class Predictions(NamedTuple):
                 for batch in reader:
                     yield pa.table(batch)
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(f"{self.path}: a row is no prediction ({error}).") from None
+            raise UserError(
+                f"{self.path}: a row is no prediction ({error}); predict again."
+            ) from None
 
 
 def open_predictions(path: Path) -> Predictions:
@@ -73,7 +75,9 @@ def open_predictions(path: Path) -> Predictions:
             with path.open(encoding="utf-8") as file:
                 names = file.readline().rstrip("\n").split("\t")
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: this is no table of predictions ({error}).") from None
+        raise UserError(
+            f"{path}: this is no table of predictions ({error}); predict again."
+        ) from None
     classes = tuple(name.removeprefix(SCORE) for name in names if name.startswith(SCORE))
     if "id" not in names or len(classes) < 2:
         raise UserError(

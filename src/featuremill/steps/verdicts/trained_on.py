@@ -51,7 +51,7 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
     known, _ = card.read(head)
     if len(known.classes) != num_classes:
         raise UserError(
-            f"{head}: this head tells {listed(known.classes)} apart, and the predictions have "
+            f"{head}: this head has the classes {listed(known.classes)}, and the predictions have "
             f"{num_classes} classes; name the head that predicted."
         )
     labels: dict[str, Label] = {}

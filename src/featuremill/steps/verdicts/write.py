@@ -46,7 +46,7 @@ def write(
         UserError: when the translation or the predictions are not whole, or not of each other.
     """
     if output.suffix != ".tsv":
-        raise UserError(f"{output}: verdicts are a .tsv; give such a name with --output.")
+        raise UserError(f"{output}: verdicts are a .tsv; give --output a name that ends so.")
     translation = whole(folder)
     predictions = open_predictions(predicted)
     preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
@@ -115,12 +115,18 @@ def write(
 
 
 def _say(output: Path, counts: Counts) -> None:
-    told = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
+    counted_classes = [f"{number:,} {name}" for name, number in counts.verdicts.most_common()]
     log.info(
-        "%s: %s: %s", output, counted(counts.contigs, "contig"), listed(told or ["no verdict"])
+        "%s: %s: %s",
+        output,
+        counted(counts.contigs, "contig"),
+        listed(counted_classes or ["no verdict"]),
     )
     if counts.without:
-        reasons = listed(f"{number:,} {name}" for name, number in sorted(counts.without.items()))
+        words = {"without": "without a fragment"}
+        reasons = listed(
+            f"{number:,} {words.get(name, name)}" for name, number in sorted(counts.without.items())
+        )
         num = counted(counts.without.total(), "contig has", "contigs have")
         log.warning("%s no verdict: %s.", num, reasons)
     if counts.failed:

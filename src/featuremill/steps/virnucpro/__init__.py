@@ -95,7 +95,7 @@ def sets_of(asked: SECTION, project: Project) -> Mapping[str, str]:
         if getattr(asked, kind) or kind in project.features
     }
     if not given:
-        raise UserError("say which features are of proteins, and which of nucleotides.")
+        raise UserError("name the features of proteins and those of nucleotides.")
     return {kind: project.features_of(name) for kind, name in given.items()}
 
 

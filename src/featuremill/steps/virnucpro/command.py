@@ -196,7 +196,7 @@ def run(arguments: argparse.Namespace) -> int:
     with (folder / FAILED).open(encoding="utf-8") as file:
         num_failed = sum(1 for _ in file)
     if num_failed:
-        log.warning("%s says what failed: %s.", folder / FAILED, counted(num_failed, "line"))
+        log.warning("%s lists what failed: %s.", folder / FAILED, counted(num_failed, "line"))
     return SOME_FAILED if num_failed else 0
 
 
@@ -230,7 +230,7 @@ def _asked(given: argparse.Namespace) -> dict[str, Any]:
         raise UserError(f"{dna_folder}: there is no config.json here; {GETTING_DNA}.")
     if given.config:
         raise UserError(
-            f"--config {given.config}: VirNucPro's config is not read here; give what it says as "
+            f"--config {given.config}: VirNucPro's config is not read here; give its settings as "
             "flags: featuremill virnucpro --help lists them."
         )
     run = {"device": _device(given), "outputs": "parquet", "max_failed": ANY_NUMBER}
@@ -263,8 +263,8 @@ def _refuse_unfit(asked: Mapping[str, Any]) -> None:
     sets = asked["features"]
 
     def ahead(name: str) -> Ahead | None:
-        told = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
-        return told and Ahead(*told)
+        settings = ahead_of(*(sets[name][key] for key in ("workload", "options", "device")))
+        return settings and Ahead(*settings)
 
     project = Project(asked["run"], (), dict.fromkeys(sets, ""), {}, ahead)
     head = heads.Head.model_validate(asked["heads"][HEAD])
@@ -275,8 +275,10 @@ def _refuse_unfit(asked: Mapping[str, Any]) -> None:
 def _sequences(given: argparse.Namespace) -> Path:
     named: list[Path] = [path for path in (given.sequences, given.input) if path]
     if len(named) != 1:
-        told = listed(map(str, named)) if named else "none"
-        raise UserError(f"sequences: {told} given; name one file, as in virnucpro sequences.fa.")
+        given_files = listed(map(str, named)) if named else "none"
+        raise UserError(
+            f"sequences: {given_files} given; name one file, as in virnucpro sequences.fa."
+        )
     (path,) = named
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; name one file of contigs or reads in it.")
@@ -324,8 +326,8 @@ def _card(head: Path) -> Card:
     card, _ = read(head)
     if len(card.classes) != len(("others", VIRUS)):
         raise UserError(
-            f"{head}: this head tells {listed(card.classes)} apart, and VirNucPro's files have the "
-            "scores of two classes; for more, see docs/contigs.md."
+            f"{head}: this head has the classes {listed(card.classes)}, and VirNucPro's files have "
+            "the scores of two classes; for more, see docs/contigs.md."
         )
     return card
 
@@ -335,7 +337,7 @@ def _device(given: argparse.Namespace) -> str:
     if given.device not in ("auto", "cpu", "cuda") and not _gpus(given):
         raise UserError(f"--device {given.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
     if given.gpus and given.device == "cpu":
-        raise UserError("--device cpu: --gpus says otherwise; leave one of them out.")
+        raise UserError("--device cpu: --gpus asks for GPUs; leave one of them out.")
     return "cuda" if _gpus(given) else str(given.device)
 
 
@@ -364,7 +366,7 @@ def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
     """Return the output folder.
 
     Raises:
-        UserError: when what stands in it is of something else.
+        UserError: when what is in it is of something else.
     """
     folder = Path(given.output_dir or f"{asked['run']}_predictions")
     if folder.exists() and not folder.is_dir():
@@ -404,10 +406,10 @@ def _refuse_other_sample(config: Path, asked: Mapping[str, Any], replaces: bool)
 
 
 def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
-    """Write the config, while nobody computes it.
+    """Write the config, while no process computes it.
 
     Raises:
-        UserError: when somebody does.
+        UserError: when one does.
     """
     text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:

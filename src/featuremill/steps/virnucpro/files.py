@@ -49,7 +49,7 @@ from featuremill.store.files import replacing
 FRAGMENTS_A_FILE = 10_000
 VIRUS = "virus"
 FRAME = re.compile("[FR][123]$")
-"""The end of a fragment's id; what stands before is the window's."""
+"""The end of a fragment's id; what is before is the window's."""
 NUMBERED = re.compile(r"output_([1-9]\d*)(\.fa|_(DNABERT_S|ESM|merged)\.pt)")
 BEGUN = re.compile(r"\.(output_|prediction_results)")
 DNABERT_S, ESM, MERGED = LAYOUTS
@@ -67,7 +67,7 @@ class Row(NamedTuple):
 
     @property
     def is_predicted(self) -> bool:
-        """Tell whether it has scores."""
+        """Return whether it has scores."""
         return not math.isnan(self.virus)
 
     def window(self) -> str:
@@ -79,7 +79,7 @@ Rows = Callable[[], Iterator[Row]]
 """Begins with the first fragment each time."""
 
 
-class Kind(NamedTuple):
+class FeatureFile(NamedTuple):
     """Nucleotides or proteins of the fragments."""
 
     folder: str
@@ -91,8 +91,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "nucleotides": Kind("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
-    "proteins": Kind("protein", PROTEINS, "ESM-2", ESM),
+    "nucleotides": FeatureFile("nucleotide", NUCLEOTIDES, "DNABERT-S", DNABERT_S),
+    "proteins": FeatureFile("protein", PROTEINS, "ESM-2", ESM),
 }
 """In the order of a head's features."""
 
@@ -160,8 +160,9 @@ def write(
     predictions = open_predictions(predicted)
     if len(predictions.classes) != len(("score1", "score2")):
         raise UserError(
-            f"{predicted}: this head tells {listed(predictions.classes)} apart, and VirNucPro's "
-            "files have the scores of two classes; leave these files out: verdicts have all."
+            f"{predicted}: this head has the classes {listed(predictions.classes)}, and "
+            "VirNucPro's files have the scores of two classes; leave these files out: verdicts "
+            "have all."
         )
     failures = _failures(missing_of(predicted), runs)
     parts = _opened(head, runs) if keeps_features else {}
@@ -184,8 +185,8 @@ def write(
     _write_highest(merged / HIGHEST, rows())
     log.info("%s: %s", merged / RESULTS, counted(num_predicted, "fragment"))
     if num_failed:
-        told = counted(num_failed, "fragment has", "fragments have")
-        log.warning("%s no prediction: %s says why.", told, output / FAILED)
+        fragments = counted(num_failed, "fragment has", "fragments have")
+        log.warning("%s no prediction: %s has the reasons.", fragments, output / FAILED)
     return num_failed
 
 
@@ -211,7 +212,7 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
         for row in csv.DictReader(file, delimiter="\t"):
             if (kind := kinds.get(Path(row["run"]))) is None:
                 raise UserError(
-                    f"{path}: it tells of the run {row['run']}, which is not given; name with "
+                    f"{path}: it names the run {row['run']}, which is not given; name with "
                     f"--{' and --'.join(KINDS)} the runs that were predicted from."
                 )
             found.setdefault(row["id"], []).append((kind, row["reason"]))
@@ -268,7 +269,8 @@ def _write_failed(
             id = one_line(row.id)
             if id not in failures:
                 raise UserError(
-                    f"{path}: {id} has no prediction, and no .missing.tsv says why; predict again."
+                    f"{path}: {id} has no prediction, and no .missing.tsv has a reason; predict "
+                    "again."
                 )
             for kind, reason in failures[id]:
                 fasta = folders[kind] / f"output_{number // FRAGMENTS_A_FILE + 1}.fa"

@@ -445,7 +445,7 @@ def _fitted(
     told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
     if told:
         raise UserError(
-            f"{folder}: its weights are not those of the {name} that its {CONFIG} tells of "
+            f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
             f"({'; '.join(told)}); give a folder in which the two belong together."
         )
     return found
@@ -464,7 +464,10 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
         if ROTARY.fullmatch(bare):
             bare = FREQUENCIES
             if bare in found and not bool((found[bare] == tensor).all()):
-                raise UserError(f"{folder}: its layers differ in their rotary frequencies.")
+                raise UserError(
+                    f"{folder}: its layers differ in their rotary frequencies; give another "
+                    "network."
+                )
         found[bare] = tensor
     if facts.architecture.prefix == ESM.prefix and facts.max_tokens is None:
         found.pop(POSITIONS, None)

@@ -159,7 +159,7 @@ def of(folder: Path, model_type: str, prefix: str = "") -> Vocabulary:
     if found.tokenizer is None:
         raise UserError(
             f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
-            "tokenizer.json that says how sequences are cut; save the model's fast tokenizer there."
+            "tokenizer.json, which cuts sequences; save the model's fast tokenizer there."
         )
     return make(_learned(found.tokenizer, first, last), LEARNED_LETTERS, is_by_letter=False)
 
@@ -240,7 +240,9 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     for name in names:
         if name in ids:
             return ids[name]
-    raise UserError(f"{folder}: its vocabulary has no token {' or '.join(names)}; is it whole?")
+    raise UserError(
+        f"{folder}: its vocabulary has no token {' or '.join(names)}; download the folder again."
+    )
 
 
 def _prefix(found: _Found, chosen: str, folder: Path) -> str:
@@ -383,7 +385,7 @@ def _tokenizer(path: Path, first: Ends, last: Ends) -> Any:
     bare = tokenizer.encode(BASES, add_special_tokens=False).ids
     if tokenizer.encode(BASES).ids != [*first, *bare, *last]:
         raise UserError(
-            f"{path}: its post_processor puts special tokens in a way that is not known here; save "
+            f"{path}: its post_processor puts special tokens in an unsupported way; save "
             "it with a TemplateProcessing."
         )
     return tokenizer

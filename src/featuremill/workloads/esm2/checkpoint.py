@@ -115,7 +115,7 @@ def _rotary(
             raise ValueError("its rotary frequencies do not fit its width and heads")
     if not heads:
         raise ValueError(
-            "nothing says how many attention heads it has; put its config.json beside it"
+            "the number of its attention heads is missing; put its config.json beside it"
         )
     if width % (2 * heads):
         raise ValueError(f"{heads} attention heads do not divide its width {width}")

@@ -84,7 +84,7 @@ def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
     given = facts.get(name)
     text = str(otherwise if given is None or str(given) == "0" else given)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
-        raise ValueError(f"its settings say {name} {text[:40]!r}, which counts nothing")
+        raise ValueError(f"its settings have {name} {text[:40]!r}, which is no count")
     return int(text)
 
 
@@ -109,7 +109,7 @@ def refuse_other_sizes(found: Mapping[str, int], facts: Mapping[str, Any]) -> No
     """Raise ValueError where the settings say other sizes than tensors have."""
     for fact, value in found.items():
         if number(facts, fact, value) != value:
-            raise ValueError(f"its tensors have {fact} {value}, its settings say {facts[fact]}")
+            raise ValueError(f"its tensors have {fact} {value}, its settings have {facts[fact]}")
 
 
 def check_tensors(

@@ -55,7 +55,7 @@ HINTS = {
     "kernels": "about 0.7 of the speed; if Triton has no C compiler, install gcc and python3-dev",
     "products": "a little slower",
     "copies": "slower, as what goes to the next GPU waits for the host; an IOMMU, or PCIe access "
-    "control (ACS), between the GPUs is what is usually in the way",
+    "control (ACS), between the GPUs is the usual cause",
 }
 HINTS_ON_CPU = HINTS | {
     "attention": "attention takes two to three times as long",
@@ -114,9 +114,10 @@ class Fallbacks:
         place = _name(self._device)
         if len(names) < 2:
             raise WorkloadError(
-                f"{fault.operation} on {place} is not computed as it should be ({fault.text}), and "
-                "there is no other way to compute it there; nothing was computed: see whether this "
-                "torch fits the driver and the device (featuremill doctor)"
+                f"{fault.operation} on {place} fails its check ({fault.text}) and has no fallback "
+                "there; nothing was computed: see whether this torch fits the driver and the "
+                "device "
+                "(featuremill doctor)"
             )
         if kind == "products":
             self.products = _others(self.products, fault.operation)
@@ -226,7 +227,7 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
 def _named(operation: str, way: str) -> str:
     """Return what is tried, and how to go on without it."""
     word = next((word for word, mark in WORDS.items() if mark in way), "")
-    advice = f" ({environment.WITHOUT}={word} goes on without)" if word else ""
+    advice = f" ({environment.WITHOUT}={word} continues without)" if word else ""
     return f"{operation} by {way}{advice}"
 
 

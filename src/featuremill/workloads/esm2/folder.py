@@ -99,7 +99,7 @@ def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
     """Return in words which of the settings is not such a network's; "" where all are."""
     for fact, value in kind.required.items():
         if facts.get(fact, value) != value:
-            return f"its settings say {fact} {facts[fact]}, where an {kind.title} has {value}"
+            return f"its settings have {fact} {facts[fact]}, where an {kind.title} has {value}"
     return ""
 
 

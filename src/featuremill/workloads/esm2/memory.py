@@ -72,7 +72,7 @@ def weights_ahead(name: str) -> Weights:
     except ImportError as error:
         raise UserError(
             f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
-            "or say --memory-mb instead."
+            "or give --memory-mb."
         ) from None
     return Weights(known, Path(), "", checkpoint.read(sources.locate(name).path).metadata())
 

@@ -148,7 +148,7 @@ def _version(options: Options, facts: Facts) -> str:
         if facts.max_tokens == size:
             return version
     raise UserError(
-        f"options.version: this model has {facts.max_tokens or 0:,} positions, and auto knows V1 "
+        f"options.version: this model has {facts.max_tokens or 0:,} positions, and auto finds V1 "
         "by 2,048 and V2 by 4,096; set V1 or V2."
     )
 
@@ -182,7 +182,7 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
     kinds = (int, float) if kind is float else (kind,)
     if not isinstance(found, dict) or not found:
         example = '{"ENSG…": "ENSG…"}' if kind is str else '{"ENSG…": 1}'
-        raise UserError(f"options.{option}: {path}: a dict is meant, such as {example}.")
+        raise UserError(f"options.{option}: {path}: this must be a dict, such as {example}.")
     for gene, number in found.items():
         if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
             what = {int: "a whole number", float: "a number", str: "another text"}[kind]

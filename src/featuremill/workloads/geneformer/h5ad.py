@@ -179,7 +179,7 @@ def _text(value: Any) -> str:
 
 
 def _is_table(frame: Any) -> bool:
-    """Tell whether a frame is a table of HDF5, as AnnData before 0.7 wrote it."""
+    """Return whether a frame is a table of HDF5, as AnnData before 0.7 wrote it."""
     return getattr(frame, "dtype", None) is not None
 
 

@@ -134,7 +134,7 @@ def _without_words() -> Iterator[None]:
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise RuntimeError(
             f"{type(error).__name__} in {place.name} ({Path(place.filename).name}:{place.lineno}); "
-            "what it says is left out, as it may be of a record's text"
+            "its text is left out, as it may contain a record's text"
         ) from None
 
 
@@ -186,7 +186,7 @@ def _context(options: Options, folder: Path) -> int:
     context = options.context or min(USUAL_CONTEXT, most or USUAL_CONTEXT)
     if options.max_tokens >= context:
         raise UserError(
-            f"options.max_tokens: {options.max_tokens:,} leave no room for a prompt in a context "
+            f"options.max_tokens: {options.max_tokens:,} leave no space for a prompt in a context "
             f"of {context:,}; lower max_tokens or raise context."
         )
     return context
@@ -295,7 +295,9 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
         )
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{folder}: transformers cannot load its tokenizer ({said}).") from None
+        raise UserError(
+            f"{folder}: transformers cannot load its tokenizer ({said}); download the folder again."
+        ) from None
     if not isinstance(found, PreTrainedTokenizerFast):
         raise UserError(
             f"{folder}: its tokenizer is of the slow kind, for which there is no grammar; give a "
@@ -316,7 +318,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[As
 
 
 def _tokens(model: Model, prompt: str) -> list[int]:
-    # What looks like a control token in somebody's text is text.
+    # What looks like a control token in a record's text is text.
     if not model.options.chat:
         return list(model.tokenizer(prompt, split_special_tokens=True)["input_ids"])
     found = model.tokenizer.apply_chat_template(

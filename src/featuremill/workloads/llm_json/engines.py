@@ -180,7 +180,9 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
         )
     except (OSError, ValueError, KeyError) as error:
         said = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(f"{folder}: transformers cannot load this model ({said}).") from None
+        raise UserError(
+            f"{folder}: transformers cannot load this model ({said}); download it again."
+        ) from None
     if missing := sorted([*told["missing_keys"], *told["mismatched_keys"]], key=str):
         raise UserError(
             f"{folder}: its weights lack {missing[0]}, or have it in another shape; download the "

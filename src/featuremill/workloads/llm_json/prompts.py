@@ -1,6 +1,6 @@
 """A prompt: a Jinja template over a row's columns, in a sandbox that has neither files nor chance.
 
-What a row holds is in no message from here, as it may be somebody's: the class of an error, and no
+What a row holds is in no message from here, as it may be private: the class of an error, and no
 more.
 """
 
@@ -56,7 +56,9 @@ def read(path: str) -> Prompt:
         text = Path(path).read_text("utf-8")
         tree, template = jinja.parse(text), jinja.from_string(text)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"options.prompt: {path}: it cannot be read ({error}).") from None
+        raise UserError(
+            f"options.prompt: {path}: it cannot be read ({error}); check the file."
+        ) from None
     except TemplateSyntaxError as error:
         told = one_line(error.message or "").rstrip(".")
         raise UserError(
@@ -91,6 +93,6 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
     if len(places) < len(whole) or not all(isinstance(name, str) for name in places):
         raise UserError(
             f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
-            "its columns cannot be told beforehand; name each."
+            "its columns are unknown before it is filled; name each."
         )
     return sorted({*names, *places} - {ROW})

@@ -29,7 +29,7 @@ MOST_EXACT = 2**53
 """Up to here a float holds every whole number, and llguidance counts in floats."""
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Keywords of which the values are schemas by names that anybody chose."""
+"""Keywords of which the values are schemas by names of the user's choice."""
 WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired"}
 """Keywords of which the values are data."""
 KEYWORDS = (
@@ -69,7 +69,9 @@ def read(path: str) -> dict[str, Any]:
             f"options.json_schema: {path}:{error.lineno}: this is no JSON ({error.msg}); fix it."
         ) from None
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"options.json_schema: {path}: it cannot be read ({error}).") from None
+        raise UserError(
+            f"options.json_schema: {path}: it cannot be read ({error}); check the file."
+        ) from None
     properties = found.get("properties") if isinstance(found, dict) else None
     if not isinstance(properties, dict) or not properties or found.get("type") != "object":
         raise UserError(
@@ -231,7 +233,7 @@ class Property(NamedTuple):
 
     type: pa.DataType
     is_json: bool
-    """Whether it is written as JSON, for want of one type."""
+    """Whether it is written as JSON, for lack of one type."""
 
     def value(self, found: Any) -> Any:
         """Return what Arrow holds of a valid value.

@@ -60,7 +60,7 @@ class Recording(NamedTuple):
     num_epochs: int = 1
     """Stretches of `num_samples` that do not follow each other, such as trials."""
     bad: frozenset[str] = frozenset()
-    """Channels that somebody marked as bad."""
+    """Channels that are marked as bad."""
 
 
 NONE = np.empty(0)
@@ -162,13 +162,13 @@ def _rate(path: Path, recording: Recording, options: Options) -> float:
     told, given = recording.rate_hz, options.sampling_rate_hz
     if told and given and told != given:
         raise UserError(
-            f"{path}: it says {told:g} samples a second, and options.{RATE} says {given:g}; leave "
+            f"{path}: it has {told:g} samples a second, and options.{RATE} is {given:g}; leave "
             "the option out, or give this file a run of its own."
         )
     rate_hz = told or given
     if rate_hz is None:
         raise UserError(
-            f"{path}: nothing says how many samples a second it has; set {RATE} under options, or "
+            f"{path}: its sampling rate is missing; set {RATE} under options, or "
             f"save an .npz with {DATA} and {RATE}."
         )
     for (low, high), _ in options.bands:
@@ -357,7 +357,7 @@ def _by_mne(path: Path) -> Recording:
         kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
         places = mne.pick_types(found.info, ref_meg=False, exclude=[], **kinds)
     for warning in told:
-        log.warning("%s: mne says: %s", path, " ".join(str(warning.message).split()))
+        log.warning("%s: from mne: %s", path, " ".join(str(warning.message).split()))
     if not len(places):
         raise UserError(
             f"{path}: none of its channels is MEG, EEG, sEEG, ECoG or DBS; set its channel types."
