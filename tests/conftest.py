@@ -53,10 +53,10 @@ def nothing_of_the_users(tmp_path_factory):
 
 
 LONGEST = (
-    *("test_workflow", "test_doctor", "test_gpu_workflow", "test_weights", "test_esm2"),
-    *("test_extract", "test_api", "test_project", "test_faults", "test_contract", "test_step"),
-    *("test_kernels", "test_module", "test_troubleshooting", "test_telemetry", "test_contigs"),
-    *("test_option_files", "test_documents", "test_audit", "test_demo"),
+    *("test_workflow", "test_head", "test_extract", "test_doctor", "test_esm2", "test_fallbacks"),
+    *("test_troubleshooting", "test_contract", "test_telemetry", "test_gpu_workflow", "test_api"),
+    *("test_faults", "test_kernels", "test_lease", "test_bench", "test_llm_json", "test_scores"),
+    *("test_workloads", "test_security", "test_module", "test_start", "test_plan", "test_demo"),
 )
 """Files of tests that take longest: side by side with others, they had better begin first."""
 

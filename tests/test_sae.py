@@ -24,7 +24,7 @@ import torch
 from conftest import PLUGINS, ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Verbs, is_running, wait_for
+from programs import Desk, Verbs, is_running, wait_for
 from safetensors.torch import load_file
 
 from featuremill import __main__, features
@@ -569,7 +569,7 @@ def test_encode_takes_vectors_of_the_same_recipe_only(trained, tmp_path, environ
     words = ["encode", other, "--sae", trained, "--output", tmp_path / "a.parquet"]
     assert "was trained on" in refusal(capfd, *words)
     sae(*words, "--any-recipe")
-    assert refusal(capfd, *words[:-1], tmp_path / "a.tsv").endswith("give such a name.")
+    assert refusal(capfd, *words[:-1], tmp_path / "a.tsv").endswith("give a name that ends so.")
     said = refusal(capfd, "encode", other, "--sae", tmp_path, *words[4:])
     assert said.startswith(f"{tmp_path}: there is no trained autoencoder here")
 
@@ -707,11 +707,8 @@ def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environme
     assert runs.folders == [Path("results/residues")]
     (made,) = runs.steps
     assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
-    words = [sys.executable, "-m", "featuremill", "run", config, "-n"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and re.search(r"autoencoder_train +1", done.stdout), (
-        done.stdout + done.stderr
-    )
+    said = Desk(tmp_path, environment).type("featuremill", "run", config, "-n").text
+    assert re.search(r"autoencoder_train +1", said), said
 
 
 def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):

@@ -100,6 +100,28 @@ class TestTransfer(ForkedSteps):
     )
 
 
+class TestGroups(ForkedSteps):
+    step = "groups"
+    files = MappingProxyType(
+        {"genes.csv": "id,gene\n" + "".join(f"p0.{n},{'ab'[n % 2]}\n" for n in range(9))}
+    )
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "workload": "composition",
+            "groups": {
+                "genes": {
+                    "table": "genes.csv",
+                    "column": "gene",
+                    "vectors": "composition",
+                    "pool": ["mean", "max"],
+                }
+            },
+        }
+    )
+
+
 class TestOutsideTheTree(ForkedSteps):
     step = "tally"
     config = MappingProxyType(

@@ -327,7 +327,12 @@ def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
     shutil.rmtree(unneeded.results.root)
     store_command.remove(store, "", 0, is_meant=False)
     assert set(parts_of(store)) > needed, "nothing goes without --yes"
+    litter = [shared.own_folder(store) / name for name in (".import.abcdefgh", ".new.12345678")]
+    for folder in litter:
+        folder.mkdir()
+    os.utime(litter[0], (0, 0))
     store_command.remove(store, "", 30, is_meant=True)
+    assert [place.exists() for place in litter] == [False, True], "the second may be in use"
     store_command.remove(store, "fff", 0, is_meant=True)
     assert set(parts_of(store)) > needed
     store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
@@ -348,6 +353,11 @@ def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
     assert f"0 parts added, {len(own)} there already" in caplog.text
     run = Run(tmp_path / "new", store).write(FORTY)
     assert run.num_rows(run.finish()) == 4
+    victim = parts_of(store)[0]
+    before = victim.read_bytes()
+    flip(victim)
+    store_command.run(arguments)
+    assert victim.read_bytes() == before, "a damaged part is replaced"
 
 
 def test_clean_of_one_run_leaves_what_others_take(tmp_path, store, filled):

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, kinds, source
+from featuremill.inputs import columns, kinds, letters, source
 from featuremill.workload import Record as Record
 from featuremill.workload import WorkloadOptions
 
@@ -127,6 +127,13 @@ def nucleotides(
 def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Record]:
     """Stream the records of `inputs` as `proteins` or `nucleotides` does, as `options` say."""
     return _stream(inputs, _kind(options))
+
+
+def spelled(inputs: Sequence[Path], make: letters.Make, options: TableOptions) -> Iterator[Record]:
+    """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
+    them (`featuremill.inputs.letters.maker`)."""
+    chosen = columns.Named(options.id_column, options.sequence_column)
+    return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen))
 
 
 def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:

@@ -110,6 +110,12 @@ def find_id(path: Path, names: Sequence[str]) -> int:
     return places[0]
 
 
+def first_of(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> str:
+    """Return the name of the column that `ranks` mean; "" where there is none or more than one."""
+    places = _matches(names, ranks)
+    return names[places[0]] if len(places) == 1 else ""
+
+
 def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
     """Return where the column that is called `wanted` stands in `names`, or raise UserError."""
     if wanted not in names:

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import datetime
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
 from featuremill.merge import store_exchange
-from featuremill.store import shared
+from featuremill.store import files, shared
 from featuremill.store.files import read_json
 from featuremill.store.parts import open_part
 from featuremill.store.plan import Settings
@@ -31,6 +32,8 @@ from featuremill.store.shared_index import keep_index
 from featuremill.workload.weights import model_told
 
 UNREAD_DAYS = 30
+OLD_SECONDS = 3600.0
+"""A temporary file that is older was left behind."""
 log = logging.getLogger("featuremill.store")
 Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -217,8 +220,13 @@ def add(store: Path, folder: Results) -> None:
 
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
-    """List this user's parts that no run refers to, or remove them."""
+    """List this user's parts that no run refers to, or remove them, and what kills left behind."""
     user = shared.own_folder(store).name
+    if is_meant:
+        for place in shared.own_folder(store).rglob(".*"):
+            with contextlib.suppress(FileNotFoundError):
+                if time.time() - place.stat().st_mtime > OLD_SECONDS:
+                    files.remove(place)
     going = [
         part
         for part in stored(store)

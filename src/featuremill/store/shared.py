@@ -27,6 +27,7 @@ from featuremill.base.environment import STORE
 from featuremill.base.errors import UserError
 from featuremill.store import files
 from featuremill.store.files import read_json, write_json
+from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
@@ -187,8 +188,9 @@ def publish(
     """
     shelf = Shelf(own_folder(store) / recipe)
     target = shelf.part(receipt.part)
-    if target.exists() and shelf.receipt(receipt.part).exists():
-        return False
+    is_there = target.exists() and shelf.receipt(receipt.part).exists()
+    if is_there and (target.samefile(part) or digest_of_file(target) == receipt.part):
+        return False  # else it is damaged, and this one takes its place
     open_folder(shelf.folder.parent, store)
     open_folder(shelf.folder, store)
     # The receipt before the part: what has its name always has its receipt beside it.

@@ -123,7 +123,10 @@ def _say(output: Path, counts: Counts) -> None:
         listed(counted_classes or ["no verdict"]),
     )
     if counts.without:
-        reasons = listed(f"{number:,} {name}" for name, number in sorted(counts.without.items()))
+        words = {"without": "without a fragment"}
+        reasons = listed(
+            f"{number:,} {words.get(name, name)}" for name, number in sorted(counts.without.items())
+        )
         num = counted(counts.without.total(), "contig has", "contigs have")
         log.warning("%s no verdict: %s.", num, reasons)
     if counts.failed:

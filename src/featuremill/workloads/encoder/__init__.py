@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
-from featuremill.inputs import sequences
+from featuremill.inputs import TableOptions, sequences
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.encoder import architectures, memory, vocabulary
+from featuremill.workloads.encoder import architectures, memory, regions, structures, vocabulary
 from featuremill.workloads.encoder.options import Options
+from featuremill.workloads.encoder.payloads import parts_of
 from featuremill.workloads.esm2 import folder as esm2_folder
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "ONE_TOKEN",
     "PRECISION",
     "READS_PICKLES",
+    "REASONS",
     "REMEDIES",
     "VERSION",
     "VERSIONS_OF",
@@ -67,6 +69,7 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
+REASONS = (structures.OTHER_LENGTH, regions.NO_REGION)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends and its config says no more."""
 NO_BASES = b"EFILPQ"
@@ -102,9 +105,9 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(folder: Path) -> tuple[Facts, Vocabulary]:
+def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
-    words = vocabulary.of(folder, facts.config["model_type"])
+    words = vocabulary.of(folder, facts.config["model_type"], prefix)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
@@ -118,15 +121,34 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    facts, words = _opened(folder)
+    found = sequences(inputs, options)
+    if options.structures:
+        chosen = TableOptions(
+            id_column=options.id_column if options.structure_column else "",
+            sequence_column=options.structure_column,
+        )
+        letters = structures.read(Path(options.structures), chosen)
+        found = structures.added(found, letters, options.structures)
+    checked = _checked(found, options, *_opened(folder, options.prefix))
+    if options.regions:
+        yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
+    else:
+        yield from checked
+
+
+def _checked(
+    records: Iterator[Record], options: Options, facts: Facts, words: Vocabulary
+) -> Iterator[Record]:
+    """Yield `records` with notes, those that cannot be computed with a reason."""
     cut = f"longer than {options.max_residues} residues, truncated"
     trained = words.letters_in(facts.trained_tokens) if facts.trained_tokens else None
-    for record in sequences(inputs, options):
+    for record in records:
         if record.reason:
             yield record
             continue
-        letters = words.spelled(record.payload, options.alphabet)
-        record, notes = record._replace(payload=letters), [record.note]
+        parts = parts_of(record.payload)
+        letters, notes = words.spelled(parts.letters, options.alphabet), [record.note]
+        record = record._replace(payload=parts._replace(letters=letters).payload)
         most = options.max_residues
         if most is not None and len(letters) > most:
             if options.long == "refuse":
@@ -149,7 +171,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def cost(payload: bytes, options: Options) -> int:
     """Return about how many tokens are computed for a record."""
-    length = min(len(payload), options.max_residues or len(payload))
+    length = len(parts_of(payload).letters)
+    length = min(length, options.max_residues or length)
     return -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
 
 
@@ -161,7 +184,7 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
     assert weights is not None
-    facts, words = _opened(weights.path)
+    facts, words = _opened(weights.path, options.prefix)
     if "cls" in options.pools and not words.has_first:
         raise UserError(
             f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
@@ -176,8 +199,18 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def _settled(options: Options, folder: Path) -> Options:
     """Return `options` with the limits that the network in `folder` has."""
-    facts, words = _opened(folder)
+    facts, words = _opened(folder, options.prefix)
     _refuse_other_alphabet(words, options.alphabet, folder)
+    if options.structures and not words.with_structure:
+        raise UserError(
+            f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
+            "structures out, or give a SaProt."
+        )
+    if options.regions and not words.is_by_letter:
+        raise UserError(
+            f"options.regions: the tokens of the vocabulary in {folder} are no single letters, so "
+            "no stretch of letters has vectors of its own; leave regions out."
+        )
     most = facts.max_tokens
     if options.long == "full" and most is not None:
         raise UserError(
@@ -222,13 +255,17 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
-    facts, words = _opened(weights.path)
+    facts, words = _opened(weights.path, options.prefix)
     return columns.schema(options, facts.width, words.is_by_letter)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
-    return min(len(payload), options.max_residues or len(payload))
+    parts = parts_of(payload)
+    if parts.region:
+        return parts.tokens[1] - parts.tokens[0]
+    length = len(parts.letters)
+    return min(length, options.max_residues or length)
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -279,7 +316,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
     assert weights is not None
     encoder = network(devices, weights.path, options.dtype)
-    facts, words = _opened(weights.path)
+    facts, words = _opened(weights.path, options.prefix)
     examples = check.examples(words, options.alphabet)
     check.padding(encoder, words, *examples, options.dtype)
     columns = schema(options, weights)
@@ -290,16 +327,31 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     """Make tokens of records, and groups of records, on the host."""
     from featuremill.workloads.encoder import padding
 
-    words = model.vocabulary
-    tokens = [words.tokens(payload[: model.options.max_residues]) for payload in payloads]
-    num_own = [len(ids) - words.num_special for ids in tokens]
-    if not all(num_own):
-        raise RecordFailed("other", f"shorter than a token: {words.least_letters} bases")
+    words, most = model.vocabulary, model.options.max_residues
+    parts = [parts_of(payload) for payload in payloads]
+    # Of several regions of a sequence, the network sees it once.
+    alike: dict[object, list[int]] = {}
+    for place, each in enumerate(parts):
+        alike.setdefault(each[:2] if each.region else place, []).append(place)
+    seen = [parts[first] for first, *_ in alike.values()]
+    tokens = [words.tokens(letters[:most], structure[:most]) for letters, structure, _ in seen]
     longest = max(map(len, tokens))
     if model.max_tokens is not None and longest > model.max_tokens:
         told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
         raise RecordFailed("length", told)
-    return Batch(padding.groups(tokens, words, batch_cost), num_own)
+    groups = padding.groups(tokens, words, batch_cost)
+    if model.options.regions:
+        spans = [
+            [padding.Region(place, *parts[place].tokens) for place in places]
+            for places in alike.values()
+        ]
+        groups = [group.of_regions(spans, len(words.first)) for group in groups]
+        num_own = [end - start for start, end in (each.tokens for each in parts)]
+    else:
+        num_own = [len(ids) - words.num_special for ids in tokens]
+    if not all(num_own):
+        raise RecordFailed("other", f"shorter than a token: {words.least_letters} bases")
+    return Batch(groups, num_own)
 
 
 def run(model: Model, batch: Batch) -> Result:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from featuremill.inputs import SequenceOptions
-from featuremill.workload import OptionWeights
+from featuremill.workload import OptionFile, OptionWeights
 from featuremill.workload.networks import ResidueOptions
 
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "none"]
@@ -17,7 +17,11 @@ Pool = Literal["mean", "mean_all", "max", "std", "cls", "none"]
 class Options(ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
-    EXECUTION = ResidueOptions.EXECUTION | SequenceOptions.EXECUTION | {"letters_per_token"}
+    EXECUTION = (
+        ResidueOptions.EXECUTION
+        | SequenceOptions.EXECUTION
+        | {"letters_per_token", "structure_column"}
+    )
     POOLS = ("mean", "mean_all", "max", "std", "cls")
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[encoder]")
@@ -48,7 +52,36 @@ class Options(ResidueOptions, SequenceOptions):
     for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
     config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
     more than the network was trained with get a note."""
+    regions: OptionFile | None = None
+    """A table (CSV, TSV, Parquet) of stretches, with columns `id`, `start`, `end` and, if wanted,
+    `name`. Residues count from 1, and both ends are in it, as in UniProt. Each row is a record
+    `<id>/<name>` (else `<id>/<start>-<end>`): the network sees the whole record, and pools and
+    residues are those of the stretch. Only where each letter has a token."""
+    structures: OptionFile | None = None
+    """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
+    record without one gets `#` for each residue, and a note."""
+    structure_column: str = ""
+    """With `structures`: the column of a table that holds the letters. If not given, it is found as
+    `sequence_column` is."""
+    prefix: str = ""
+    """A special token in front of each sequence, such as `[S2S]` of Ankh 3. If not given, what the
+    authors have there for features: `[NLU]` for Ankh 3, `<AA2fold>` for ProstT5."""
     letters_per_token: int | None = Field(default=None, ge=1)
     """Letters that a token takes up, roughly; how many records make a batch is reckoned by it. If
     not given, what the vocabulary says: 1 for letters and overlapping k-mers, k for k-mers one
     after the other, 4 for a learned vocabulary."""
+
+    @model_validator(mode="after")
+    def _of_residues(self) -> Self:
+        """Refuse what has no effect, or no meaning, with regions and structures."""
+        self._refuse_idle("structure_column", self.structures is None, "no structures")
+        if self.structures and self.alphabet != "proteins":
+            raise ValueError(
+                "structures are of proteins; leave them out, or set alphabet: proteins"
+            )
+        whole = {"mean_all", "cls"} & set(self.pool)
+        if self.regions and whole:
+            raise ValueError(
+                f"pool: {min(whole)} is of whole sequences; leave it out, or leave out regions"
+            )
+        return self

@@ -21,6 +21,14 @@ MOST_FILLING = 1 / 16
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
+class Region(NamedTuple):
+    """Own tokens [start, end) of a sequence, and which of the batch they are."""
+
+    place: int
+    start: int
+    end: int
+
+
 class Group(NamedTuple):
     """Sequences of about the same length, on the host."""
 
@@ -30,7 +38,9 @@ class Group(NamedTuple):
     is_token_BT: Tensor | None
     """False for filling; None where there is none."""
     is_own_BT: Tensor
-    """False for filling and for special tokens."""
+    """False for filling and for special tokens, and for what is outside a region."""
+    rows: Tensor | None = None
+    """With regions: of which row of tokens each is, as one sequence may have several."""
 
     def each_to(self, device: torch.device) -> Group:
         """Return the group with its tensors on `device`."""
@@ -39,7 +49,24 @@ class Group(NamedTuple):
             tokens_BT=self.tokens_BT.to(device, non_blocking=True),
             is_token_BT=None if is_token_BT is None else is_token_BT.to(device, non_blocking=True),
             is_own_BT=self.is_own_BT.to(device, non_blocking=True),
+            rows=None if self.rows is None else self.rows.to(device, non_blocking=True),
         )
+
+    def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
+        """Return the group with a place for each of the regions of its sequences; `num_before`
+        special tokens are before each sequence."""
+        found = [
+            (row, region) for row, place in enumerate(self.places) for region in regions[place]
+        ]
+        rows_B = torch.tensor([row for row, _ in found])
+        starts_B1, ends_B1 = (
+            torch.tensor([[edge + num_before] for edge in edges])
+            for edges in zip(*((region.start, region.end) for _, region in found), strict=True)
+        )
+        numbers_T = torch.arange(self.tokens_BT.shape[1])
+        is_own_BT = (numbers_T >= starts_B1) & (numbers_T < ends_B1)
+        places = [region.place for _, region in found]
+        return self._replace(places=places, is_own_BT=is_own_BT, rows=rows_B)
 
 
 def groups(
@@ -93,7 +120,7 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
     fp32, then those of the own tokens, one sequence's after the other's."""
     values = []
     for layer in options.layers:
-        hidden_BTE = hidden[layer]
+        hidden_BTE = hidden[layer] if group.rows is None else hidden[layer][group.rows]
         for pool in options.pools:
             if pool == "cls":
                 values.append(hidden_BTE[:, 0])

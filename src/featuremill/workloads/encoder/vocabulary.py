@@ -45,8 +45,13 @@ USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
     "gLM2": (["<+>"], []),
 }
 """Special tokens around a sequence where no file says them, by model_type."""
-FOLDING = "<AA2fold>"
-"""With which ProstT5 is told that residues follow, and not the alphabet of structures."""
+USUAL_PREFIXES = ("<AA2fold>", "[NLU]")
+"""With which ProstT5 is told that residues follow, and not the alphabet of structures; and Ankh 3
+that features are wanted, and not a sequence completed."""
+PREFIXES = (*USUAL_PREFIXES, "<fold2AA>", "[S2S]")
+NO_STRUCTURE = "#"
+"""Of the two letters of a token: a residue without a known structure, or a place without a known
+residue."""
 LEARNED_LETTERS = 4
 """Bases to a token of a learned vocabulary, roughly and on the small side (DNABERT-2's: five)."""
 
@@ -77,6 +82,8 @@ class Vocabulary(NamedTuple):
 
     has_small_bases: bool = False
     """Whether residues are capitals and bases small letters, so that it has both."""
+    with_structure: Callable[[bytes, bytes], Ids] | None = None
+    """The same as `own` of letters and those of their structure, which make a token together."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
         """Return letters of an alphabet as this vocabulary has them."""
@@ -92,9 +99,13 @@ class Vocabulary(NamedTuple):
         """Whether a special token at the beginning stands for the whole sequence."""
         return bool(self.first)
 
-    def tokens(self, letters: bytes) -> Ids:
-        """Return the ids of all tokens of a sequence."""
-        return np.concatenate((self.first, self.own(letters), self.last)).astype(np.int64)
+    def tokens(self, letters: bytes, structure: bytes = b"") -> Ids:
+        """Return the ids of all tokens of a sequence, and of its structure where it has one."""
+        own = self.own(letters)
+        if structure:
+            assert self.with_structure
+            own = self.with_structure(letters, structure)
+        return np.concatenate((self.first, own, self.last)).astype(np.int64)
 
     def letters_in(self, num_tokens: int) -> int:
         """Return how many letters have at most so many tokens, special ones included."""
@@ -103,8 +114,9 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def of(folder: Path, model_type: str) -> Vocabulary:
-    """Return the vocabulary in `folder`, of an encoder of this type.
+def of(folder: Path, model_type: str, prefix: str = "") -> Vocabulary:
+    """Return the vocabulary in `folder`, of an encoder of this type, with the token `prefix` in
+    front of each sequence; "": with the one that its authors have there, if any.
 
     Raises:
         UserError: there is none that can be read.
@@ -115,7 +127,7 @@ def of(folder: Path, model_type: str) -> Vocabulary:
         starts = {token for token in plain if token.startswith(WORD_START)}
         bare = {token: id for token, id in plain.items() if token not in starts}
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
-    first, last = _around(found, model_type)
+    first, last = _around(found, model_type, _prefix(found, prefix, folder))
     pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
     known = {token.lstrip(JOINTS) for token in plain}
 
@@ -132,6 +144,14 @@ def of(folder: Path, model_type: str) -> Vocabulary:
         own = _overlapping_kmers(plain, k, unknown)
         letters = BASES.encode()
         return make(own, 1, least_letters=k, is_by_letter=False, letters=letters)
+    if plain and all(map(_has_structure, plain)):
+        with_structure = _letters_and_structure(plain, unknown)
+        known = {token[0] for token in plain}
+
+        def alone(letters: bytes) -> Ids:
+            return with_structure(letters, NO_STRUCTURE.encode() * len(letters))
+
+        return make(alone, 1, with_structure=with_structure)
     if plain and max(map(len, plain)) == 1:
         if rare_as_x := model_type in ("bert", "t5") and "X" in plain:
             known |= set("UZOB")
@@ -225,15 +245,31 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
     )
 
 
-def _around(found: _Found, model_type: str) -> tuple[Ends, Ends]:
+def _prefix(found: _Found, chosen: str, folder: Path) -> str:
+    """Return the token in front of each sequence that tells what follows; "" where there is none.
+
+    Raises:
+        UserError: the one that was chosen is not there.
+    """
+    if chosen and not (SPECIAL.fullmatch(chosen) and chosen in found.ids):
+        there = [token for token in PREFIXES if token in found.ids]
+        remedy = f"take one of {', '.join(there)}" if there else "leave it out"
+        raise UserError(
+            f"options.prefix: the vocabulary in {folder} has no token {chosen!r} that may stand in "
+            f"front of a sequence; {remedy}."
+        )
+    return chosen or next((token for token in USUAL_PREFIXES if token in found.ids), "")
+
+
+def _around(found: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
     """Return the special tokens before and behind a sequence's own."""
     if found.around is None or model_type == "gLM2":  # whose tokenizer leaves the strand to others
         before, behind = map(list, USUAL_ENDS.get(model_type, (["<cls>"], ["<eos>"])))
         behind = behind if found.has_end else []
     else:
         before, behind = map(list, found.around)
-    if FOLDING in found.ids and FOLDING not in before:
-        before.insert(0, FOLDING)
+    if prefix and prefix not in before:
+        before.insert(0, prefix)
     first, last = (
         tuple(found.ids[name] for name in names if name in found.ids) for names in (before, behind)
     )
@@ -258,6 +294,27 @@ def _letters(plain: Mapping[str, int], unknown: int, rare_as_x: bool) -> Callabl
 
     def own(letters: bytes) -> Ids:
         ids: Ids = table[np.frombuffer(letters, np.uint8)]
+        return ids
+
+    return own
+
+
+def _has_structure(token: str) -> bool:
+    """Tell whether a token is a residue and its letter of structure, as SaProt has them."""
+    return len(token) == 2 and (token[1] == NO_STRUCTURE or token[1].islower())
+
+
+def _letters_and_structure(plain: Mapping[str, int], unknown: int) -> Callable[[bytes, bytes], Ids]:
+    """Return what makes a token of each letter and its structure; a letter without a token of its
+    own is a place without a known residue."""
+    table = np.full((256, 256), unknown, np.int64)
+    for structure in {token[1] for token in plain}:
+        table[:, ord(structure)] = plain.get(NO_STRUCTURE + structure, unknown)
+    for token, id in plain.items():
+        table[ord(token[0]), ord(token[1])] = id
+
+    def own(letters: bytes, structure: bytes) -> Ids:
+        ids: Ids = table[np.frombuffer(letters, np.uint8), np.frombuffer(structure, np.uint8)]
         return ids
 
     return own

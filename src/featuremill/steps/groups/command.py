@@ -1,0 +1,33 @@
+"""groups: pool the vectors of groups of records."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from featuremill.steps.groups import POOLS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill groups`."""
+    add = parser.add_argument
+    add("run_folder", type=Path, help="results/<run>: its records are pooled")
+    add("--table", type=Path, required=True, help="CSV, TSV or Parquet with ids")
+    add("--column", required=True, help="its column of groups, such as a gene")
+    add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
+    add("--pool", nargs="+", choices=POOLS, default=["mean"], help="one or several (default mean)")
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="FILE.parquet",
+        help="beside it go .members.tsv and .json",
+    )
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill groups`."""
+    from featuremill.steps.groups import write
+
+    given = vars(arguments)
+    write.pool(write.Chosen(*(given[name] for name in write.Chosen._fields)))

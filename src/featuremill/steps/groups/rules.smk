@@ -1,0 +1,35 @@
+# groups: the vectors of the records of a group become one.
+#
+#   in    manifest.json of the features, which says that they are finished; the table of groups
+#   out   results/<run>/groups/<name>.parquet, <name>.members.tsv and <name>.json
+
+from featuremill import SNAKEFILE
+from featuremill.steps import groups
+
+groups_asked = mill.steps["groups"]
+
+
+rule groups:
+    input:
+        manifest=lambda wildcards: (
+            mill.project.features_of(groups_asked[wildcards.groups].of) + "/manifest.json"
+        ),
+        table=lambda wildcards: groups_asked[wildcards.groups].table,
+    output:
+        table=groups.table_of("{groups}", mill.project),
+        members=f"{mill.project.folder}/groups/{{groups}}.members.tsv",
+        card=f"{mill.project.folder}/groups/{{groups}}.json",
+    log:
+        f"{mill.project.logs}/groups/{{groups}}.log",
+    wildcard_constraints:
+        groups="|".join(map(re.escape, groups_asked)),
+    conda:
+        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+    resources:
+        mem_mb=2000,
+    params:
+        run=subpath(input.manifest, parent=True),
+        options=lambda wildcards: groups_asked[wildcards.groups].words,
+    shell:
+        "exec featuremill groups {params.run:q} --table {input.table:q} {params.options:q}"
+        " --output {output.table:q} --log-file {log:q}"

@@ -1,0 +1,44 @@
+"""What a payload of the workload encoder holds: letters, and behind line breaks what else counts.
+
+Letters alone are themselves. With a structure, its letters follow; with a region, the structure (or
+nothing) and the region's first and last residue, counted from 1.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Parts(NamedTuple):
+    """A payload taken apart."""
+
+    letters: bytes
+    structure: bytes = b""
+    region: tuple[int, int] | None = None
+    """Its first and last residue, from 1."""
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Its region as a slice of letters, from 0."""
+        assert self.region
+        return self.region[0] - 1, self.region[1]
+
+    @property
+    def payload(self) -> bytes:
+        """The payload of these parts."""
+        fields = [self.letters]
+        if self.structure or self.region:
+            fields.append(self.structure)
+        if self.region:
+            fields.append("-".join(map(str, self.region)).encode())
+        return b"\n".join(fields)
+
+
+def parts_of(payload: bytes) -> Parts:
+    """Return the parts of a payload."""
+    letters, *more = payload.split(b"\n")
+    structure = more[0] if more else b""
+    if len(more) < 2:
+        return Parts(letters, structure)
+    first, last = map(int, more[1].split(b"-"))
+    return Parts(letters, structure, (first, last))

@@ -1,0 +1,149 @@
+"""Regions of records: a table of stretches, each of which becomes a record of its own.
+
+The network sees the whole record; the vectors are of the stretch's residues alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.base.reasons import Kind
+from featuremill.base.text import clipped
+from featuremill.inputs import RowOptions, columns, format_of, rows, source
+from featuremill.workload import Record
+from featuremill.workloads.encoder.payloads import parts_of
+
+STARTS = (("start",), ("begin", "first", "from"))
+ENDS = (("end",), ("stop", "last", "to"))
+NAMES = (("name",), ("region", "domain", "feature"))
+"""Names of the columns, the surest first."""
+NO_REGION = Kind(
+    "region",
+    ("no region of this record",),
+    "The table of options.regions has no row with this id. Add one, or take the record out.",
+)
+
+
+class Region(NamedTuple):
+    """A stretch of a record."""
+
+    first: int
+    last: int
+    """From 1, both included, as in UniProt."""
+    name: str
+    line: int
+
+
+class _Columns(RowOptions):
+    """The columns that are read."""
+
+    names: tuple[str, ...]
+
+    def payload_columns(self) -> tuple[str, ...]:
+        return self.names
+
+
+class Regions:
+    """The regions in a table, by the id of their record.
+
+    Raises:
+        UserError: where a row is none, or two of a record have one name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        names = _names_of(path)
+        id = columns.find_id(path, names)
+        start, end = (
+            names[columns.one(path, names, "", ranks, wanted)]
+            for ranks, wanted in ((STARTS, "start"), (ENDS, "end"))
+        )
+        others = [name for place, name in enumerate(names) if place != id]
+        named = columns.first_of(others, NAMES)
+        self._of: dict[str, list[Region]] = {}
+        wanted = (start, end, *([named] if named else []))
+        for row in rows([path], _Columns(id_column=names[id], names=wanted)):
+            if row.reason:
+                raise UserError(f"{path}:{row.line}: this row has no id ({row.reason}); fix it.")
+            values = json.loads(row.payload)
+            name = str(values[named] or "").strip() if named else ""
+            region = self._region(values[start], values[end], name, row.line)
+            of_record = self._of.setdefault(row.id, [])
+            if region.name in (other.name for other in of_record):
+                raise UserError(
+                    f"{path}:{row.line}: {clipped(row.id)!r} has two regions called "
+                    f"{region.name!r}; give them names of their own, in a column 'name'."
+                )
+            of_record.append(region)
+        self._left = dict.fromkeys(self._of)
+
+    def _region(self, start: object, end: object, name: str, line: int) -> Region:
+        first, last = (self._whole(value, what, line) for value, what in
+                       ((start, "start"), (end, "end")))  # fmt: skip
+        if not 1 <= first <= last:
+            raise UserError(
+                f"{self._path}:{line}: {first} to {last} is no region; residues count from 1, and "
+                "start and end are both in it."
+            )
+        return Region(first, last, name or f"{first}-{last}", line)
+
+    def _whole(self, value: object, what: str, line: int) -> int:
+        text = str(value).strip().removesuffix(".0")
+        if not (text.isascii() and text.isdecimal()):
+            raise UserError(
+                f"{self._path}:{line}: its {what} is {clipped(str(value))!r}, and that is no whole "
+                "number; fix it."
+            )
+        return int(text)
+
+    def split(self, records: Iterator[Record], most: int | None) -> Iterator[Record]:
+        """Yield a record for each region of `records`, of which `most` residues are seen.
+
+        Raises:
+            UserError: a region ends beyond what is seen, or is of a record that is not there.
+        """
+        for record in records:
+            regions = self._of.get(record.id, [])
+            self._left.pop(record.id, None)
+            if not regions:
+                reason = record.reason or NO_REGION.reason()
+                yield record._replace(payload=b"", reason=reason)
+            for region in regions:
+                cut = record if record.reason else self._cut(record, region, most)
+                yield cut._replace(id=f"{record.id}/{region.name}")
+        if self._left:
+            first = next(iter(self._left))
+            more = f" (and {len(self._left) - 1:,} more ids)" if len(self._left) > 1 else ""
+            raise UserError(
+                f"{self._path}:{self._of[first][0].line}: no record of the inputs is called "
+                f"{clipped(first)!r}{more}; fix the id, or take the row out."
+            )
+
+    def _cut(self, record: Record, region: Region, most: int | None) -> Record:
+        parts = parts_of(record.payload)
+        length = len(parts.letters)
+        seen = min(length, most or length)
+        if region.last > seen:
+            what = f"has {length:,} residues"
+            if region.last <= length:
+                what = f"is cut to {seen:,} residues (max_residues)"
+            raise UserError(
+                f"{self._path}:{region.line}: this region ends at residue {region.last:,}, and "
+                f"{clipped(record.id)!r} {what}; fix the row, or set max_residues."
+            )
+        payload = parts._replace(region=(region.first, region.last)).payload
+        return record._replace(payload=payload, length=length)
+
+
+def _names_of(path: Path) -> list[str]:
+    source.check(path)
+    format = format_of(path)
+    if format.module not in ("table", "parquet"):
+        raise UserError(f"{path}: regions are read from a table; give a .csv, .tsv or .parquet.")
+    names: list[str] = import_module(f"featuremill.inputs.{format.module}").names_of(path)
+    return names

@@ -1,0 +1,258 @@
+"""What stands beside the sequences of the workload encoder: structures, regions, prefixes."""
+
+import itertools
+import json
+import re
+
+import numpy as np
+import pytest
+import torch
+from encoder_models import KINDS, T5_PIECES, save, t5, t5_tokenizer, write
+from encoder_models import esm as esm_config
+from encoder_models import network as made
+from esm2_models import demo_proteins, relative_l2
+
+from featuremill.base.errors import UserError
+from featuremill.extract.compute import values_of
+from featuremill.lease.devices import cpu
+from featuremill.workload import plain_weights, weights
+from featuremill.workloads import encoder
+from featuremill.workloads.encoder import payloads, vocabulary
+
+pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
+CPU = cpu()
+FP32_L2 = 1e-5
+SAPROT_TOKENS = [
+    *("<cls>", "<pad>", "<eos>", "<unk>", "<mask>"),
+    *(a + b for a, b in itertools.product("ACDEFGHIKLMNPQRSTVWY#", "pynwrqhgdlvtmfsaeikc#")),
+]
+
+
+def resolved(folder, **options):
+    given = {"model": str(folder), "alphabet": "proteins", "dtype": "fp32"} | options
+    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
+    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
+
+
+def loaded(folder, **options):
+    settled, found = resolved(folder, **options)
+    return encoder.load(settled, [CPU], found)
+
+
+def fasta(path, records):
+    path.write_text("".join(f">{id}\n{letters}\n" for id, letters in records.items()))
+    return path
+
+
+# SaProt
+
+
+@pytest.fixture(scope="module")
+def saprot(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saprot") / "saprot"
+    folder.mkdir()
+    config = esm_config(
+        446,
+        position_embedding_type="rotary",
+        max_position_embeddings=1026,
+        emb_layer_norm_before=False,
+        token_dropout=True,
+        mask_token_id=4,
+    )
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "vocab.txt").write_text("\n".join(SAPROT_TOKENS) + "\n")
+    save(folder, made(KINDS["esm2"], config).state_dict(), "esm.")
+    return folder
+
+
+def test_a_residue_and_its_structure_are_one_token_as_in_transformers(saprot, tmp_path):
+    from transformers import EsmModel, EsmTokenizer
+
+    proteins = {"one": "MKVLAX", "two": "ACDEFGHIKL", "three": "MKV"}
+    structures = {"one": "dpvqac", "two": "DPVQ#ACDEF"}
+    options = {"structures": str(fasta(tmp_path / "3di.fa", structures))}
+    model = loaded(saprot, per_residue=True, output_dtype="float32", **options)
+    found = list(encoder.records([fasta(tmp_path / "in.fa", proteins)], model.options))
+    assert [record.length for record in found] == [6, 10, None]
+    assert found[2].note == "no structure of this record, # for each residue"
+    assert found[0].note == "letters that are not in the model's vocabulary"
+    values = values_of(encoder, model, [record.payload for record in found], 512).to_pylist()
+    tokenizer = EsmTokenizer(str(saprot / "vocab.txt"))
+    network = EsmModel.from_pretrained(saprot, add_pooling_layer=False).eval()
+    for (id, letters), row in zip(proteins.items(), values, strict=True):
+        structure = structures.get(id, "#" * len(letters)).lower()
+        text = "".join(a + b for a, b in zip(letters.replace("X", "#"), structure, strict=True))
+        with torch.inference_mode():
+            state = network(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, 1:-1]
+        assert relative_l2(torch.tensor(row["residues_layer_3"]), state) <= FP32_L2
+        assert relative_l2(torch.tensor(row["mean_layer_3"]), state.mean(0)) <= FP32_L2
+
+
+def test_structures_come_from_a_column_and_are_cut_with_their_residues(saprot, tmp_path):
+    table = tmp_path / "both.csv"
+    table.write_text("id,sequence,three_di\none,MKVLA,dpvqa\ntwo,MKVLA,ddddd\n")
+    more = {"structures": str(table), "structure_column": "three_di", "max_residues": 3}
+    model = loaded(saprot, **more)
+    one, two = encoder.records([table], model.options)
+    assert (one.payload, two.payload) == (b"MKVLA\ndpvqa", b"MKVLA\nddddd")
+    assert encoder.cost(one.payload, model.options) == 5
+    assert encoder.num_vectors(one.payload, model.options) == 3
+    whole, cut = (
+        values_of(encoder, model, [payload], 512).to_pylist()
+        for payload in (one.payload, b"MKV\ndpv")
+    )
+    assert whole == cut
+
+
+def test_a_structure_of_another_length_fails_its_record_alone(saprot, tmp_path):
+    structures = fasta(tmp_path / "3di.fa", {"one": "dp", "two": "dpv"})
+    options, _ = resolved(saprot, structures=str(structures))
+    proteins = fasta(tmp_path / "in.fa", {"one": "MKV", "two": "MKV"})
+    one, two = encoder.records([proteins], options)
+    assert one.reason == "its structure has another length: 2 letters for 3 residues"
+    assert one.payload == b"" and two.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        (">one\ndpv\n>two\ndxv\n", r"3di.fa:3: the structure of 'two' .*'x' at letter 2"),
+        (">one\ndpv\n>one\nddd\n", r"3di.fa:3: 'one' has two structures"),
+        (">other\ndpv\n", "none of its ids is one of the inputs"),
+    ],
+)
+def test_a_file_of_structures_that_is_none_is_refused(saprot, tmp_path, text, part):
+    structures = tmp_path / "3di.fa"
+    structures.write_text(text)
+    options, _ = resolved(saprot, structures=str(structures))
+    with pytest.raises(UserError, match=part):
+        list(encoder.records([fasta(tmp_path / "in.fa", {"one": "MKV"})], options))
+
+
+# Regions
+
+
+@pytest.fixture(scope="module")
+def esm2(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("esm2") / "esm2", "esm2")
+
+
+def regions(path, text):
+    path.write_text("id\tstart\tend\tname\n" + text)
+    return str(path)
+
+
+def test_regions_are_pooled_from_residues_of_the_whole_record(esm2, tmp_path):
+    one, two, three = ((text * 2)[:60] for text in demo_proteins(3, 80))
+    proteins = fasta(tmp_path / "in.fa", {"one": one, "two": two, "three": three})
+    table = regions(tmp_path / "r.tsv", "two\t1\t1\t\none\t5\t12\tloop\none\t12\t60\ttail\n")
+    pools = ["mean", "max", "std"]
+    more = {"per_residue": True, "output_dtype": "float32"}
+    model = loaded(esm2, regions=table, pool=pools, **more)
+    found = list(encoder.records([proteins], model.options))
+    assert [record.id for record in found] == ["one/loop", "one/tail", "two/1-1", "three"]
+    assert found[3].reason == "no region of this record" and found[3].payload == b""
+    values = values_of(encoder, model, [record.payload for record in found[:3]], 512).to_pylist()
+    whole = values_of(
+        encoder, loaded(esm2, pool="none", **more), [one.encode(), two.encode()], 512
+    ).to_pylist()
+    for row, (place, start, end) in zip(values, [(0, 4, 12), (0, 11, 60), (1, 0, 1)], strict=True):
+        own = np.array(whole[place]["residues_layer_3"], np.float32)[start:end]
+        assert relative_l2(np.array(row["residues_layer_3"]), own) <= FP32_L2
+        expected = {"mean": own.mean(0), "max": own.max(0), "std": own.std(0)}
+        for pool, vector in expected.items():
+            assert np.allclose(row[f"{pool}_layer_3"], vector, rtol=1e-4, atol=1e-5)
+
+
+def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp_path):
+    table = regions(tmp_path / "r.tsv", "one\t1\t2\t\n")
+    model = loaded(esm2, regions=table)
+    texts = [b"MKVLA\n\n1-2", b"MKVLA\n\n3-5", b"MKVL\n\n1-2"]
+    batch = encoder.prepare(model, texts, 512)
+    assert sum(len(group.tokens_BT) for group in batch.groups) == 2
+    assert batch.num_own == [2, 3, 2]
+    together = values_of(encoder, model, texts, 512).to_pylist()
+    for text, row in zip(texts, together, strict=True):
+        (alone,) = values_of(encoder, model, [text], 512).to_pylist()
+        assert np.allclose(alone["mean_layer_3"], row["mean_layer_3"], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ("one\t0\t3\t\n", "r.tsv:2: 0 to 3 is no region; residues count from 1"),
+        ("one\t1\t3\t\none\t3\t2\t\n", "r.tsv:3: 3 to 2 is no region"),
+        ("one\tx\t3\t\n", "r.tsv:2: its start is 'x', and that is no whole number"),
+        ("one\t1\t\t\n", "r.tsv:2: its end is .*, and that is no whole number"),
+        ("one\t1\t3\ta\none\t2\t3\ta\n", "r.tsv:3: 'one' has two regions called 'a'"),
+        ("\t1\t3\t\n", "r.tsv:2: this row has no id"),
+        ("one\t1\t11\t\n", "r.tsv:2: this region ends at residue 11, and 'one' has 10 residues"),
+        ("one\t1\t9\t\n", r"'one' is cut to 8 residues \(max_residues\)"),
+        ("one\t1\t3\t\nother\t1\t3\t\n", "r.tsv:3: no record of the inputs is called 'other'"),
+    ],
+)
+def test_a_row_that_is_no_region_is_refused_with_file_and_row(esm2, tmp_path, rows, part):
+    options, _ = resolved(esm2, regions=regions(tmp_path / "r.tsv", rows), max_residues=8)
+    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA"})
+    with pytest.raises(UserError, match=part):
+        list(encoder.records([proteins], options))
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"regions": "r.tsv", "pool": ["mean", "cls"]}, "pool: cls is of whole sequences"),
+        ({"structure_column": "x"}, "no effect with no structures"),
+        ({"structures": "x", "alphabet": "nucleotides"}, "structures are of proteins"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options, part):
+    with pytest.raises(ValueError, match=part):
+        encoder.Options.model_validate({"model": "x", "alphabet": "proteins"} | options)
+
+
+def test_what_the_vocabulary_has_no_letters_for_is_refused(esm2, tmp_path):
+    with pytest.raises(UserError, match=r"options.structures: .* no letters of structure"):
+        resolved(esm2, structures="x")
+    folder = write(tmp_path / "dnabert1", "dnabert1")
+    with pytest.raises(UserError, match=r"options.regions: .* are no single letters"):
+        resolved(folder, regions="x", alphabet="nucleotides")
+
+
+def test_a_payload_is_its_parts():
+    for parts in (
+        payloads.Parts(b"MKV"),
+        payloads.Parts(b"MKV", b"dpv"),
+        payloads.Parts(b"MKV", b"", (1, 3)),
+        payloads.Parts(b"MKV", b"dpv", (2, 2)),
+    ):
+        assert payloads.parts_of(parts.payload) == parts
+    assert payloads.Parts(b"MKV").payload == b"MKV"
+
+
+# Prefixes
+
+
+def test_ankh_3_has_a_prefix_for_features_unless_another_is_chosen(tmp_path):
+    folder = tmp_path / "ankh3"
+    folder.mkdir()
+    config = t5(144, feed_forward_proj="gated-gelu")
+    (folder / "config.json").write_text(json.dumps(config))
+    save(folder, made(KINDS["ankh"], config).state_dict())
+    tokenizer = t5_tokenizer()
+    tokenizer.add_special_tokens(["[NLU]", "[S2S]"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    letters = [T5_PIECES.index(f"▁{letter}") for letter in "MKVX"]
+    nlu = len(T5_PIECES)
+    for prefix, first in (("", nlu), ("[NLU]", nlu), ("[S2S]", nlu + 1)):
+        words = vocabulary.of(folder, "t5", prefix)
+        assert words.tokens(b"MKVU").tolist() == [first, *letters, 1]
+    chosen = re.escape("[NLU], [S2S]")
+    for wrong in ("[X]", "M"):
+        with pytest.raises(UserError, match=f"no token '.*' that may stand .* one of {chosen}"):
+            resolved(folder, prefix=wrong)
+    usual, other = (
+        values_of(encoder, loaded(folder, prefix=prefix), [b"MKV"], 64).to_pylist()
+        for prefix in ("", "[S2S]")
+    )
+    assert usual != other
