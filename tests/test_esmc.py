@@ -289,7 +289,7 @@ LAYER = "esmc.layers.1."
         (without("esmc.layers.0.mlp.down_proj.weight"), "no tensor layers.0.mlp.down_proj"),
         (reshaped("esmc.embed_tokens.weight", 33, 128), "has the shape (33, 128) and not (64, 128"),
         (reshaped(f"{LAYER}mlp.up_proj.bias", 384), "mlp.up_proj.bias is no part of an ESM C"),
-        (reshaped("esmc.layers.3.norm.weight", 1), "num_layers 4, its settings say 3"),
+        (reshaped("esmc.layers.3.norm.weight", 1), "num_layers 4, its settings have 3"),
         (reshaped("esmc.layers.0.mlp.down_proj.weight", 128, 300), "feed forward is 300 wide"),
     ],
 )
