@@ -748,7 +748,7 @@ class TestTheContract(WorkloadContract):
     inputs = ("few.fa",)
     options = MappingProxyType(
         {"model": "protbert", "alphabet": "proteins", "pool": ["mean", "cls"], "layers": [1, -1],
-         "per_residue": True, "dtype": "fp32"}
+         "per_residue": True, "output_dtype": "float32", "dtype": "fp32"}
     )  # fmt: skip
     tolerance = 1e-5
 
