@@ -141,12 +141,27 @@ def test_a_file_of_a_format_that_its_workload_alone_knows_names_the_run_without_
     assert "run: day.1\n" in Path("day.1.yaml").read_text()
 
 
-def test_several_inputs_and_another_model() -> None:
+def test_each_of_several_files_is_a_sample(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     table = write("b.csv", f"id,sequence\nP1,{INSULIN_A}\n")
     assert main(["init", write("a.b.fasta", GOOD), table, "--model", ESM2[0]]) == 0
     run = config.read(Path("a.b.yaml"))
-    assert run.inputs == ("a.b.fasta", "b.csv")
+    assert (run.inputs, run.samples) == ((), "a.b.tsv")
+    assert Path("a.b.tsv").read_text() == "sample\tfile\na.b\ta.b.fasta\nb\tb.csv\n"
     assert run.options["model"] == ESM2[0]
+    Path("many").mkdir()
+    for name in ("late.fa", "early.faa", ".hidden.fa", "notes.md"):
+        Path("many", name).write_text(GOOD)
+    assert main(["init", "many"]) == 0
+    assert (
+        Path("many.tsv").read_text() == "sample\tfile\nearly\tmany/early.faa\nlate\tmany/late.fa\n"
+    )
+    assert config.read(Path("many.yaml")).samples == "many.tsv"
+    Path("many", "late.faa").write_text(">P1\nMKV*V\n")
+    assert main(["init", "many", "--force"]) == 2
+    assert "many/late.fa and many/late.faa would both be sample 'late'" in capsys.readouterr().err
+    assert Path("many.tsv").read_text().count("many/") == 2
 
 
 def keys_of(text: str) -> list[str]:
@@ -269,7 +284,9 @@ def test_two_sequences_under_one_id_are_found_in_several_passes(
 def test_ids_whose_hashes_alone_are_equal_are_left_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     hashes = {b"a": 7, b"b": 7}
     digest = xxhash.xxh3_64_intdigest
-    monkeypatch.setattr(xxhash, "xxh3_64_intdigest", lambda b: hashes.get(b) or digest(b))
+    monkeypatch.setattr(
+        xxhash, "xxh3_64_intdigest", lambda b, seed=0: hashes.get(b) or digest(b, seed)
+    )
     assert main(["init", write("a.fa", ">a\nMKV\n>b\nMKT\n")]) == 0
 
 

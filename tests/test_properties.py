@@ -27,6 +27,7 @@ from xopen import xopen
 
 from featuremill import config
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.features.loading import load
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
 from featuremill.lease import Request
@@ -597,6 +598,87 @@ def test_the_merge_delivers_exactly_what_is_ok(folder, drawn, cost, failing, bat
     compute_all(folder, found, failed, batch_rows, seed)
     merge(Results(folder), ["parquet", "npy"], len(records))
     check_delivery(folder, records, failed)
+
+
+# ---- samples ----
+
+SHEETS = st.dictionaries(
+    st.sampled_from(["a", "b", "B2", "c-1", "c.1"]),
+    st.tuples(st.lists(st.integers(0, 5), min_size=1, max_size=2, unique=True), st.booleans()),
+    min_size=1,
+)
+FILES = [
+    [(f"p{n % 4}", RESIDUES[number : number + 1 + n]) for n in range(2, 6)]
+    + [("p2", "M?"), (f"q{number % 2}", "MKV"), ("p2", RESIDUES[number : number + 3])]
+    for number in range(6)
+]
+"""Records of files that share ids and payloads; in some, an id stands for two payloads."""
+
+
+def alone(sequences):
+    """Return what a script makes of the records of a sample alone: ok ones, and counts."""
+    of_id, ok, kinds = {}, [], []
+    for id, sequence in sequences:
+        if sequence != "M?":
+            of_id.setdefault(id, []).append(sequence)
+    for id, sequence in sequences:
+        is_refused = sequence == "M?" or len(set(of_id[id])) > 1
+        is_repeat = not is_refused and id in [id for id, _ in ok]
+        kinds.append("refused" if is_refused else "duplicate" if is_repeat else "ok")
+        if kinds[-1] == "ok":
+            ok.append((id, sequence))
+    return ok, {kind: kinds.count(kind) for kind in ("ok", "refused", "duplicate")}
+
+
+@holds(2, 60, sheets=st.lists(SHEETS, min_size=2, max_size=2), seed=st.integers(0, 99))
+def test_samples_come_to_what_each_comes_to_alone(folder, sheets, seed):
+    for number, records in enumerate(FILES):
+        text = "".join(f">{id}\n{sequence}\n" for id, sequence in records)
+        (folder / f"{number}.fa").write_text(text)
+    sheet, run, order = folder / "samples.tsv", Results(folder), np.random.default_rng(seed)
+    settled = {"samples": str(sheet), "workload": "composition", "device": "cpu"}
+    checked = config.validate({**settled, "shards": {"cost": 60}})
+    for drawn in sheets:
+        rows = [(s, folder / f"{n}.fa", told) for s, (files, told) in drawn.items() for n in files]
+        told = [rows[number] for number in order.permutation(len(rows))]
+        files = {s: [f for of, f, _ in told if of == s] for s in drawn}
+        expected = {
+            s: alone([one for f in files[s] for one in FILES[int(f.stem)]]) for s in sorted(drawn)
+        }
+        for edit in ("", "renamed"):
+            new = {s: s + edit for s in expected}
+            head = "sample\tfile\tsite\n"
+            lines = (f"{new[s]}\t{f}\t{is_told}{edit}\n" for s, f, is_told in told)
+            sheet.write_text(head + "".join(lines))
+            if not any(ok for ok, _ in expected.values()):
+                with pytest.raises(UserError, match="refused"):
+                    plan(run, checked, None)
+                break
+            before = {path.name for path in folder.glob("store/parts/*/*.arrows")}
+            found = plan(run, checked, None).plan.as_json()
+            missing = [one for one in found["shards"] if f"{one['shard']}.arrows" not in before]
+            assert not (edit and missing), "another name or column costs nothing"
+            compute_all(folder, {**found, "shards": missing}, set(), seed=seed)
+            for shard in found["shards"]:
+                kept = run.kept_receipt(found["recipe"], shard["shard"])
+                target = run.receipt(found["recipe"], shard["shard"])
+                target.write_bytes(kept.read_bytes())  # as extract adopts it
+            merge(run, ["parquet", "parquet_dataset"], 0)
+            check_samples(folder, {new[s]: told for s, told in expected.items()})
+
+
+def check_samples(folder, expected):
+    """Assert that the tables have what each sample comes to alone, in the order of names."""
+    rows = [(s, id, vector_of(sequence)) for s, (ok, _) in expected.items() for id, sequence in ok]
+    for table in ("embeddings.parquet", "embeddings"):
+        found = load(folder / table)
+        ids = found.index.tolist()
+        vectors = [vector.tolist() for vector in found["vector"]]
+        assert list(zip(found["sample"], ids, vectors, strict=True)) == rows
+    for _, row in pd.read_csv(folder / "samples.tsv", sep="\t").iterrows():
+        counts = expected[row["sample"]][1]
+        assert {kind: row[kind] for kind in counts} == counts
+        assert row["records"] == sum(counts.values())
 
 
 STORED = ["plan.json", "records.parquet", "receipts/*/*.json", "store/parts/*/*.arrows"]

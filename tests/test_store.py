@@ -268,7 +268,14 @@ def flip(path):
     path.write_bytes(data)
 
 
-@pytest.mark.parametrize("harm", [flip, Path.unlink])
+def spoil_receipt(path):
+    """Damage what stands beside a part, as a newer version would write it."""
+    receipt = path.with_suffix(".json")
+    receipt.unlink()
+    receipt.write_text('{"version": 99}')
+
+
+@pytest.mark.parametrize("harm", [flip, Path.unlink, spoil_receipt])
 def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, store, filled, harm):
     run = Run(tmp_path / "second", store).write(FORTY)
     run.compute(run.plan())

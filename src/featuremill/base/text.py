@@ -7,6 +7,8 @@ import textwrap
 
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 """Line ends, tabs, escape sequences: what moves a cursor or begins a new row."""
+MAX_NAME = 100
+"""Letters of a name: file systems allow 255 bytes, and other names are made from it."""
 
 
 def plain(text: str) -> str:
@@ -53,3 +55,12 @@ def wrapped(text: str, first: str = "", rest: str = "", *, width: int) -> list[s
         break_on_hyphens=False,
         break_long_words=False,
     )
+
+
+def plain_name(name: str) -> str:
+    """Refuse names that are none of a folder."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
+    return name

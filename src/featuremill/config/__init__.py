@@ -15,15 +15,16 @@ from pydantic import (
     BaseModel,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
 
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
-from featuremill.step import MAX_NAME as MAX_NAME
 from featuremill.step import Section, finding, plain_name
 from featuremill.store import formats
 from featuremill.workload import (
@@ -77,13 +78,14 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them; if not given,
+    the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:
-        if bool(self.file.strip()) != bool(self.column.strip()):
+        if self.file.strip() and not self.column.strip():
             raise ValueError("file and column belong together: name a table, and a column of it")
         return self
 
@@ -104,14 +106,22 @@ class Records(Section):
     run: str = "demo"
     """Name of the run; its files go to `results/<run>/`. Another config of the same name that asks
     for something else is refused there."""
-    inputs: tuple[str, ...] = Field(min_length=1)
+    samples: str = ""
+    """A sheet of samples in place of `inputs`: a table (.csv, .tsv, .parquet) with the columns
+    `sample` and `file`, and others that are kept as the sample's own. See docs/samples.md."""
+    inputs: tuple[str, ...] = Field(default=(), validate_default=True)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
-    flat files (.gb, .gbk, .embl); .gz and .zst are read as they are."""
+    flat files (.gb, .gbk, .embl); .gz and .zst are read as they are. Required without `samples`."""
 
     @field_validator("run")
     @classmethod
     def _names_folders(cls, run: str) -> str:  # `<run>/<name>`, of one of several
         return "/".join(map(plain_name, run.split("/", 1)))
+
+    @field_validator("samples")
+    @classmethod
+    def _sheet_name(cls, value: str) -> str:
+        return "".join(cls._file_names((value,))) if value else value
 
     @field_validator("inputs", "store")
     @classmethod
@@ -127,6 +137,18 @@ class Records(Section):
     """Folder with finished parts that runs and people share: what it has is not computed again, and
     what is computed is added. Of several, all are read and the first is written. Without it, and
     without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
+
+    @field_validator("inputs")
+    @classmethod
+    def _or_samples(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        sheet = info.data.get("samples")
+        if values and sheet:
+            raise ValueError("with samples, the files stand in the sheet; drop one of both keys")
+        if not (values or sheet):
+            raise ValueError(
+                "this is missing; give a list (each entry a text). Or name a sheet: samples: my.tsv"
+            )
+        return values
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)
@@ -186,6 +208,9 @@ def validate(
     places = places or {}
     refuse_impossible(raw, source, places)
     config = checked(Config, raw, (), sections, source, places, besides)
+    if config.labels.column and not (config.labels.file or config.samples):
+        where = place_of(source, places, ("labels",))
+        raise UserError(f"{where}: labels: file and column belong together: name a table, too.")
     workload = config.workload
     try:
         keys = find_workload(workload).Options
@@ -260,6 +285,19 @@ def from_json(text: str) -> Config:
     return validate(value)
 
 
+def files_of(config: Records) -> list[str]:
+    """Return every file that the records come from; a sheet of samples comes first.
+
+    Raises:
+        UserError: when the sheet cannot be read.
+    """
+    if not config.samples:
+        return list(config.inputs)
+    from featuremill.inputs import samples  # here: most runs have none
+
+    return [config.samples, *(row.file for row in samples.read(Path(config.samples)).rows)]
+
+
 def model_of(config: Config) -> str | None:
     """Return the model whose weights the run needs: a name, or the path of a checkpoint."""
     workload = find_workload(config.workload)
@@ -312,7 +350,8 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
 def refuse_patterns(config: Config) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
     labels = [config.labels.file]
-    names = {"inputs": config.inputs, "options": config.options.values(), "labels": labels}
+    named = "samples" if config.samples else "inputs"
+    names = {named: files_of(config), "options": config.options.values(), "labels": labels}
     for key, values in names.items():
         for value in values:
             if isinstance(value, str) and PATTERN.search(value):

@@ -183,6 +183,7 @@ def run_schema(installed: bool = False) -> Schema:
     steps = finding.sections(_steps(installed)).model_json_schema()
     schema["properties"] |= steps["properties"]
     definitions |= steps["$defs"]
+    schema["oneOf"] = [{"required": ["inputs"]}, {"required": ["samples"]}]
     conditions: list[Schema] = []
     schema["allOf"] = definitions["Set"]["allOf"] = conditions
     for name in entry_points.own(plugin_errors.GROUP):
@@ -200,7 +201,7 @@ def run_schema(installed: bool = False) -> Schema:
         entries = {
             "type": field.pop("type"),
             "items": field["items"],
-            "minItems": field.pop("minItems"),
+            "minItems": field.pop("minItems", 1),
         }
         field["anyOf"] = [entries, field.pop("items")]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | schema

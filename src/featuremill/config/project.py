@@ -16,7 +16,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
-from featuremill.step import ChecksFiles, MakesRecords, finding, plain_name
+from featuremill.step import ChecksFiles, MakesRecords, TakesSamples, finding, plain_name
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 from featuremill.workload.ahead import ahead_of
@@ -64,7 +64,7 @@ class Project(NamedTuple):
 
     name: str
     inputs: tuple[str, ...]
-    """The files with its records."""
+    """The files with its records; of a sheet of samples, the sheet alone."""
     runs: Mapping[str, Run]
     """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
 
@@ -117,6 +117,14 @@ def validate(
     checked = configs.checked(model, told, (), dict, source, places)
     asked = {key: getattr(checked, key) for key in told}
     sections = {key: one for key, one in asked.items() if one}  # none of no names
+    if raw.get("samples"):
+        for key in sections:
+            if not isinstance(step_of(key), TakesSamples):
+                where = configs.place_of(source, places, (key,))
+                raise UserError(
+                    f"{where}: {key}: this step takes no samples; leave it out, or name the files "
+                    "with inputs."
+                )
     features = {key: one for key, one in raw.items() if key not in keys}
     found = _features(features, source, places, sections)
     _refuse_problems(found)
@@ -176,7 +184,7 @@ def _features(
         own = {key: value for key, value in raw.items() if key != OF or not _makers(sections)}
         config = configs.validate(own, source, places, besides=besides)
         _refuse_path(config.run, source, places)
-        inputs = config.inputs
+        inputs = config.inputs or (config.samples,)
         seen = _seen(config.run, inputs, [config.run], sections)
         if files := _records(seen):
             file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
@@ -192,9 +200,10 @@ def _features(
     besides = finding.known()
     whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
     _refuse_path(whole.run, source, places)
-    seen = _seen(whole.run, whole.inputs, [f"{whole.run}/{name}" for name in sets], sections)
+    inputs = whole.inputs or (whole.samples,)
+    seen = _seen(whole.run, inputs, [f"{whole.run}/{name}" for name in sets], sections)
     files = _records(seen)
-    records = {"inputs": whole.inputs, "store": whole.store}
+    records: dict[str, Any] = whole.model_dump(include={"inputs", "samples", "store"})
     runs = {}
     for name, one in sets.items():
         run = f"{whole.run}/{name}"
@@ -207,7 +216,7 @@ def _features(
             records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
-    return Project(whole.run, whole.inputs, runs, sections, source, places)
+    return Project(whole.run, inputs, runs, sections, source, places)
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +10,34 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
+from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.results import Results
 
 
-def load(run: str | Path) -> pd.DataFrame:
+def load(run: str | Path, samples: Sequence[str] | None = None) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
     Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
-    those of results/demo/partial.
+    those of results/demo/partial. Of a run with samples, those of some `samples` alone may be
+    asked for.
 
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
     vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
 
     Raises:
-        UserError: when there is neither embeddings.parquet nor embeddings/.
+        UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample.
     """
-    table = pq.read_table(_table(run))
-    frame: pd.DataFrame = table.select(list(ABOUT)).to_pandas().set_index("id")
-    for name in table.drop_columns(list(ABOUT)).column_names:
+    table = _read(_table(run), samples)
+    about = [name for name in (*ABOUT, SAMPLE) if name in table.column_names]
+    frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
+    for name in table.drop_columns(about).column_names:
         column = table[name]
         if hasattr(column.type, "list_size"):
             frame[name] = pd.Series(list(matrix(column)), index=frame.index, dtype=object)
@@ -52,12 +57,42 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
         UserError: when the run has no such file or column.
     """
     path = _table(run)
-    found = chosen(pq.read_schema(files_of(path)[0]), column, path)
-    ids: list[str] = pq.read_table(path, columns=["id"])["id"].to_pylist()
+    schema = _dataset(path).schema
+    found, names = chosen(schema, column, path), schema.names
+    of_sample = [SAMPLE] if SAMPLE in names else []
+    ids: list[str] = full_ids(_read(path, columns=["id", *of_sample])).to_pylist()
     if path != Path(run) and format_of("npy").file in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, found.start : found.start + found.width]
-    return ids, matrix(pq.read_table(path, columns=[found.name])[found.name])
+    return ids, matrix(_read(path, columns=[found.name])[found.name])
+
+
+def _dataset(path: Path) -> ds.Dataset:
+    """Open a table; of the folders of samples, their names are the column `sample`."""
+    files = list(map(str, files_of(path)))
+    if not any(path.glob(f"{SAMPLE}=*")):
+        return ds.dataset(files)
+    by_name = ds.partitioning(pa.schema({SAMPLE: pa.string()}), flavor="hive")
+    return ds.dataset(files, partitioning=by_name, partition_base_dir=str(path))
+
+
+def _read(
+    path: Path, samples: Sequence[str] | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """Return the table at `path`, or what it has of some `samples`."""
+    table = _dataset(path)
+    if samples is None:
+        return table.to_table(columns=columns and list(columns))
+    if SAMPLE not in table.schema.names:
+        raise UserError(f"{path}: these results are of a run without samples; leave them out.")
+    found = table.to_table(filter=ds.field(SAMPLE).isin(list(samples)))
+    there = set(found[SAMPLE].to_pylist())
+    if missing := [sample for sample in samples if sample not in there]:
+        raise UserError(
+            f"{path}: there is no record of sample {missing[0]!r} in it; samples.tsv beside it has "
+            "all samples."
+        )
+    return found
 
 
 def _table(run: str | Path) -> Path:
@@ -75,7 +110,8 @@ def _is_table(path: Path) -> bool:
         UserError: when it is another file, or a table that is not there.
     """
     if path.is_dir():
-        return path.name == format_of("parquet_dataset").file and any(path.glob("*.parquet"))
+        has_files = any(any(path.glob(each)) for each in format_of("parquet_dataset").holds)
+        return path.name == format_of("parquet_dataset").file and has_files
     is_named = path.suffix == ".parquet"
     problem = ""
     if path.exists() != is_named:

@@ -7,7 +7,6 @@ shards and a view a batch; what was read of the vectors is the page cache's.
 from __future__ import annotations
 
 import logging
-import resource
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ import pyarrow.compute as pc
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
-from featuremill.features.table import Matrix, Rows, Table
+from featuremill.features.table import Matrix, Rows, Table, allow_open
 from featuremill.store import command_line, ledger
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of
@@ -30,8 +29,6 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.shard_file import digests
 
-SPARE_FILES = 100
-"""What a process has open besides the parts."""
 log = logging.getLogger("featuremill.features")
 
 
@@ -71,7 +68,7 @@ class Parts:
             )
         if not paths:
             raise self._without_vectors()
-        _allow_open(len(paths))
+        allow_open(len(paths))
         schema, _ = self._read(paths[0])
         self.column = chosen(schema, column, self.root, choosing, of_residues)
         self._parts = dict(zip(names, paths, strict=True))
@@ -248,12 +245,3 @@ def _view(vectors: pa.FixedSizeListArray) -> Matrix:
     dtype = np.dtype(flat.type.to_pandas_dtype())
     found: Matrix = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
     return found.reshape(-1, vectors.type.list_size)
-
-
-def _allow_open(num_files: int) -> None:
-    """Let this process have so many files open and more, as far as it may."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = num_files + SPARE_FILES
-    if soft < needed and soft != resource.RLIM_INFINITY:
-        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))

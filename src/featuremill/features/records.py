@@ -16,6 +16,7 @@ from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
+from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -62,6 +63,8 @@ class Features:
         self.settings = delivery.settings
         """What the recipe is the digest of."""
         self.table, self.vectors = table, vectors
+        self.has_samples = SAMPLE in table.schema.names
+        self._id = [*([SAMPLE] if self.has_samples else []), "id"]
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
@@ -85,10 +88,10 @@ class Features:
             yield start, self.vectors[start : start + num_rows]
 
     def ids_of(self, rows: Rows) -> list[str]:
-        """Return the ids of `rows`."""
+        """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
         found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, ["id"]):
-            found[places] = batch["id"].to_pylist()
+        for places, batch in self.table.pieces(rows, self._id):
+            found[places] = full_ids(batch).to_pylist()
         ids: list[str] = found.tolist()
         return ids
 
@@ -102,9 +105,10 @@ class Features:
         found: dict[str, int] = {}
         wanted = set(ids)
         asked = pa.array(wanted, pa.string())
-        for first, batch in self.table.batches(["id"]) if wanted else ():
-            places = pc.indices_nonzero(pc.is_in(batch["id"], value_set=asked))
-            names = batch["id"].take(places).to_pylist()
+        for first, batch in self.table.batches(self._id) if wanted else ():
+            there = full_ids(batch)
+            places = pc.indices_nonzero(pc.is_in(there, value_set=asked))
+            names = there.take(places).to_pylist()
             found.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
             if len(found) == len(wanted):
                 break
@@ -114,15 +118,16 @@ class Features:
         """Return what `rows` are, by row."""
         found: dict[int, Record] = {}
         rows = np.unique(rows)
-        for places, batch in self.table.pieces(rows, Record._fields):
-            columns = (_plain(batch[name]) for name in Record._fields)
+        others = Record._fields[1:]
+        for places, batch in self.table.pieces(rows, [*self._id, *others]):
+            columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
             found.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return found
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
-        for _, batch in self.table.batches(["id", "sha256"]):
-            yield from zip(batch["id"].to_pylist(), _plain(batch["sha256"]), strict=True)
+        for _, batch in self.table.batches([*self._id, "sha256"]):
+            yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
     def check(self) -> None:
         """Compare all bytes that are read with the digests in manifest.json.

@@ -6,6 +6,7 @@ It is read a few thousand rows at a time, so memory does not grow with it.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,9 +21,12 @@ from featuremill.base.arrays import matrix
 from featuremill.base.errors import IntegrityError
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
+from featuremill.store.ledger import SAMPLE
 
 ROWS_AT_ONCE = 4096
 """Rows that are decoded together."""
+SPARE_FILES = 100
+"""What a process has open besides."""
 NUMBERS = "fiu"
 """Kinds of NumPy types that vectors have: floats and integers."""
 Matrix = npt.NDArray[Any]
@@ -36,6 +40,8 @@ class Group(NamedTuple):
     number: int
     first_row: int
     num_rows: int
+    sample: str | None
+    """Whose rows these are all, where a folder of a sample says so."""
 
 
 class Table:
@@ -49,15 +55,20 @@ class Table:
         """
         self.path = path
         self.groups: list[Group] = []
-        files = [pq.ParquetFile(file, memory_map=True) for file in files_of(path)]
+        places = files_of(path)
+        allow_open(len(places))
+        files = [pq.ParquetFile(file, memory_map=True) for file in places]
         self.schema: pa.Schema = files[0].schema_arrow
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
+        samples = [name if key == SAMPLE else None for key, _, name in map(_key_of, places)]
+        if samples[0] is not None:
+            self.schema = self.schema.append(pa.field(SAMPLE, pa.string()))
         self.num_rows = 0
-        for file in files:
+        for file, sample in zip(files, samples, strict=True):
             for number in range(file.num_row_groups):
                 num_rows = file.metadata.row_group(number).num_rows
-                self.groups.append(Group(file, number, self.num_rows, num_rows))
+                self.groups.append(Group(file, number, self.num_rows, num_rows, sample))
                 self.num_rows += num_rows
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -97,6 +108,8 @@ class Table:
             for batch in group.file.iter_batches(
                 ROWS_AT_ONCE, row_groups=[group.number], columns=list(columns)
             ):
+                if group.sample is not None and SAMPLE in columns:
+                    batch = batch.append_column(SAMPLE, pa.repeat(group.sample, batch.num_rows))
                 yield first, batch
                 first += batch.num_rows
 
@@ -112,6 +125,20 @@ class Table:
                 f"{self.path}: it is damaged ({what}); featuremill merge {self.path.parent} writes "
                 "it anew from the parts."
             ) from None
+
+
+def _key_of(file: Path) -> tuple[str, str, str]:
+    """Return what the folder of a file says, as in sample=a."""
+    return file.parent.name.partition("=")
+
+
+def allow_open(num_files: int) -> None:
+    """Let this process have so many files open and more, as far as it may."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = num_files + SPARE_FILES
+    if soft < needed and soft != resource.RLIM_INFINITY:
+        most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 class Stored:

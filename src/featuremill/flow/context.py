@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from featuremill.config import (
     check_outputs,
+    files_of,
     load,
     model_of,
     project,
@@ -78,8 +79,6 @@ class Run:
         """The validated config."""
         self.there = imported.config_below_prefix(workflow, config)
         """The same with the names of its files as they are found from here."""
-        self.inputs = [preflight.bare(path) for path in config.inputs]
-        """The files with the records, as Snakemake names them."""
         self.labels = [preflight.bare(config.labels.file)] if config.labels.file else []
         """The table of labels, if there is one."""
         self.results = f"results/{config.run}"
@@ -98,6 +97,12 @@ class Run:
         model = jobs.gpu_model(workflow)
         self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
         """What a cluster is asked for: memory and minutes of each kind of job."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """The files with the records, as Snakemake names them; a sheet of samples comes first."""
+        with screen.refusing():
+            return [preflight.bare(path) for path in files_of(self.config)]
 
     @property
     def suffix(self) -> str:
@@ -122,6 +127,8 @@ class Run:
         counts = self.there.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
         if verb == "plan" and (stores := shared.layers(self.there.store)):
             counts["store"] = list(map(str, stores))
+        if not counts["samples"]:  # configs without are as they were before there was the key
+            del counts["samples"]
         return json.dumps(counts)
 
     def environment(self, verb: str) -> str:

@@ -38,6 +38,8 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
         key: moved(value) if value and key in paths and value[0] != "~" else value
         for key, value in config.options.items()
     }
+    if config.samples and moved("a") != "a":
+        raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
     file = config.labels.file and moved(config.labels.file)
     return config.model_copy(
         update={

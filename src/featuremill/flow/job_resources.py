@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.config import Config
+from featuremill.config import Config, files_of
 from featuremill.plan import speeds
 from featuremill.plan.estimate.overheads import host_mb
 from featuremill.store.plan import Plan
@@ -66,11 +66,11 @@ class JobResources(NamedTuple):
 
     def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that planning takes."""
-        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.config.inputs)))
+        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(files_of(self.config))))
 
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that planning may take."""
-        grown = PLAN_MINUTES_A_GB * _gigabytes(self.config.inputs)
+        grown = PLAN_MINUTES_A_GB * _gigabytes(files_of(self.config))
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002

@@ -19,12 +19,12 @@ from typing import Any, TextIO
 from featuremill import workload
 from featuremill.base import environment
 from featuremill.base.errors import UserError
-from featuremill.config import Config, model_key, model_of
+from featuremill.config import Config, files_of, model_key, model_of
 from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
-from featuremill.inputs import TableOptions, labels, source
+from featuremill.inputs import TableOptions, labels, samples, source
 from featuremill.lease.devices import devices_for
 from featuremill.status import state
 from featuremill.store import command_line, formats, run_lock
@@ -222,7 +222,11 @@ def check_times(config: Config, results: str) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
     clock = run_lock.path_of(Path(results))  # of the file system, which may be another than ours
     with refusing():
-        read = [*config.inputs, *checkpoint_files(config, config), *option_inputs(config, config)]
+        read = [
+            *files_of(config),
+            *checkpoint_files(config, config),
+            *option_inputs(config, config),
+        ]
         source.refuse_future(read, clock)
     now = source.now_by(clock)
     ours = [path for pattern in OURS for path in sorted(Path(results).glob(pattern))]
@@ -350,6 +354,7 @@ def asked_by(config: Config, results: str) -> dict[str, Any]:
         return path if _is_elsewhere(path, working) else os.path.relpath(path, working)
 
     return {
+        **({"samples": seen(config.samples)} if config.samples else {}),
         "inputs": [seen(path) for path in config.inputs],
         "workload": config.workload,
         **options.model_dump(
@@ -427,6 +432,13 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     for path in config.inputs:
         if path not in planned and not path.startswith(f"results/{config.run.partition('/')[0]}/"):
             refuse_missing_input(workflow, path, config.inputs, named, places)
+    if config.samples and not config.samples.startswith("results/"):
+        with refusing(f"{places.get(('samples',), named)}: samples"):
+            files = set(files_of(config))
+            if config.labels.column and not config.labels.file:
+                samples.read(Path(config.samples)).refuse_unknown(config.labels.column)
+            if not files <= planned:
+                samples.read(Path(config.samples)).refuse_missing(planned)
     if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
         with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
             weights.refuse_missing(model, config.workload)

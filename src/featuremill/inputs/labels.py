@@ -27,7 +27,7 @@ class Label(NamedTuple):
     line: int
 
 
-class _Columns(RowOptions):
+class Columns(RowOptions):
     """The columns that are read."""
 
     names: tuple[str, ...]
@@ -38,11 +38,16 @@ class _Columns(RowOptions):
 
 def check(path: Path, column: str) -> None:
     """Read the header of the table `path`; raise UserError where it has no id or no `column`."""
-    with refusing_damage(path):
-        is_parquet = format_of(path).module == "parquet"
-        names = pq.read_schema(path).names if is_parquet else table.header(path)[1]
+    names = names_of(path)
     columns.find_id(path, names)
     columns.find_named(path, names, column)
+
+
+def names_of(path: Path) -> list[str]:
+    """Return the names of the columns of the table `path`; raise UserError where it is none."""
+    with refusing_damage(path):
+        is_parquet = format_of(path).module == "parquet"
+        return list(pq.read_schema(path).names if is_parquet else table.header(path)[1])
 
 
 @contextlib.contextmanager
@@ -69,11 +74,11 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
         check(path, name)
     found: dict[str, Label] = {}
     num_empty = 0
-    for record in rows([path], _Columns(names=wanted)):
+    for record in rows([path], Columns(names=wanted)):
         where = f"{path}:{record.line}"
         if record.reason:
             raise UserError(f"{where}: this row has no id of a record ({record.reason}); fix it.")
-        cells = {name: _text(value) for name, value in json.loads(record.payload).items()}
+        cells = {name: text(value) for name, value in json.loads(record.payload).items()}
         if not cells[column]:
             num_empty += 1
             continue
@@ -94,7 +99,7 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
     return found, num_empty
 
 
-def _text(value: object) -> str:
+def text(value: object) -> str:
     """Return a cell as text: what is no text in Parquet (numbers, yes and no) as JSON has it."""
     if value is None:
         return ""

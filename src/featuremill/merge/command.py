@@ -29,7 +29,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import from_json
-from featuremill.merge import delivery, notes
+from featuremill.merge import delivery, notes, samples
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
@@ -37,7 +37,7 @@ from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line, shared
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
-from featuremill.store.formats import FAILED, NOTES, format_of, names, outputs_of
+from featuremill.store.formats import FAILED, NOTES, SAMPLES, format_of, names, outputs_of
 from featuremill.store.parts import Part, open_part, open_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
@@ -139,10 +139,14 @@ def merge(
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         remove(folder.partial.root)
+        _write_samples(gatherer, folder, listed[0], folder.root, counts)
         result = _write(folder, plan, gatherer, outputs, counts, told)
+        has_samples = bool(gatherer.samples)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
+    notes.write(
+        folder.records, folder.root / NOTES, has_any=bool(plan.notes), has_samples=has_samples
+    )
     result.write(folder.delivery)
     if plan.store:
         shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
@@ -187,7 +191,9 @@ def merge_partial(
     if is_empty:
         log.warning("no part is finished yet, so there are no values to write.")
     with gathered(folder, plan, parts, num_threads) as gatherer:
-        counts = count(gatherer, folder, plan, [place.root / name for name in FAILED])
+        listed = [place.root / name for name in FAILED]
+        counts = count(gatherer, folder, plan, listed)
+        _write_samples(gatherer, folder, listed[0], place.root, counts)
         chosen = [] if is_empty else outputs
         result = _write(folder, plan, gatherer, chosen, counts, {**told, "partial": True})
     result.write(place.delivery)
@@ -195,6 +201,16 @@ def merge_partial(
     if counts.failed:
         log.info("max_failed does not count here; a whole merge will look at it.")
     return result
+
+
+def _write_samples(
+    gatherer: Gatherer, folder: Results, failures: Path, to: Path, counts: Accounts
+) -> None:
+    """Write the table of samples of a run that has any, and remove that of an earlier one."""
+    if gatherer.samples:
+        samples.write(gatherer, folder.records, failures, to / SAMPLES, counts)
+    else:
+        remove(to / SAMPLES)
 
 
 def _write(

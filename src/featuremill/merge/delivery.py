@@ -14,7 +14,7 @@ from featuremill.base.progress import Progress
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.outputs import open_writer
 from featuremill.merge.parallel import in_order
-from featuremill.store import disk_space
+from featuremill.store import disk_space, ledger
 from featuremill.store.delivery import Written
 from featuremill.store.files import remove, replacing, replacing_folder, write_json
 from featuremill.store.formats import files, format_of, sidecar_of, told
@@ -53,7 +53,7 @@ def write(
         for name, path in paths.items():
             opened = replacing_folder(path) if format_of(name).is_folder else replacing(path)
             temporary = stack.enter_context(opened)
-            target = Target(temporary, source.values, num_ok, provenance)
+            target = Target(temporary, source.values, num_ok, provenance, source.samples)
             with told(name, "Writer"):
                 writers.append(open_writer(name, target))
             stack.callback(_close, name, writers[-1])
@@ -61,7 +61,11 @@ def write(
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            writing = [pool.submit(writer.write, block) for writer in writers]
+            named = ledger.with_full_ids(block)
+            writing = [
+                pool.submit(writer.write, block if format_of(name).takes_samples else named)
+                for name, writer in zip(paths, writers, strict=True)
+            ]
             wait(writing)  # for all: none may still write when another's failure ends this
             for name, future in zip(paths, writing, strict=True):
                 with told(name, "write"):

@@ -120,6 +120,10 @@ class Gatherer:
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
         self._manifest = manifest
+        self.samples = ledger.samples_of(manifest)
+        """What is known of each sample, by column; nothing of a run without."""
+        named = [pa.field(ledger.SAMPLE, pa.string())] if self.samples else []
+        self._identity = pa.schema([*IDENTITY, *named])
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None
         self.survey = self._look()
@@ -276,7 +280,7 @@ class Gatherer:
             for count, _ in enumerate(spooled, 1):
                 shown.at(count, len(numbers))
             shuffle.finish()
-            blocks = enumerate(self.blocks(IDENTITY.names))
+            blocks = enumerate(self.blocks(self._identity.names))
             together = min(self.num_threads, BLOCKS_AT_ONCE)
             yield from in_order(lambda found: self._join(*found, shuffle), blocks, together)
         finally:
@@ -321,7 +325,7 @@ class Gatherer:
         """Return a block's identities and values, side by side."""
         found = shuffle.read(number)
         positions = found.column("ordinal").to_numpy() - self.survey.edges[number]
-        identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
+        identity = rows.take(pa.array(positions)).select(self._identity.names).cast(self._identity)
         own = pa.chunked_array([found.column("sha256")])
         if (np.diff(positions) <= 0).any() or not np.array_equal(
             digests(identity["sha256"]), digests(own)
@@ -330,7 +334,9 @@ class Gatherer:
                 "merge: a part's row is not that of its record; please report this."
             )
         values = found.columns[NUM_SHUFFLED:]
-        return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
+        return pa.table(
+            [*identity.columns, *values], schema=pa.schema([*self._identity, *self.values])
+        )
 
 
 def _check_values(values: pa.RecordBatch, path: Path) -> None:

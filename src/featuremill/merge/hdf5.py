@@ -95,7 +95,7 @@ class DatasetFile:
 
     def __init__(self, target: Target, columns: list[str]) -> None:
         self._file = ReservedFile(target.path, 2 * sum(map(len, target.provenance.values())))
-        self._root = self._file.root.id
+        self._group = self._file.root
         for key, value in target.provenance.items():
             self._file.root.attrs[key] = value
         self._file.root.attrs["columns"] = ",".join(columns)
@@ -105,21 +105,26 @@ class DatasetFile:
         self._scalar = h5py.h5s.create(h5py.h5s.SCALAR)
         self._spaces: dict[tuple[int, ...], Any] = {}
 
-    def add(self, ids: pa.ChunkedArray, values: Iterable[npt.NDArray[Any]]) -> None:
-        """Add the datasets of records, each named by the accession in its id.
+    def add(
+        self, ids: pa.ChunkedArray, values: Iterable[npt.NDArray[Any]], sample: str = ""
+    ) -> None:
+        """Add the datasets of records, each named by the accession in its id, to the group of a
+        `sample`, if there is one.
 
         Where an earlier record has that accession too, the name is the whole id.
 
         Raises:
             OSError: when the disk is full.
         """
+        self._file.need(BYTES_A_DATASET if sample else 0)
+        self._group = self._file.root.require_group(sample) if sample else self._file.root
         names = accessions(ids).to_pylist()
         for id, accession, array in zip(ids.to_pylist(), names, values, strict=True):
             self._add(id, self._name_of(id, accession), array)
 
     def _name_of(self, id: str, accession: str) -> bytes:
         for name in (dataset_name(accession), dataset_name(id)):
-            if name.encode() not in self._root:
+            if name.encode() not in self._group.id:
                 return name.encode()
         return f"{dataset_name(id)}%".encode()  # no other name ends like this
 
@@ -131,7 +136,7 @@ class DatasetFile:
             self._spaces[values.shape] = h5py.h5s.create_simple(values.shape)
         kind = h5py.h5t.py_create(values.dtype, logical=True)
         space = self._spaces[values.shape]
-        dataset = h5py.h5d.create(self._root, name, kind, space, self._creation)
+        dataset = h5py.h5d.create(self._group.id, name, kind, space, self._creation)
         dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, np.ascontiguousarray(values))
         attribute = h5py.h5a.create(dataset, b"original_id", self._text, self._scalar)
         attribute.write(np.array(id, TEXT))

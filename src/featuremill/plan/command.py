@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import shutil
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,10 @@ from featuremill.base import run_log
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
-from featuremill.config import Config, from_json, model_of, read
+from featuremill.base.words import counted
+from featuremill.config import Config, files_of, from_json, model_of, read
+from featuremill.inputs import samples
+from featuremill.inputs.samples import Sheet
 from featuremill.lease.devices import Device, planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
@@ -33,6 +37,7 @@ from featuremill.store import shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
+from featuremill.store.ledger import SAMPLE
 from featuremill.store.plan import Input, Plan, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights, Workload, find_workload, plugin_errors
@@ -41,8 +46,10 @@ from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settings_of
 
 PLAN_VERSION = 1
-RESERVED = {*ABOUT, *(column.name for column in COLUMNS)}
+RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
+MAX_SHARED = 3
+"""Files of several samples that are said one by one."""
 
 log = logging.getLogger("featuremill.plan")
 
@@ -161,10 +168,13 @@ def _planned(
     """Read the records, write shards and manifest; return the plan, which is not written yet."""
     scratch = folder.store / "spool"
     scratch.mkdir()
-    spooled, inputs = _read(scratch, config, workload, options, processes)
+    sheet = samples.read(Path(config.samples)) if config.samples else None
+    if sheet:
+        _check(sheet)
+    spooled, inputs = _read(scratch, config, sheet, workload, options, processes)
     tally, repeats = spooled.tally, spooled.repeats
     if tally.is_nucleotides:
-        nucleotides.refuse(config.inputs, log)
+        nucleotides.refuse(config.inputs or [config.samples], log)
     names = [entry.shard for entry in last.shards] if last else []
     recipe = recipe_of(sizing.settings)
     old = spool_old_shards(folder, names, scratch / "old")
@@ -191,7 +201,13 @@ def _planned(
     cutter.cut(cut.cost)
     is_any_new = unassigned.cost > 0 or held.shards > 0
     write_records(
-        folder.records, spooled.rows, cutter.locations, cutter.numbers, repeats, cutter.shards
+        folder.records,
+        spooled.rows,
+        cutter.locations,
+        cutter.numbers,
+        repeats,
+        cutter.shards,
+        sheet.about if sheet else {},
     )
     taken = offer.taken(cutter.shards)
     told: dict[str, Any] = {}
@@ -223,24 +239,40 @@ def _planned(
 
 
 def _read(
-    scratch: Path, config: Config, workload: Workload, options: Any, processes: Processes
+    scratch: Path,
+    config: Config,
+    sheet: Sheet | None,
+    workload: Workload,
+    options: Any,
+    processes: Processes,
 ) -> tuple[Spooled, list[Input]]:
     """Spool the records; return that, and what `plan.json` says of each input."""
-    before = [_identity(path) for path in config.inputs]
-    spooled = read_records(config, workload, options, scratch, processes)
+    files = Counter(files_of(config))
+    before = [_identity(path) for path in files]
+    spooled = read_records(config, workload, options, scratch, processes, sheet)
     inputs = [
         Input(
             path=name,
             bytes=Path(name).stat().st_size,
-            records=spooled.tally.by_source[str(Path(name))],
+            records=spooled.tally.by_source[str(Path(name))] // times,
             sha256=sha256_of(Path(name)),
         )
-        for name in config.inputs
+        for name, times in files.items()
     ]
-    for path, identity in zip(config.inputs, before, strict=True):
+    for path, identity in zip(files, before, strict=True):
         if _identity(path) != identity:
             raise UserError(f"{path}: it changed while it was read; run the same command again.")
     return spooled, inputs
+
+
+def _check(sheet: Sheet) -> None:
+    """Refuse a sheet whose files are not there, and say what it comes to."""
+    sheet.refuse_missing()
+    log.info("%s", sheet.told)
+    for file in sheet.shared[:MAX_SHARED]:
+        log.warning("%s: %s is a file of several samples", sheet.path, file)
+    if more := len(sheet.shared[MAX_SHARED:]):
+        log.warning("%s: so are %s", sheet.path, counted(more, "other file"))
 
 
 def _identity(path: str) -> tuple[int, int, int] | None:

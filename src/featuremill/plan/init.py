@@ -1,15 +1,20 @@
-"""init: read an input once, say what it holds, and write a commented config for it."""
+"""init: read an input once, say what it holds, and write a commented config for it.
+
+Of several files, or a folder of them, each is a sample: then there is a sheet as well.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import csv
+import io
 import json
 import logging
 import re
 import tempfile
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +48,13 @@ log = logging.getLogger("featuremill.init")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill init`."""
-    parser.add_argument("inputs", nargs="+", type=Path, metavar="INPUT", help="FASTA, table, …")
+    parser.add_argument(
+        "inputs",
+        nargs="+",
+        type=Path,
+        metavar="INPUT",
+        help="FASTA, table, …; of several, or a folder of them, each is a sample",
+    )
     parser.add_argument(
         "--output", type=Path, help="config to write; default: named like the input"
     )
@@ -67,17 +78,66 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill init`."""
     opens_any = optional(find_workload(arguments.workload), "TAKES_FILES")
-    name = _run_name(arguments.output or arguments.inputs[0], opens_any and not arguments.output)
+    first: Path = arguments.output or arguments.inputs[0]
+    name = _run_name(first, opens_any and not arguments.output)
     output: Path = arguments.output or Path(f"{name}.yaml")
-    if any(output.resolve() == path.resolve() for path in arguments.inputs):
+    paths = [file for path in arguments.inputs for file in _files_in(path, opens_any)]
+    if any(output.resolve() == path.resolve() for path in paths):
         raise UserError(f"{output}: this is the input itself; name another file with --output.")
     if output.is_dir():
         raise UserError(f"{output}: this is a folder; name a file in it.")
     if output.exists() and not arguments.force:
         raise UserError(f"{output}: it exists already; add --force to overwrite it, or --output.")
+    sheet = output.with_suffix(".tsv")
+    if len(paths) == 1:
+        _write(arguments, name, output, {"inputs": [str(paths[0])]})
+        return
+    if sheet.exists() and not arguments.force:
+        raise UserError(f"{sheet}: it exists already; add --force to overwrite it, or --output.")
+    text, before = _sheet(paths, opens_any), sheet.read_bytes() if sheet.exists() else None
+    with _placed(sheet), files.replacing(sheet) as temporary:
+        temporary.write_text(text, "utf-8")
+    try:
+        _write(arguments, name, output, {"samples": str(sheet)})
+    except BaseException:
+        sheet.unlink() if before is None else sheet.write_bytes(before)
+        raise
+
+
+def _files_in(path: Path, opens_any: bool) -> list[Path]:
+    """Return the files of a folder that can be read, in the order of their names; of a file, it."""
+    if not path.is_dir():
+        return [path]
+    known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
+    there = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
+    if found := [file for file in there if opens_any or file.suffix.lower() in known]:
+        return found
+    raise UserError(f"{path}: no file in this folder can be read; name files.")
+
+
+def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
+    """Return a sheet with a sample for each of the files, called like it."""
+    of_name: dict[str, Path] = {}
+    for path in paths:
+        other = of_name.setdefault(_run_name(path, opens_any), path)
+        if other != path:
+            raise UserError(
+                f"{other} and {path} would both be sample {_run_name(path, opens_any)!r}; rename "
+                "one, or write the sheet yourself (docs/samples.md)."
+            )
+    text = io.StringIO()
+    table = csv.writer(text, delimiter="\t", lineterminator="\n")
+    table.writerows([("sample", "file"), *((name, str(path)) for name, path in of_name.items())])
+    return text.getvalue()
+
+
+def _write(
+    arguments: argparse.Namespace, name: str, output: Path, records: Mapping[str, Any]
+) -> None:
+    """Write the config of these `records`."""
     settings = {
         "run": name,
-        "inputs": [str(path) for path in arguments.inputs],
+        **records,
         "workload": arguments.workload,
         "options": {key: value for key in SET if (value := getattr(arguments, key))},
     }
@@ -115,16 +175,22 @@ def _unfilled(workload: str, options: Mapping[str, Any]) -> list[str]:
 
 def _look(checked: config.Config) -> Survey:
     """Read the input and say what it holds; refuse one without a good record."""
-    workload, paths = find_workload(checked.workload), [Path(path) for path in checked.inputs]
+    workload, paths = find_workload(checked.workload), _paths(checked)
     options = workload.Options.model_validate(checked.options)
-    found = surveyed(paths, checked.workload, workload, options)
+    samples = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
+    found = surveyed(paths, checked.workload, workload, options, samples)
     for line in found.describe(paths, workload, options):
         log.info("%s", line)
     if not found.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
     if found.tally.is_nucleotides:
-        nucleotides.refuse(checked.inputs, log)
+        nucleotides.refuse(list(map(str, paths)), log)
     return found
+
+
+def _paths(checked: config.Config) -> list[Path]:
+    """Return the files with the records."""
+    return [Path(path) for path in config.files_of(checked)[bool(checked.samples) :]]
 
 
 def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
@@ -155,12 +221,12 @@ def _refuse_what_a_run_would(
     """
     if not unfilled and (model := config.model_of(checked)):
         weights.refuse_missing(model, checked.workload)
-    for path in checked.inputs if unfilled else ():  # reading them all says it otherwise
-        if not Path(path).exists():
+    for path in _paths(checked) if unfilled else ():  # reading them all says it otherwise
+        if not path.exists():
             raise UserError(f"{path}: there is no such file; check the path.")
     config.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
-        inputs.source.refuse_future(checked.inputs, Path(clock.name))
+        inputs.source.refuse_future(map(str, _paths(checked)), Path(clock.name))
     try:
         refuse_without_packages(find_workload(checked.workload).Options)
     except UserError as error:
@@ -186,7 +252,7 @@ def config_text(
     """
     unit = optional(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
-        f"# A run of featuremill on {names([Path(path) for path in checked.inputs])}:",
+        f"# A run of featuremill on {names(_paths(checked))}:",
         f"# {counted(found.lengths.total(), 'good record')}, "
         f"{counted(found.tally.total_length, unit.removesuffix('s'))}."
         if found
@@ -203,7 +269,8 @@ def config_text(
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
         else:
             shown = value[0] if name == "inputs" and len(value) == 1 else value
-            lines += [*_comment(about.description, ""), f"{name}: {_scalar(shown)}"]
+            mark = "" if value or name not in ("inputs", "samples") else "# "
+            lines += [*_comment(about.description, ""), f"{mark}{name}: {_scalar(shown)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from featuremill.store.ledger import SCHEMA as MANIFEST
-
 Places = npt.NDArray[np.int64]
 """The index of a shard in the plan's list times 2**32, plus the row there; -1 for no place."""
 ELSEWHERE = -1
@@ -65,17 +63,18 @@ def move_rows(
     index = {name: number for number, name in enumerate(new)}
     translation = np.array([index.get(name, ELSEWHERE) for name in old], np.int64)
     names = pa.array(new, pa.string())
-    with pq.ParquetWriter(moved, MANIFEST, compression="zstd") as writer:
+    schema = pq.read_schema(manifest)
+    with pq.ParquetWriter(moved, schema, compression="zstd") as writer:
         for table, places, _ in places_in(manifest, old):
             absent = places < 0
             at = np.minimum(np.searchsorted(origins, places), len(origins) - 1)
             is_moved = origins[at] == places
             shard = np.where(is_moved, targets[at] >> 32, translation[places >> 32])
             row = np.where(is_moved, targets[at], places) & 0xFFFFFFFF
-            columns = {name: table[name] for name in MANIFEST.names} | {
+            columns = {name: table[name] for name in schema.names} | {
                 "shard": pa.DictionaryArray.from_arrays(
                     pa.array(shard.astype(np.int32), mask=absent), names
                 ),
                 "row": pa.array(row.astype(np.int32), mask=absent),
             }
-            writer.write_table(pa.table(list(columns.values()), schema=MANIFEST))
+            writer.write_table(pa.table(list(columns.values()), schema=schema))

@@ -12,6 +12,7 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.config import Config
+from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals
@@ -87,13 +88,16 @@ class Spooled:
 
 
 def read_records(
-    config: Config, workload: Workload, options: Any, folder: Path, processes: Processes
+    config: Config,
+    workload: Workload,
+    options: Any,
+    folder: Path,
+    processes: Processes,
+    sheet: Sheet | None = None,
 ) -> Spooled:
-    """Spool every record of the config's inputs below `folder`; the processes are started if it
-    takes more than a chunk."""
-    paths = [Path(path) for path in config.inputs]
-    records = plugin_errors.records_of(config.workload, workload, paths, options)
-    chunks = with_progress(chunks_of(records))
+    """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`; the
+    processes are started if it takes more than a chunk."""
+    chunks = with_progress(_chunks(config, workload, options, sheet))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
         processes.start()
@@ -103,7 +107,20 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    return Spooled(config.inputs, folders, tally, optional(workload, "LENGTH_UNIT"))
+    named = (str(sheet.path),) if sheet else config.inputs
+    return Spooled(named, folders, tally, optional(workload, "LENGTH_UNIT"))
+
+
+def _chunks(
+    config: Config, workload: Workload, options: Any, sheet: Sheet | None
+) -> Iterator[Chunk]:
+    inputs: tuple[list[Path], dict[str, int]] = ([Path(path) for path in config.inputs], {})
+    first = 0
+    for paths, samples in sheet.passes() if sheet else [inputs]:
+        records = plugin_errors.records_of(config.workload, workload, paths, options)
+        for chunk in chunks_of(records, first, samples):
+            yield chunk
+            first = chunk.first + len(chunk.ids)
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,9 @@ import pyarrow.parquet
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
+from featuremill.store import ledger
 from featuremill.store.files import replacing
 from featuremill.store.ledger import READ_ROWS, STATUSES
-from featuremill.store.ledger import SCHEMA as MANIFEST
 from featuremill.store.plan import PlannedShard
 
 log = logging.getLogger("featuremill.plan")
@@ -29,17 +30,21 @@ def write_records(
     numbers: npt.NDArray[np.int64],
     repeats: npt.NDArray[np.int64],
     shards: list[PlannedShard],
+    samples: Mapping[str, Sequence[str]],
 ) -> None:
     """Join the spooled `rows` with where each one went, and write them block by block.
 
-    `numbers` are the indices in `shards` of what `locations` call their shard.
+    `numbers` are the indices in `shards` of what `locations` call their shard, and `samples` what
+    there is to say of each sample: nothing where there is no sheet.
     """
+    schema = ledger.schema_of(samples)
     names = pa.array([shard.shard for shard in shards], pa.string())
+    sample_names = pa.array(samples.get("sample", ()), pa.string())
     shown = Progress(log, "writing the manifest")
     start = 0
     with (
         replacing(path) as temporary,
-        pa.parquet.ParquetWriter(temporary, MANIFEST, compression="zstd") as writer,
+        pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer,
     ):
         for block in rows.blocks(READ_ROWS):
             end = start + block.num_rows
@@ -51,17 +56,21 @@ def write_records(
             shard = pa.DictionaryArray.from_arrays(
                 pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
             )
-            writer.write_table(_block(block, start, status, shard, where["row"]))
+            writer.write_table(
+                _block(schema, block, start, status, shard, where["row"], sample_names)
+            )
             start = end
             shown.at(start, len(locations))
 
 
 def _block(
+    schema: pa.Schema,
     block: pa.Table,
     start: int,
     status: npt.NDArray[np.int64],
     shard: pa.DictionaryArray,
     row: npt.NDArray[np.int32],
+    samples: pa.Array,
 ) -> pa.Table:
     columns = {
         "ordinal": pa.array(np.arange(start, start + block.num_rows)),
@@ -74,4 +83,7 @@ def _block(
         "shard": shard,
         "row": pa.array(row, mask=status != PLANNED),
     }
-    return pa.table([columns[name] for name in MANIFEST.names], schema=MANIFEST)
+    if len(samples):
+        sample = block["sample"].combine_chunks()
+        columns["sample"] = pa.DictionaryArray.from_arrays(sample, samples)
+    return pa.table([columns[name] for name in schema.names], schema=schema)

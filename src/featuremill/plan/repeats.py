@@ -20,6 +20,8 @@ KEYS_A_PASS = 4_000_000
 KEYS_A_BLOCK = 1_000_000
 """Keys that are read, or whose rows are looked up, at a time."""
 
+KEY = ("id", "sample", "sha256")
+"""Columns that repeats have in common; the last one alone tells an id's payloads apart."""
 Ordinals = npt.NDArray[np.int64]
 
 
@@ -46,14 +48,14 @@ def _repeats(
     """Return which of `ordinals` repeat another, and add `conflicts`; those of a group have ids of
     the same hash."""
     order = np.argsort(ordinals)
-    few = rows.take(ordinals[order], ["id", "sha256"]).combine_chunks()
+    few = rows.take(ordinals[order], KEY).combine_chunks()
     few = few.take(pa.array(np.argsort(order)))
     is_new = np.append(True, groups[1:] != groups[:-1])
     starts = np.flatnonzero(is_new)
     group = np.cumsum(is_new) - 1
     firsts = starts[group]
     same = np.ones(len(ordinals), bool)
-    for name in ("id", "sha256"):
+    for name in KEY:
         column = few[name].combine_chunks()
         same &= pc.equal(column, column.take(pa.array(firsts))).to_numpy(zero_copy_only=False)
     is_plain = np.logical_and.reduceat(same, starts)[group]
@@ -66,9 +68,9 @@ def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int
     """Return which of `ordinals` repeat another, one by one: ids of the same hash may differ."""
     order = np.argsort(ordinals)
     columns = few.take(pa.array(order)).to_pydict().values()
-    of_id: dict[str, list[tuple[int, bytes]]] = {}
-    for ordinal, id, sha256 in zip(ordinals[order].tolist(), *columns, strict=True):
-        of_id.setdefault(id, []).append((ordinal, sha256))
+    of_id: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
+    for ordinal, id, sample, sha256 in zip(ordinals[order].tolist(), *columns, strict=True):
+        of_id.setdefault((sample, id), []).append((ordinal, sha256))
     repeats = []
     for (first, first_sha256), *others in of_id.values():
         another = next((ordinal for ordinal, sha256 in others if sha256 != first_sha256), None)

@@ -22,17 +22,19 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featuremill.base.arguments import add_runs
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
-from featuremill.base.words import counted
+from featuremill.base.words import counted, listed
 from featuremill.config.runs import named
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, run_lock
 from featuremill.store.files import replacing, sha256_of
+from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
@@ -40,6 +42,8 @@ from featuremill.store.shard_file import digests, read_shard, read_verified
 from featuremill.workload import know_reasons
 
 log = logging.getLogger("featuremill.retry")
+MOST_NAMED = 20
+"""Samples that a message lists."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,6 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only records that failed for a reason of this kind "
         f"({', '.join(kind.name for kind in KINDS)}, or a workload's own); may be given several "
         "times",
+    )
+    parser.add_argument(
+        "--sample",
+        action="append",
+        metavar="NAME",
+        help="only records of this sample; may be given several times",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would run again")
 
@@ -72,7 +82,9 @@ def run(arguments: argparse.Namespace) -> None:
             stack.enter_context(run_lock.alone(folder.root))
             stack.enter_context(locked(folder.store / "plan.lock", say))
             run_lock.refuse_jobs(folder)
-        is_changed = retry(planned, arguments.reason or [], arguments.dry_run)
+        is_changed = retry(
+            planned, arguments.reason or [], arguments.dry_run, arguments.sample or []
+        )
     if is_changed:
         log.info("now run: %s", runs.again())
 
@@ -105,9 +117,15 @@ class Failed(NamedTuple):
         return counts
 
 
-def retry(folders: Sequence[Results], kinds: Sequence[str], is_dry_run: bool = False) -> bool:
-    """Plan the failed records of these kinds (of all, when none is given) once more, and return
-    whether there were any to plan.
+def retry(
+    folders: Sequence[Results],
+    kinds: Sequence[str],
+    is_dry_run: bool = False,
+    samples: Sequence[str] = (),
+) -> bool:
+    """Plan the failed records of these kinds and samples (of all, when none is given) once more,
+    and return whether there were any to plan. Records of other samples with the same payloads come
+    along.
 
     The caller holds the runs' locks.
 
@@ -125,9 +143,11 @@ def retry(folders: Sequence[Results], kinds: Sequence[str], is_dry_run: bool = F
         )
     for folder in folders:
         folder.refuse_what_was_cleaned()
-    failed = [_failed(folder, plan) for folder, plan in zip(folders, plans, strict=True)]
+        _refuse_unknown(folder, samples)
+    failed = [_failed(folder, plan, samples) for folder, plan in zip(folders, plans, strict=True)]
     if not any(len(each.places) for each in failed):
-        log.info("no record failed: there is nothing to run again")
+        of_samples = f" of {', '.join(samples)}" if samples else ""
+        log.info("no record%s failed: there is nothing to run again", of_samples)
         return False
     _refuse_absent(failed, kinds)
     for folder, plan, each in zip(folders, plans, failed, strict=True):
@@ -145,6 +165,18 @@ def retry(folders: Sequence[Results], kinds: Sequence[str], is_dry_run: bool = F
         new = counted(len(shards), "new shard")
         log.info("%s will run again, in %s: %s", num_records, new, _listed(chosen))
     return not is_dry_run
+
+
+def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
+    """Refuse a sample that the run does not have."""
+    there = set(samples_of(folder.records).get(SAMPLE, ()))
+    if unknown := [sample for sample in samples if sample not in there]:
+        raise UserError(
+            f"--sample {unknown[0]}: {folder.root} has no such sample; records.parquet there has "
+            f"{listed(sorted(there)[:MOST_NAMED])}."
+            if there
+            else f"--sample {unknown[0]}: {folder.root} is a run without samples; leave it out."
+        )
 
 
 def _listed(*failed: Failed) -> str:
@@ -167,8 +199,9 @@ def _among(failed: Failed, kinds: Sequence[str]) -> Failed:
     return failed.among(np.isin(failed.kinds, [names().index(kind) for kind in kinds or names()]))
 
 
-def _failed(folder: Results, plan: Plan) -> Failed:
-    """Return every failed record that the plan asks for, out of the parts that are finished."""
+def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
+    """Return every failed record that the plan asks for, or that `samples` do, out of the parts
+    that are finished."""
     recipe, found, num_left = plan.recipe, [], 0
     for number, shard in enumerate(plan.shards):
         receipt = folder.find_receipt(recipe, shard.shard)
@@ -191,11 +224,15 @@ def _failed(folder: Results, plan: Plan) -> Failed:
     places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
     kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
+    is_asked = np.full(len(places), not samples)
     for rows in places_in(folder.records, [source.shard for source in plan.sources]):
         at, is_there = _find(places, rows.places)
         costs[at] = rows.costs[is_there]
         np.add.at(num_rows, at, 1)
-    return Failed(places, kinds, costs, num_rows).among(num_rows > 0)
+        if samples:
+            names = rows.table[SAMPLE].cast(pa.string()).filter(pa.array(is_there))
+            is_asked[at[np.asarray(pc.is_in(names, value_set=pa.array(samples)))]] = True
+    return Failed(places, kinds, costs, num_rows).among((num_rows > 0) & is_asked)
 
 
 def _failed_places(part: Path, number: int) -> tuple[Places, npt.NDArray[np.int64]]:

@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import xxhash
 
+from featuremill.base.errors import WorkloadError
 from featuremill.base.reasons import head_of
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Record, find_workload
@@ -43,6 +45,7 @@ ROWS = pa.schema(
         "cost": pa.int64(),
         "reason": pa.string(),
         "note": pa.string(),
+        "sample": pa.int32(),
     }
 )
 BUCKET = pa.schema(
@@ -70,6 +73,8 @@ class Chunk(NamedTuple):
     notes: tuple[str, ...]
     lengths: tuple[int, ...]
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
+    samples: tuple[int, ...]
+    """The number of each one's sample; 0 where there are none."""
 
     def good_lengths(self) -> list[int]:
         """Return the length of each record that is not refused."""
@@ -130,23 +135,25 @@ class Tally:
         self.by_source += other.by_source
 
 
-def chunks_of(records: Iterable[Record]) -> Iterator[Chunk]:
-    """Yield the records in chunks, none of them empty."""
-    first = 0
+def chunks_of(
+    records: Iterable[Record], first: int = 0, samples: Mapping[str, int] = MappingProxyType({})
+) -> Iterator[Chunk]:
+    """Yield the records in chunks, none of them empty; the first record has the ordinal `first`,
+    and `samples` are the numbers of those that files are of."""
     chunk: list[Record] = []
     size = 0
     for record in records:
         chunk.append(record)
         size += len(record.payload) + len(record.id) + len(record.description)
         if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield _chunk(first, chunk)
+            yield _chunk(first, chunk, samples)
             first += len(chunk)
             chunk, size = [], 0
     if chunk:
-        yield _chunk(first, chunk)
+        yield _chunk(first, chunk, samples)
 
 
-def _chunk(first: int, records: Sequence[Record]) -> Chunk:
+def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) -> Chunk:
     *columns, told = zip(*records, strict=True)
     payloads = columns[Record._fields.index("payload")]
     lengths = tuple(map(len, payloads))
@@ -155,7 +162,15 @@ def _chunk(first: int, records: Sequence[Record]) -> Chunk:
             own if length is None else int(length)
             for own, length in zip(lengths, told, strict=True)
         )
-    return Chunk._make([first, *columns, lengths])
+    sources = columns[Record._fields.index("source")]
+    try:
+        numbers = tuple(map(samples.__getitem__, sources)) if samples else (0,) * len(sources)
+    except KeyError as error:
+        raise WorkloadError(
+            f"a record is of {error}, which is no file of the sheet of samples; that is for the "
+            "author of the workload to fix."
+        ) from None
+    return Chunk._make([first, *columns, lengths, numbers])
 
 
 def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) -> Tally:
@@ -184,6 +199,11 @@ def ids_path(folder: Path) -> Path:
 def bucket_path(folder: Path, number: int) -> Path:
     """Return a bucket that is spooled in `folder`; it is not there when nothing fell into it."""
     return folder / f"bucket-{number:03d}.arrows"
+
+
+def hash_of(id: str, sample: int) -> int:
+    """Return the hash of an id, which is that of one record in each sample."""
+    return xxhash.xxh3_64_intdigest(id.encode(), seed=sample)
 
 
 class Spool(ExitStack):
@@ -222,6 +242,7 @@ class Spool(ExitStack):
             costs,
             [reason or None for reason in chunk.reasons],
             [note or None for note in chunk.notes],
+            chunk.samples,
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
@@ -261,5 +282,6 @@ class Spool(ExitStack):
                 self._buckets[number].write_batch(batch.slice(start, end - start))
         keys = np.empty(len(accepted), ID_KEY)
         keys["ordinal"] = ordinals
-        keys["hash"] = [xxhash.xxh3_64_intdigest(chunk.ids[n].encode()) for n in accepted]
+        ids, samples = chunk.good(chunk.ids), chunk.good(chunk.samples)
+        keys["hash"] = list(map(hash_of, ids, samples))
         self._ids.write(keys.tobytes())

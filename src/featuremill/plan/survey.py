@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
 from featuremill.plan.reading import with_progress
 from featuremill.plan.repeats import conflict, same_hash
-from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of
+from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of, hash_of
 from featuremill.workload import Record, Workload, optional
 from featuremill.workload.plugin_errors import records_of
 
@@ -90,11 +91,19 @@ class Survey:
             yield self.conflict
 
 
-def surveyed(paths: Sequence[Path], name: str, workload: Workload, options: BaseModel) -> Survey:
-    """Read all records of `paths` and count what there is."""
+def surveyed(
+    paths: Sequence[Path],
+    name: str,
+    workload: Workload,
+    options: BaseModel,
+    samples: Mapping[str, int] = MappingProxyType({}),
+) -> Survey:
+    """Read all records of `paths` and count what there is; `samples` are as in `chunks_of`."""
     found = Survey()
     with _Ids() as ids:
-        for chunk in with_progress(chunks_of(records_of(name, workload, paths, options))):
+        for chunk in with_progress(
+            chunks_of(records_of(name, workload, paths, options), 0, samples)
+        ):
             found.count(chunk)
             ids.add(chunk)
         found.conflict = ids.first_conflict(records_of(name, workload, paths, options))
@@ -128,7 +137,7 @@ class _Ids(ExitStack):
         """Take note of the good records of the next chunk."""
         good = [number for number, reason in enumerate(chunk.reasons) if not reason]
         keys = np.empty(len(good), ID_KEY)
-        keys["hash"] = [xxhash.xxh3_64_intdigest(chunk.ids[n].encode()) for n in good]
+        keys["hash"] = [hash_of(chunk.ids[n], chunk.samples[n]) for n in good]
         keys["ordinal"] = self._num_written + np.arange(len(good))
         payloads = np.array([xxhash.xxh3_64_intdigest(chunk.payloads[n]) for n in good], "<u8")
         for file, values in zip(self._files, (keys, payloads), strict=True):

@@ -59,8 +59,8 @@ def run(arguments: argparse.Namespace) -> None:
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
     file, column = arguments.label_file, arguments.label or ""
-    if arguments.config_json and (labels := from_json(arguments.config_json).labels).file:
-        file, column = Path(labels.file), labels.column
+    if arguments.config_json and (labels := from_json(arguments.config_json).labels).column:
+        file, column = Path(labels.file) if labels.file else None, labels.column
     found = facts.read(arguments.run_folder, arguments.partial, file, column)
     if found.labels and found.labels.mismatch:
         log.warning("%s; the map is coloured by length.", found.labels.mismatch)

@@ -4,6 +4,7 @@ length or by a label of the user's.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -18,6 +19,7 @@ from featuremill.report.agreement import agreement
 from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
+from featuremill.store.ledger import SAMPLE
 from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"
@@ -48,6 +50,8 @@ class Projection(NamedTuple):
     """Rows in the file, or the files."""
     vectors: np.ndarray
     """(N, D) float32, what the map was made of."""
+    samples: Sequence[str] = ()
+    """As long as they are; of a run without samples nothing."""
 
 
 def read(table: Table) -> Projection | str:
@@ -62,12 +66,14 @@ def read(table: Table) -> Projection | str:
         return f"The values of {column} have one dimension, so there is nothing to map."
     rows = _sample(table, width)
     ids, lengths, vectors = list[str](), list[int](), np.empty((len(rows), width), np.float32)
-    for places, batch in table.pieces(rows, ["id", "length", column]):
+    samples, of_sample = list[str](), [SAMPLE] if SAMPLE in table.schema.names else []
+    for places, batch in table.pieces(rows, ["id", "length", column, *of_sample]):
+        samples += batch[SAMPLE].to_pylist() if of_sample else []
         ids += batch["id"].to_pylist()
         lengths += batch["length"].to_pylist()
         vectors[places] = matrix(batch[column])
     xy, explained = principal_plane(vectors)
-    return Projection(column, others, ids, lengths, xy, explained, table.num_rows, vectors)
+    return Projection(column, others, ids, lengths, xy, explained, table.num_rows, vectors, samples)
 
 
 def _is_vector(type: pa.DataType) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,6 +11,7 @@ from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
+from featuremill.inputs import columns
 from featuremill.report import embedding, energy, labels, lengths, usage
 from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
@@ -19,7 +21,8 @@ from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall
 from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import format_of
+from featuremill.store.formats import SAMPLES, format_of
+from featuremill.store.ledger import SAMPLE
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
 from featuremill.workload.figures import Figure
@@ -45,6 +48,8 @@ class Facts(NamedTuple):
     """What the points of the map are coloured by, where that is not their length."""
     of_workload: Sequence[Figure] = ()
     """The workload's own figures."""
+    samples: Sequence[Mapping[str, str]] = ()
+    """The rows of samples.tsv, in a run with samples."""
 
     @property
     def wall_seconds(self) -> float:
@@ -81,7 +86,7 @@ def read(
     root: Path, is_partial: bool = False, label_file: Path | None = None, label: str = ""
 ) -> Facts:
     """Return the facts of the merged run in `root`; `label` is the column of `label_file` that
-    colours the map.
+    colours the map. Without a file it is one of the sheet of samples, and their names if not given.
 
     Raises:
         UserError: where there are no merged results, or no such column.
@@ -104,7 +109,21 @@ def read(
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
         facts = facts._replace(labels=labels.read(label_file, label, facts.embedding.ids))
+    elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
+        path, column = place.root / SAMPLES, label or SAMPLE
+        columns.find_named(path, list(facts.samples[0]), column)
+        told = {row[SAMPLE]: row[column] or None for row in facts.samples}
+        texts = [told[sample] for sample in facts.embedding.samples]
+        facts = facts._replace(labels=Labels(column, path, texts))
     return facts
+
+
+def _samples(place: Results) -> list[dict[str, str]]:
+    path = place.root / SAMPLES
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
 
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
@@ -128,7 +147,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     pieces += used.stopped if used else []
     doubts = _doubts(delivery.counts, found)
     known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
-    return Facts(*known, of_workload=drawn)
+    return Facts(*known, of_workload=drawn, samples=_samples(place))
 
 
 def _figures(name: str, table: Table) -> Sequence[Figure]:

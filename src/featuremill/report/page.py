@@ -32,6 +32,8 @@ from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
+MAX_SAMPLES = 200
+"""Rows of the table of samples."""
 MEANINGS = {
     "ok": "have their features",
     "failed": "were tried and have no features",
@@ -76,6 +78,8 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         title=_title(facts),
         lead=_lead(facts),
         tiles=_tiles(facts),
+        samples=_samples(facts),
+        num_samples=len(facts.samples),
         # A name, such as mill_t6_8M, keeps its letters.
         warnings=[
             text if "_" in text.split()[0] else text[0].upper() + text[1:]
@@ -264,6 +268,24 @@ def _tiles(facts: Facts) -> list[dict[str, str]]:
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 
+def _samples(facts: Facts) -> list[dict[str, Any]]:
+    """Return the samples with the most records without features, in the order of their names."""
+    rows: list[dict[str, Any]] = [
+        {
+            "name": row["sample"],
+            "seconds": float(row["seconds"]),
+            "without": int(row["failed"]) + int(row["refused"]),
+            **{name: int(row[name]) for name in ("records", "failed", "noted")},
+        }
+        for row in facts.samples
+    ]
+    worst = sorted(rows, key=lambda row: (-row["without"], row["name"]))[:MAX_SAMPLES]
+    most = max((row["seconds"] for row in rows), default=0) or 1
+    return sorted(
+        ({**row, "share": row["seconds"] / most} for row in worst), key=lambda row: str(row["name"])
+    )
+
+
 def _versions(facts: Facts) -> dict[str, str]:
     """Return what the workers had loaded; several versions of one thing where they differ."""
     found: dict[str, set[str]] = {"featuremill": set()}
@@ -329,7 +351,11 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     kinds = {device.kind for receipt in receipts for device in receipt.devices}
     config: dict[str, Any] = {
         "run": run,
-        "inputs": [file.path for file in delivery.inputs],
+        **(
+            {"samples": delivery.inputs[0].path}
+            if facts.samples
+            else {"inputs": [file.path for file in delivery.inputs]}
+        ),
         "workload": delivery.settings.workload,
         "options": delivery.settings.options,
         "device": kinds.pop() if len(kinds) == 1 else "auto",
@@ -337,7 +363,9 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         "outputs": list(formats.outputs_of(delivery.outputs).values()),
         "max_failed": delivery.counts.failed,
     }
-    if facts.labels:
+    if facts.labels and facts.samples and facts.labels.path.name == formats.SAMPLES:
+        config["labels"] = {"column": facts.labels.column}
+    elif facts.labels:
         config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
     told = delivery.settings.as_json() | _besides(delivery)
     config |= {key: told[key] for key in Config.model_fields if key in told and key not in config}

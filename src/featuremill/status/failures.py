@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from featuremill.base.text import clipped
 from featuremill.status.shards import Shard
-from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, reason_of
+from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, by_number, reason_of
+from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -46,14 +47,17 @@ def read_failures(
     for text, number in plan.refusals.items():
         counts[reason_of("refused", text)] += number
     try:
-        num_failed, examples = _found_in(results.records, failed, list(counts))
+        num_failed, examples, samples = _found_in(results.records, failed, list(counts))
         is_readable = True
     except (OSError, LookupError, pa.ArrowException):
-        num_failed, examples, is_readable = Counter(), {}, False
+        num_failed, examples, samples, is_readable = Counter(), {}, {}, False
         for rows in failed.values():
             num_failed.update(rows.values())
     counts += num_failed
-    groups = [Group(*reason, n, examples.get(reason, [])) for reason, n in counts.items()]
+    groups = [
+        Group(*reason, n, examples.get(reason, []), samples=by_number(samples.get(reason, {})))
+        for reason, n in counts.items()
+    ]
     groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
     return Failures(groups, unread, is_readable)
 
@@ -69,9 +73,10 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
 
 def _found_in(
     manifest: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
-) -> tuple[Counter[Reason], dict[Reason, list[Example]]]:
+) -> tuple[Counter[Reason], dict[Reason, list[Example]], dict[Reason, Counter[str]]]:
     """Return how many records of records.parquet failed for which reason, by the rows of shards
-    that `failed`, and examples of these and of the `refused` reasons."""
+    that `failed`; examples of these and of the `refused` reasons; and how many of each sample."""
+    samples: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
     places = [(name, row, reason) for name, rows in failed.items() for row, reason in rows.items()]
@@ -81,22 +86,28 @@ def _found_in(
         {"shard": pa.array(names, pa.string()), "row": pa.array(rows, pa.int32()), "place": number}
     )
     with pq.ParquetFile(manifest) as file:
+        has_samples = SAMPLE in file.schema_arrow.names
         for group in range(file.num_row_groups):
             found: list[tuple[int, Reason]] = []
             if places:
                 found += _failed_in(file, group, wanted, reasons)
                 counts.update(reason for _, reason in found)
+            if found and has_samples:
+                of_row = file.read_row_group(group, [SAMPLE])[SAMPLE]
+                for at, reason in found:
+                    samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
                 found += _refused_in(file, group)
             elif not places:
                 break
             shown = [pair for pair in found if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
-                ids = file.read_row_group(group, ["id"])["id"]
+                columns = [*([SAMPLE] if has_samples else []), "id"]
+                ids = full_ids(file.read_row_group(group, columns))
             for at, reason in shown:
                 if len(examples[reason]) < MOST_EXAMPLES:
                     examples[reason].append(Example(clipped(ids[at].as_py())))
-    return counts, examples
+    return counts, examples, samples
 
 
 def _failed_in(

@@ -24,6 +24,8 @@ LABEL = 11
 LABEL_OF_STEP = 13
 MOST_LISTED = 20
 """Shards of a kind that are listed one by one."""
+MOST_SAMPLES = 5
+"""Samples with failed records that are listed one by one."""
 MOST_GPUS = 16
 """Whose work is listed."""
 MERGED = {
@@ -294,6 +296,11 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
         if group.examples:
             ids = ", ".join(plain(example.id) for example in group.examples)
             yield from _wrapped(f"such as {ids}", "    ", "      ")
+        if samples := [f"{name} ({number:,})" for name, number in group.samples.items()]:
+            more = f" and {len(samples) - MOST_SAMPLES:,} more" if samples[MOST_SAMPLES:] else ""
+            yield from _wrapped(
+                f"of samples {', '.join(samples[:MOST_SAMPLES])}{more}", "    ", "      "
+            )
         yield from _wrapped(group.remedy, "    → ", "      ")
         for command in filter(None, (group.logs, group.command)):
             yield f"    → {command}"

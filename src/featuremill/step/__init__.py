@@ -11,7 +11,6 @@ says in `status`, `top` and `clean` what there is; a step says what its files ar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -19,28 +18,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
 from featuremill.base.errors import UserError
+from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MAX_NAME = 100
-"""Letters of a name: file systems allow 255 bytes, and other names are made from it."""
 
 
 class Section(BaseModel):
     """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def plain_name(name: str) -> str:
-    """Refuse names that are none of a folder."""
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ValueError("use letters, digits, '.', '_' and '-' only, as it names a folder")
-    if len(name) > MAX_NAME:
-        raise ValueError(f"use at most {MAX_NAME} letters, as it names a folder")
-    return name
 
 
 Several = Annotated[
@@ -72,7 +60,7 @@ class Project(NamedTuple):
     name: str
     """Its `run`."""
     inputs: Sequence[str]
-    """The files of its records."""
+    """The files of its records; of a sheet of samples, the sheet alone."""
     features: Mapping[str, str]
     """The folder of each set of features, by its name in the config; of a config without sets, that
     of the run by the run's own name."""
@@ -181,6 +169,13 @@ class Step(Protocol):
 
     def made(self, asked: Any, project: Project) -> Sequence[Made]:
         """Return what is made, in its order."""
+
+
+@runtime_checkable
+class TakesSamples(Protocol):
+    """A step that may stand in a project with a sheet of samples; others are refused there."""
+
+    TAKES_SAMPLES: bool
 
 
 @runtime_checkable

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from featuremill.base.reasons import head_of, kind_of
@@ -34,6 +35,12 @@ class Failure(NamedTuple):
     status: str
     """failed, refused or, in partial results, pending."""
     reason: str
+    sample: str = ""
+    """A column of runs with samples alone."""
+
+
+COLUMNS = Failure._fields[:-1]
+"""Those of a run without samples."""
 
 
 def read(path: Path) -> Iterator[Failure]:
@@ -46,7 +53,8 @@ def read(path: Path) -> Iterator[Failure]:
     csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
-            yield Failure(*(row[name] for name in Failure._fields))
+            told = {name: row[name] for name in COLUMNS}
+            yield Failure(**told, sample=row.get("sample", ""))
 
 
 class Reason(NamedTuple):
@@ -82,6 +90,8 @@ class Group(NamedTuple):
     """What lets them be tried again, where that makes sense."""
     logs: str | None = None
     """What finds the logs that tell more, where they do."""
+    samples: Mapping[str, int] = MappingProxyType({})
+    """Records of each sample, the most first; of refused ones only once there is failed.tsv."""
 
     @property
     def remedy(self) -> str:
@@ -91,7 +101,9 @@ class Group(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return it as programs get it."""
         ids = [example.id for example in self.examples]
-        return {**self._asdict(), "examples": ids, "remedy": self.remedy}
+        told = {**self._asdict(), "examples": ids, "remedy": self.remedy}
+        samples = told.pop("samples")
+        return {**told, "samples": samples} if samples else told
 
 
 class Listed(NamedTuple):
@@ -116,6 +128,7 @@ def read_list(path: Path) -> Listed:
     """Return the records of failed.tsv, grouped; memory does not grow with their number."""
     counts: Counter[Reason] = Counter()
     examples: defaultdict[Reason, list[Example]] = defaultdict(list)
+    samples: defaultdict[Reason, Counter[str]] = defaultdict(Counter)
     listed = 0
     for failure in read(path):
         listed += 1
@@ -123,11 +136,22 @@ def read_list(path: Path) -> Listed:
         if reason not in counts and len(counts) >= MOST_TOLD_APART:
             continue
         counts[reason] += 1
+        if failure.sample:
+            samples[reason][failure.sample] += 1
         if len(examples[reason]) < MOST_EXAMPLES:
             detail = failure.reason.partition(":")[2].strip()
             where = f"{clipped(failure.source)}:{failure.line}"
-            example = Example(clipped(failure.id), where, clipped(detail, MOST_DETAIL))
+            id = f"{failure.sample}/{failure.id}" if failure.sample else failure.id
+            example = Example(clipped(id), where, clipped(detail, MOST_DETAIL))
             examples[reason].append(example)
     commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
-    groups = [Group(*reason, counts[reason], examples[reason]) for reason in commonest]
+    groups = [
+        Group(*reason, counts[reason], examples[reason], samples=by_number(samples[reason]))
+        for reason in commonest
+    ]
     return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)
+
+
+def by_number(samples: Mapping[str, int]) -> dict[str, int]:
+    """Return the records of each sample, the most first."""
+    return dict(sorted(samples.items(), key=lambda one: (-one[1], one[0])))

@@ -67,6 +67,8 @@ class Format(NamedTuple):
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
     """Patterns of the files in such a folder that hold values: bytes and sha256 are of these."""
+    takes_samples: bool = False
+    """Whether its Writer takes the column `sample`; if not, it gets ids <sample>/<id>."""
     has_sidecar: bool = False
     """Whether the attributes stand in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
@@ -180,6 +182,8 @@ def outputs_of(files: Iterable[str]) -> dict[str, str]:
 
 FAILED = ("failed.tsv", "failed.fa")
 """What every merge writes beside its outputs: records without values, and how to try them again."""
+SAMPLES = "samples.tsv"
+"""What a merge writes of a run with samples: each with its records, and what became of them."""
 NOTES = "notes.tsv"
 """What a whole merge writes besides: records that were cut or cleaned, and how."""
 EXPORTS = "exports.json"
@@ -188,11 +192,11 @@ PARTIAL = "partial"
 """The folder in `results/<run>/` with what was computed when someone asked: the same files."""
 OF_THE_RUN = (
     *("plan.json", "records.parquet", "manifest.json", "receipts", "store"),
-    *(*FAILED, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
+    *(*FAILED, SAMPLES, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
 """What else stands in `results/<run>/`, so that no output may be called like it."""
 ABOUT = ("id", "accession", "description", "length", "sha256")
-"""Columns of a finished table that are no values."""
+"""Columns of a finished table that are no values; a run with samples also has `sample`."""
 
 
 def kind_of(kind: pa.DataType) -> Kind:

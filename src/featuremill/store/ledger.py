@@ -6,10 +6,12 @@ of another. plan writes it and retry moves rows in it; who reads it never has al
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 STATUSES = ("planned", "refused", "duplicate")
@@ -33,7 +35,40 @@ SCHEMA = pa.schema(
         "row": pa.int32(),
     }
 )
-"""`shard` and `row` say where its values stand; null where a record has none of its own."""
+"""`shard` and `row` say where its values stand; null where a record has none of its own. A run of
+samples has one column more, and says in the schema's metadata what is known of each."""
+SAMPLE = "sample"
+
+
+def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
+    """Return the schema of a ledger of these `samples`: their names, and their own columns."""
+    if not samples:
+        return SCHEMA
+    return SCHEMA.append(pa.field(SAMPLE, NAMES)).with_metadata({SAMPLE: json.dumps(samples)})
+
+
+def samples_of(path: Path) -> dict[str, list[str]]:
+    """Return what the ledger at `path` says of its samples, by column, the names in their order;
+    nothing of a run without."""
+    told: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
+    found: dict[str, list[str]] = json.loads(told)
+    return found
+
+
+def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+    """Return what tells each of the `rows` from all others of a run: the id, and with samples
+    <sample>/<id>, as names of samples have no "/"."""
+    if SAMPLE not in rows.schema.names:
+        return rows["id"]
+    return pc.binary_join_element_wise(rows[SAMPLE].cast(pa.string()), rows["id"], "/")
+
+
+def with_full_ids(rows: pa.Table) -> pa.Table:
+    """Return `rows` with what `full_ids` returns in place of the ids, and without samples."""
+    if SAMPLE not in rows.schema.names:
+        return rows
+    place = rows.schema.get_field_index("id")
+    return rows.set_column(place, "id", full_ids(rows)).drop_columns([SAMPLE])
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -6,10 +6,13 @@ a `Target`, and writes `target.provenance` as well, unless the format has a side
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from featuremill.base.errors import UserError
+from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import Format as Format
 from featuremill.store.formats import Kind
 from featuremill.store.formats import kind_of as kind_of
@@ -27,6 +30,13 @@ class Target(NamedTuple):
     num_rows: int
     provenance: dict[str, str]
     """Workload, model, recipe and versions, for the file's own attributes."""
+    samples: Mapping[str, Sequence[str]] = MappingProxyType({})
+    """Of a run with samples their names, and what each other column of the sheet has of them."""
+
+    @property
+    def about(self) -> tuple[str, ...]:
+        """The names of the columns before the values."""
+        return (*ABOUT, "sample") if self.samples else ABOUT
 
     def of_kind(self, kind: Kind) -> list[str]:
         """Return the names of the columns of values that are of one kind (`KINDS` has them)."""
@@ -45,10 +55,27 @@ class Writer(Protocol):
     """One open result file, fed with blocks of finished rows in input order."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length and sha256 (as 32 bytes), then the values."""
+        """Append a block: id, description, length and sha256 (as 32 bytes), then the values; in a
+        run with samples there is `sample`, too, and the rows of a sample stand together."""
 
     def close(self) -> None:
         """Finish the file."""
+
+
+def by_sample(block: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each sample in a block, in their order, with its name; of a run without
+    samples all of them, with "".
+    """
+    if "sample" not in block.column_names:
+        yield "", block
+        return
+    import pyarrow.compute as pc
+
+    runs = pc.run_end_encode(block["sample"].combine_chunks())
+    start = 0
+    for name, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        yield name, block.slice(start, end - start)
+        start = end
 
 
 def need(columns: list[str], output: str, what: str) -> list[str]:

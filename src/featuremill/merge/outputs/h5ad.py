@@ -1,7 +1,9 @@
 """embeddings.h5ad: the pooled vectors as AnnData, for scanpy and its kin.
 
 X is the first pooled column, shape (records, width); further ones stand in obsm under their names.
-obs is indexed by id and has accession, description, length and sha256; var names the numbers of X;
+obs is indexed by id and has accession, description, length and sha256; in a run with samples it is
+indexed by `<sample>/<id>` and has id, sample and the sheet's other columns, too. var names the
+numbers of X;
 uns["featuremill"] says how it was made. Written by h5py to anndata's published specification
 ("On-disk format", AnnData 0.1.0, dataframe 0.2.0), so that no run needs anndata.
 """
@@ -11,14 +13,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from featuremill.merge.outputs.parquet import hexadecimal
-from featuremill.store.formats import ABOUT, Format
+from featuremill.store.formats import Format
+from featuremill.store.ledger import full_ids
 from featuremill.workload.outputs import Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled")
-INDEX, *COLUMNS = ABOUT
+FORMAT = Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled", takes_samples=True)
 BYTES_A_TEXT = 64
 """What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
 VERSIONS = {
@@ -44,7 +46,9 @@ class Writer:
         row = sum(kind.list_size * kind.value_type.bit_width // 8 for kind in kinds.values())
         texts = sum(map(len, target.provenance.values())) + (len(first) + 8) * width
         self._file = ReservedFile(target.path, 2 * texts + BYTES_A_TEXT * (width + 100))
-        self._file.need(target.num_rows * (row + BYTES_A_TEXT * len(ABOUT)))
+        self._file.need(
+            target.num_rows * (row + BYTES_A_TEXT * (len(target.about) + 1 + len(target.samples)))
+        )
         root = _mark(self._file.root, "anndata")
         self._matrices = {
             name: _array(root if name == first else root.require_group("obsm"), place, shape, dtype)
@@ -54,11 +58,14 @@ class Writer:
             for dtype in [kind.value_type.to_pandas_dtype()]
         }
         _mark(root.require_group("obsm"), "dict")
-        obs = _frame(root, "obs", INDEX, COLUMNS)
+        own = [name for name in target.samples if name != "sample"]
+        index, *columns = ("name", *target.about, *own) if target.samples else target.about
+        obs = _frame(root, "obs", index, columns)
         self._about = {
             name: _array(obs, name, (target.num_rows,), "i8" if name == "length" else TEXT)
-            for name in ABOUT
+            for name in (index, *columns)
         }
+        self._samples, self._own = target.samples, own
         var = _frame(root, "var", "feature", [])
         _array(var, "feature", (width,), TEXT)[:] = [f"{first}_{n}" for n in range(width)]
         _describe(root, {**target.provenance, "X": first})
@@ -66,6 +73,9 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Fill the block's rows in."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
         from featuremill.base.accession import accessions
         from featuremill.base.arrays import matrix
 
@@ -75,6 +85,11 @@ class Writer:
             "accession": accessions(block["id"]),
             "sha256": hexadecimal(block["sha256"]),
         }
+        if self._samples:
+            known = pa.array(self._samples["sample"], pa.string())
+            number = pc.index_in(block["sample"], value_set=known)
+            columns |= {"name": full_ids(block), "sample": block["sample"]}
+            columns |= {name: pa.array(self._samples[name]).take(number) for name in self._own}
         texts = sum(column.nbytes for column in columns.values())
         self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)
         for name, column in columns.items():

@@ -1,7 +1,8 @@
 """embeddings.npy: the pooled vectors as one array that NumPy maps without reading it.
 
-Row n belongs to row n of embeddings.parquet. Shape (records, width); several pooled values stand
-side by side in a row, in the order of the parquet's columns.
+Row n belongs to row n of embeddings.parquet, whose column sample tells samples apart. Shape
+(records, width); several pooled values stand side by side in a row, in the order of the parquet's
+columns.
 """
 
 from __future__ import annotations

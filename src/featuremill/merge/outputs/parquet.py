@@ -1,5 +1,5 @@
 """embeddings.parquet: id, accession, description, length, sha256 (hex) and one fixed-size list of
-float32 a pooled value."""
+float32 a pooled value; of a run with samples also sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import TYPE_CHECKING
 
-from featuremill.store.formats import ABOUT, Format
+from featuremill.store.formats import Format
 from featuremill.workload.outputs import Target
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ FORMAT = Format(
     most_records=5_000_000,
     why_not_more="one file of that size is hard to move and to read; parquet_dataset writes a "
     "folder.",
+    takes_samples=True,
 )
 HEX_DIGITS = 64
 
@@ -32,13 +33,14 @@ class Writer:
         import pyarrow.parquet
 
         metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
-        about = {name: pa.int32() if name == "length" else pa.string() for name in ABOUT}
+        about = {name: pa.int32() if name == "length" else pa.string() for name in target.about}
         self._schema = pa.schema([*pa.schema(about), *target.values], metadata=metadata)
         self._file = pa.parquet.ParquetWriter(
             target.path,
             self._schema,
-            compression=dict.fromkeys(ABOUT, "zstd") | dict.fromkeys(target.values.names, "none"),
-            use_dictionary=False,
+            compression=dict.fromkeys(target.about, "zstd")
+            | dict.fromkeys(target.values.names, "none"),
+            use_dictionary=["sample"] if target.samples else False,
         )
 
     def write(self, block: pa.Table) -> None:

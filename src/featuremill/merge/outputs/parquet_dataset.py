@@ -1,7 +1,8 @@
 """embeddings/: what embeddings.parquet holds, cut into files of a million rows each.
 
 pandas, pyarrow.dataset, polars and duckdb read the folder (or `embeddings/*.parquet`) as one table;
-sorted by name, the files have the rows in input order.
+sorted by name, the files have the rows in input order. A run with samples has a folder of each,
+`sample=<name>`, which readers take for the column `sample`.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featuremill.merge.outputs import parquet
-from featuremill.workload.outputs import Format, Target
+from featuremill.workload.outputs import Format, Target, by_sample
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = Format(
-    "embeddings", "the same, a million rows a file", 110, is_folder=True, holds=("part-*.parquet",)
+    "embeddings",
+    "the same, a million rows a file",
+    110,
+    is_folder=True,
+    holds=("part-*.parquet", "sample=*/part-*.parquet"),
+    takes_samples=True,
 )
 ROWS_A_FILE = 1_000_000
 
@@ -25,25 +31,46 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._num_files = 0
-        self._begin()
+        self._sample = ""
+        self._num_files = self._room = 0
+        self._file: parquet.Writer | None = None
 
     def _begin(self) -> None:
-        path = self._target.path / f"part-{self._num_files:05d}.parquet"
-        self._file = parquet.Writer(self._target._replace(path=path))
+        folder = self._target.path
+        if self._sample:
+            folder /= f"sample={self._sample}"
+            folder.mkdir(exist_ok=True)
+        path = folder / f"part-{self._num_files:05d}.parquet"
+        # The column of samples is the folder's name.
+        self._file = parquet.Writer(self._target._replace(path=path, samples={}))
         self._num_files += 1
         self._room = ROWS_A_FILE
 
     def write(self, block: pa.Table) -> None:
         """Append a block, which becomes a row group of each file that it touches."""
+        for sample, rows in by_sample(block):
+            if sample != self._sample:
+                self._finish()
+                self._sample, self._num_files, self._room = sample, 0, 0
+            self._append(rows)
+
+    def _append(self, block: pa.Table) -> None:
         while block.num_rows:
             if not self._room:
-                self._file.close()
+                self._finish()
                 self._begin()
+            assert self._file
             piece, block = block.slice(0, self._room), block.slice(self._room)
             self._file.write(piece)
             self._room -= piece.num_rows
 
     def close(self) -> None:
-        """Finish the last file."""
-        self._file.close()
+        """Finish the last file; there is one in any case."""
+        if not self._num_files:
+            self._begin()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._file:
+            self._file.close()
+            self._file = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featuremill.store.formats import ONE_BY_ONE, Format
-from featuremill.workload.outputs import Target, need
+from featuremill.workload.outputs import Target, by_sample, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -22,6 +22,7 @@ FORMAT = Format(
     "pooled",
     most_records=1_000_000,
     why_not_more=ONE_BY_ONE,
+    takes_samples=True,
 )
 
 
@@ -38,7 +39,8 @@ class Writer:
         """Add a dataset for each record of the block."""
         from featuremill.base.arrays import side_by_side
 
-        self._file.add(block["id"], side_by_side(block, self._columns))
+        for sample, rows in by_sample(block):
+            self._file.add(rows["id"], side_by_side(rows, self._columns), sample)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,6 +1,7 @@
 """per-residue.h5, as UniProt lays its embeddings out: one dataset of (length, width) a record.
 
 With several layers a dataset is (columns, length, width). A dataset's name is the accession.
+A run with samples has a group of each.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featuremill.store.formats import ONE_BY_ONE, Format
-from featuremill.workload.outputs import Target, need
+from featuremill.workload.outputs import Target, by_sample, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,6 +21,7 @@ FORMAT = Format(
     "per_residue",
     most_records=1_000_000,
     why_not_more=ONE_BY_ONE,
+    takes_samples=True,
 )
 
 
@@ -38,10 +40,12 @@ class Writer:
 
         from featuremill.base.arrays import matrices
 
-        columns = [matrices(block[name]) for name in self._columns]
-        several = len(columns) > 1
-        rows = zip(*columns, strict=True)
-        self._file.add(block["id"], (np.stack(row) if several else row[0] for row in rows))
+        for sample, few in by_sample(block):
+            columns = [matrices(few[name]) for name in self._columns]
+            several = len(columns) > 1
+            rows = zip(*columns, strict=True)
+            values = (np.stack(row) if several else row[0] for row in rows)
+            self._file.add(few["id"], values, sample)
 
     def close(self) -> None:
         """Close the file."""

@@ -1,9 +1,9 @@
 """embeddings.safetensors: a tensor (records, width) for each pooled column, and `ids`.
 
 `ids` are the bytes of the ids in UTF-8, a line each, as no id holds a line break:
-`bytes(ids).decode().splitlines()`. The header's `__metadata__` says how it was made. Written here
-and not by the library, which wants all tensors in memory: the format is a length, a JSON header and
-the numbers (its README, "Format").
+`bytes(ids).decode().splitlines()`. In a run with samples an id is `<sample>/<id>`. The header's
+`__metadata__` says how it was made. Written here and not by the library, which wants all tensors in
+memory: the format is a length, a JSON header and the numbers (its README, "Format").
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """embeddings.tsv: a row a record, a column a number; for spreadsheets, R and shell tools.
 
 Pooled vectors become columns `<column>_<n>`, n from 0. Numbers have the digits that give the same
-float32 when they are read again.
+float32 when they are read again. A run with samples has the column sample in front.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ FORMAT = Format(
     most_records=1_000_000,
     why_not_more="text is three times as large as parquet, and slow to read.",
     has_sidecar=True,
+    takes_samples=True,
 )
 
 
@@ -33,9 +34,11 @@ class Writer:
         import pyarrow.csv
 
         self._columns = need(target.pooled(), "tsv", "a pooled value")
+        self._sample = ["sample"] if target.samples else []
         kinds = {name: target.values.field(name).type for name in self._columns}
         self._schema = pa.schema(
-            [("id", pa.string()), ("accession", pa.string()), ("length", pa.int64())]
+            [(name, pa.string()) for name in (*self._sample, "id", "accession")]
+            + [("length", pa.int64())]
             + [
                 (f"{name}_{place}", kind.value_type)
                 for name, kind in kinds.items()
@@ -53,7 +56,12 @@ class Writer:
         from featuremill.base.arrays import matrix
 
         rows = [pa.array(column) for name in self._columns for column in matrix(block[name]).T]
-        known = [block["id"], accessions(block["id"]), block["length"]]
+        known = [
+            *(block[name] for name in self._sample),
+            block["id"],
+            accessions(block["id"]),
+            block["length"],
+        ]
         self._file.write_table(
             pa.table([*known, *rows], names=self._schema.names).cast(self._schema)
         )

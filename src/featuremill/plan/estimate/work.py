@@ -12,7 +12,8 @@ from typing import NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Config
+from featuremill.config import Config, files_of
+from featuremill.inputs import samples
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import read_records
 from featuremill.plan.shards import Cutter
@@ -73,14 +74,16 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
         if _is_of(plan, config, settings):
             return _planned(folder, plan)
         log.info("%s: inputs or options have changed since; reading the input", folder.plan)
-    read = paths or [Path(path) for path in config.inputs]
+    read = paths or [Path(path) for path in files_of(config)]
     for path in read:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        inputs = tuple(map(str, read))
-        work = _read(Path(name), config.model_copy(update={"inputs": inputs}))
-    return work._replace(source=f"{', '.join(config.inputs)}, read now: there is no plan yet")
+        if paths:
+            config = config.model_copy(update={"inputs": tuple(map(str, paths)), "samples": ""})
+        work = _read(Path(name), config)
+    named = config.samples or ", ".join(config.inputs)
+    return work._replace(source=f"{named}, read now: there is no plan yet")
 
 
 def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
@@ -90,7 +93,7 @@ def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
         was = was.model_copy(update={"weights_sha256": settings.weights_sha256})
     return (
         was.as_json() == settings.as_json()
-        and [entry.path for entry in plan.inputs] == list(config.inputs)
+        and [entry.path for entry in plan.inputs] == list(dict.fromkeys(files_of(config)))
         and not any(
             (path := Path(entry.path)).exists() and path.stat().st_size != entry.bytes
             for entry in plan.inputs
@@ -120,7 +123,8 @@ def _read(scratch: Path, config: Config) -> Work:
     options = workload.Options.model_validate(config.options)
     cost_of_shard = UNCUT if config.shards.cost == "auto" else config.shards.cost
     with Processes(num_cores()) as processes:
-        spooled = read_records(config, workload, options, scratch, processes)
+        sheet = samples.read(Path(config.samples)) if config.samples else None
+        spooled = read_records(config, workload, options, scratch, processes, sheet)
         _ = spooled.repeats  # which refuses what plan would
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
         bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.place().cost)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
-from featuremill.workload.outputs import Format, Target, refuse_outputs
+from featuremill.workload.outputs import Format, Target, by_sample, refuse_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +38,7 @@ FORMAT = Format(
     holds=("**/*.pt",),
     files_a_record=1,
     environment=Path(SNAKEFILE).parent / "envs" / "esm2.yaml",
+    takes_samples=True,
 )
 KEYS = {
     "mean": "mean_representations",
@@ -79,7 +80,11 @@ class Writer:
         (self._folder / "provenance.json").write_text(text, "utf-8")
 
     def write(self, block: pa.Table) -> None:
-        """Write a file for each record of the block."""
+        """Write a file for each record of the block, in a folder of its sample, if it has one."""
+        for sample, rows in by_sample(block):
+            self._write(rows, self._folder / sample)
+
+    def _write(self, block: pa.Table, folder: Path) -> None:
         import pyarrow as pa
 
         from featuremill.base.arrays import matrices, matrix
@@ -94,12 +99,12 @@ class Writer:
             result: dict[str, Any] = {"label": label}
             for (key, layer), row in zip(self._columns.values(), rows, strict=True):
                 result.setdefault(key, {})[layer] = self._torch.from_numpy(row.copy())
-            self._save(result, id, label)
+            self._save(folder, result, id, label)
 
-    def _save(self, result: Mapping[str, Any], id: str, label: str) -> None:
+    def _save(self, folder: Path, result: Mapping[str, Any], id: str, label: str) -> None:
         content = BytesIO()  # so that a full disk is an OSError: PyTorch's own has no number
         self._torch.save(result, content)
-        with _new_file(self._folder, id, label) as file:
+        with _new_file(folder, id, label) as file:
             file.write(content.getbuffer())
 
     def close(self) -> None:

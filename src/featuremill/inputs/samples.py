@@ -1,0 +1,157 @@
+"""A sheet of samples: a table whose rows name a sample, a file of it and what else is known of it.
+
+Samples are in the order of their names, so the order of the rows means nothing; the files of one
+sample are in that of its rows. All cells are texts.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped, plain_name
+from featuremill.base.words import counted
+from featuremill.inputs import columns, labels, rows, source
+from featuremill.workload.outputs import ABOUT
+
+SAMPLE, FILE = "sample", "file"
+"""The columns that a sheet has; all others are the samples' own."""
+COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
+"""What samples.tsv has of each sample besides."""
+RESERVED = {"name", *ABOUT, *COUNTED}
+"""Names of columns that results have themselves."""
+
+
+class Row(NamedTuple):
+    """A file of a sample."""
+
+    sample: int
+    """Its number, from 0, in the order of names."""
+    file: str
+    line: int
+    """Of the sheet."""
+
+
+class Sheet(NamedTuple):
+    """What a sheet says."""
+
+    path: Path
+    about: Mapping[str, Sequence[str]]
+    """The names of the samples, and what each of the sheet's other columns has of them."""
+    rows: Sequence[Row]
+    """Sample by sample."""
+
+    @property
+    def told(self) -> str:
+        """How much there is, in words."""
+        files = f"{counted(len(self.about[SAMPLE]), 'sample')} in {counted(len(self.rows), 'file')}"
+        return f"{self.path}: {files}"
+
+    @property
+    def shared(self) -> list[str]:
+        """The files that several samples have."""
+        return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
+
+    def passes(self) -> Iterator[tuple[list[Path], dict[str, int]]]:
+        """Yield the files in their order, and the sample of each; so many together that none of
+        them stands there twice."""
+        samples: dict[str, int] = {}
+        for row in self.rows:
+            if row.file in samples:
+                yield list(map(Path, samples)), samples
+                samples = {}
+            samples[row.file] = row.sample
+        yield list(map(Path, samples)), samples
+
+    def refuse_unknown(self, column: str) -> None:
+        """Refuse a column that the sheet does not have."""
+        columns.find_named(self.path, list(self.about), column)
+
+    def refuse_missing(self, besides: Collection[str] = ()) -> None:
+        """Refuse a file that is not there or cannot be read, with the line that names it; those
+        `besides` may be gone."""
+        for row in self.rows:
+            try:
+                if row.file not in besides:
+                    source.check(Path(row.file))
+            except UserError as error:
+                raise UserError(f"{self.path}:{row.line}: {error}") from None
+
+
+def read(path: Path) -> Sheet:
+    """Return what the sheet at `path` (CSV, TSV or Parquet) says; nobody looks at the files in it.
+    Who asks again gets the same object, until the file is another one.
+
+    Raises:
+        UserError: it is no such table, or a row is wrong.
+    """
+    source.check(path)
+    about = path.stat()
+    return _read(path, (about.st_ino, about.st_size, about.st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=8)
+def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
+    names = labels.names_of(path)
+    for name in (SAMPLE, FILE):
+        if name not in names:
+            raise UserError(
+                f"{path}:1: a sheet of samples has a column {name!r}, and here are "
+                f"{columns.listed(names)}; add it, or rename one."
+            )
+    own = [name for name in names if name not in (SAMPLE, FILE)]
+    for name in own:
+        if not name or name in RESERVED:
+            raise UserError(f"{path}:1: a column cannot be called {name!r} here; rename it.")
+    files: dict[str, dict[str, int]] = defaultdict(dict)
+    told: dict[str, tuple[dict[str, str], int]] = {}
+    in_small_letters: dict[str, tuple[str, int]] = {}
+    options = labels.Columns(id_column=SAMPLE, names=(FILE, *own))
+    for record in rows([path], options):
+        sample, where = record.id, f"{path}:{record.line}"
+        if record.reason:
+            raise UserError(f"{where}: this row names no sample ({record.reason}); fix it.")
+        cells = {name: labels.text(cell) for name, cell in json.loads(record.payload).items()}
+        try:
+            plain_name(sample)
+        except ValueError as error:
+            raise UserError(f"{where}: sample {clipped(sample)!r}: {error}.") from None
+        other, line = in_small_letters.setdefault(sample.lower(), (sample, record.line))
+        if other != sample:
+            raise UserError(
+                f"{where}: sample {sample!r} differs from {other!r} in line {line} only by capital "
+                "letters, and some file systems take both for one; rename one of them."
+            )
+        file = _file(cells.pop(FILE), where)
+        if (line := files[sample].setdefault(file, record.line)) != record.line:
+            raise UserError(
+                f"{where}: {file} is a file of sample {sample!r} in line {line} already; keep one."
+            )
+        known, line = told.setdefault(sample, (cells, record.line))
+        for name, cell in cells.items():
+            if cell != known[name]:
+                raise UserError(
+                    f"{where}: sample {sample!r} has {name} {clipped(cell)!r} here and "
+                    f"{clipped(known[name])!r} in line {line}; give all its rows the same."
+                )
+    samples = sorted(files)
+    about = {SAMPLE: samples} | {n: [told[sample][0][n] for sample in samples] for n in own}
+    entries = [
+        Row(number, file, line)
+        for number, sample in enumerate(samples)
+        for file, line in files[sample].items()
+    ]
+    return Sheet(path, about, entries)
+
+
+def _file(cell: str, where: str) -> str:
+    if not cell:
+        raise UserError(f"{where}: this row names no file; name one, or leave the row out.")
+    if cell.startswith("~"):
+        raise UserError(f"{where}: {cell}: ~ works only in a shell; write the whole path.")
+    return str(Path(cell))

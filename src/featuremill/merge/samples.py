@@ -1,0 +1,99 @@
+"""Account for each sample of a run: samples.tsv, beside failed.tsv and made of it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.base.errors import IntegrityError
+from featuremill.merge.gather import Gatherer
+from featuremill.store import failed, ledger
+from featuremill.store.delivery import Accounts
+from featuremill.store.files import replacing
+from featuremill.store.parts import Part
+
+
+def write(
+    gatherer: Gatherer, ledger_path: Path, failures: Path, path: Path, sums: Accounts
+) -> None:
+    """Write a row a sample to `path`: its own columns, its records, what became of them, how many
+    were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
+    what all samples come to.
+
+    A shard's seconds are shared out by cost among the records that ask for it.
+
+    Raises:
+        IntegrityError: when the samples do not come to the `sums`.
+    """
+    names = gatherer.samples[ledger.SAMPLE]
+    planned, duplicates, noted = np.zeros((3, len(names)), np.int64)
+    cost_of_shard = np.zeros(len(gatherer.parts))
+    columns = [ledger.SAMPLE, "status", "note", "shard", "cost"]
+    for batch in ledger.batches(ledger_path, columns):
+        sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
+        status = batch.column("status").cast(pa.string())
+        planned += np.bincount(sample[shard >= 0], minlength=len(names))
+        is_twice = np.asarray(pc.equal(status, "duplicate"))
+        duplicates += np.bincount(sample[is_twice], minlength=len(names))
+        is_noted = np.asarray(batch.column("note").is_valid())
+        noted += np.bincount(sample[is_noted], minlength=len(names))
+        costs = batch.column("cost").to_numpy()
+        np.add.at(cost_of_shard, shard[shard >= 0], costs[shard >= 0])
+    seconds_a_cost = np.array([_seconds(part) for part in gatherer.parts]) / np.maximum(
+        cost_of_shard, 1
+    )
+    seconds = np.zeros(len(names))
+    for batch in ledger.batches(ledger_path, [ledger.SAMPLE, "shard", "cost"]):
+        sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
+        asks = shard >= 0
+        took = batch.column("cost").to_numpy()[asks] * seconds_a_cost[shard[asks]]
+        seconds += np.bincount(sample[asks], took, len(names))
+    without = Counter((failure.sample, failure.status) for failure in failed.read(failures))
+    statuses = ("failed", "refused", "pending")
+    found = {status: np.array([without[name, status] for name in names]) for status in statuses}
+    counted = {
+        "records": planned + duplicates + found["refused"],
+        "ok": planned - found["failed"] - found["pending"],
+        "failed": found["failed"],
+        "refused": found["refused"],
+        "duplicate": duplicates,
+        "pending": found["pending"],
+    }
+    for name, numbers in counted.items():
+        told = sums.input if name == "records" else getattr(sums, name)
+        if numbers.sum() != told or (numbers < 0).any():
+            raise IntegrityError(
+                f"merge: {name} of all samples come to {numbers.sum():,} and not {told:,}; "
+                "please report this."
+            )
+    if not sums.pending:
+        del counted["pending"]
+    rows = {
+        **gatherer.samples,
+        **counted,
+        "noted": noted,
+        "seconds": [f"{value:.3f}" for value in seconds],
+    }
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(rows)
+        table.writerows(zip(*rows.values(), strict=True))
+
+
+def _seconds(part: Part | None) -> float:
+    """Return what a part took, of all its devices together; nothing of one that is pending."""
+    return part.receipt.seconds["total"] * max(1, len(part.receipt.devices)) if part else 0.0
+
+
+def _numbers(rows: pa.RecordBatch, names: list[str]) -> npt.NDArray[np.int64]:
+    """Return the number of each row's sample."""
+    sample = rows.column(ledger.SAMPLE)
+    known = pc.index_in(sample.dictionary, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
+    numbers: npt.NDArray[np.int64] = known[sample.indices.to_numpy()].astype(np.int64)
+    return numbers

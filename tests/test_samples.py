@@ -1,0 +1,231 @@
+"""Samples: a sheet in place of inputs, from its checks to each table that names them."""
+
+import csv
+import json
+
+import anndata
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import featuremill
+from featuremill import config, features
+from featuremill.base.errors import UserError
+from featuremill.config import project
+from featuremill.inputs import samples
+
+SHEET = "sample\tfile\tsite\n"
+OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad", "safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("sample\tfil\na\ta.fa\n", ":1: a sheet of samples has a column 'file', and here are"),
+        ("file\na.fa\n", ":1: a sheet of samples has a column 'sample', and here are 'file'"),
+        ("sample\tfile\tlength\na\ta.fa\t1\n", ":1: a column cannot be called 'length' here"),
+        (SHEET + "\ta.fa\tx\n", ":2: this row names no sample"),
+        (SHEET + "a/b\ta.fa\tx\n", ":2: sample 'a/b': use letters, digits"),
+        (SHEET + "a\ta.fa\tx\nA\tb.fa\tx\n", ":3: sample 'A' differs from 'a' in line 2 only"),
+        (SHEET + "a\t\tx\n", ":2: this row names no file"),
+        (SHEET + "a\t~/a.fa\tx\n", ":2: ~/a.fa: ~ works only in a shell"),
+        (SHEET + "a\ta.fa\tx\n\na\t./a.fa\tx\n", ":4: a.fa is a file of sample 'a' in line 2"),
+        (SHEET + "a\ta.fa\tx\na\tb.fa\ty\n", ":3: sample 'a' has site 'y' here and 'x' in line 2"),
+        (SHEET, ": there is no record in this file"),
+        (">a\nMKV\n", ": this looks like FASTA"),
+    ],
+)
+def test_a_wrong_sheet_is_refused_with_its_line(tmp_path, text, problem):
+    path = tmp_path / "samples.tsv"
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        samples.read(path)
+    assert str(refused.value).startswith(f"{path}{problem}")
+
+
+def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
+    table = pd.DataFrame(
+        {"sample": ["b", "a", "a"], "file": ["b.fa", "x.fa", "b.fa"], "year": ["01", "2", "2"]}
+    )
+    table.to_csv(tmp_path / "s.csv", index=False)
+    table[::-1].sort_values("file", ascending=False).to_csv(tmp_path / "s.tsv", index=0, sep="\t")
+    table.to_parquet(tmp_path / "s.parquet")
+    found = [samples.read(tmp_path / f"s.{suffix}") for suffix in ("csv", "tsv", "parquet")]
+    for sheet in found:
+        assert sheet.about == {"sample": ["a", "b"], "year": ["2", "01"]}
+        assert [(row.sample, row.file) for row in sheet.rows] == [
+            (0, "x.fa"),
+            (0, "b.fa"),
+            (1, "b.fa"),
+        ]
+        assert sheet.shared == ["b.fa"]
+        assert [numbers for _, numbers in sheet.passes()] == [
+            {"x.fa": 0, "b.fa": 0},
+            {"b.fa": 1},
+        ]
+    with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
+        found[0].refuse_missing(["b.fa"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "problem"),
+    [
+        ({"inputs": ["a.fa"]}, "with samples, the files stand in the sheet"),
+        ({"samples": "~/s.tsv"}, "works only in a shell"),
+        ({"heads": {"h": {"labels": "l.csv", "column": "c"}}}, "this step takes no samples"),
+    ],
+)
+def test_a_config_with_samples_is_checked(keys, problem):
+    with pytest.raises(UserError, match=problem):
+        project.validate({"samples": "s.tsv", "workload": "composition", **keys})
+
+
+def test_without_samples_nothing_tells_of_them():
+    told = config.validate({"inputs": "a.fa", "workload": "composition"})
+    assert not told.samples
+    with pytest.raises(UserError, match="inputs: this is missing"):
+        config.validate({"workload": "composition"})
+
+
+@pytest.fixture(scope="module")
+def of_samples(tmp_path_factory, environment):
+    """Return a run of two samples with the same ids, and a file that both have."""
+    from programs import Verbs
+
+    verbs = Verbs(tmp_path_factory.mktemp("samples"), environment)
+    files = {"a": ">p1\nMKV\n>p2\nAAAA\n>bad\n12\n", "b": ">p1\nWWW\n", "c": ">p3\nMKV\n>p3\nMKV\n"}
+    for name, text in files.items():
+        (verbs.folder / f"{name}.fa").write_text(text)
+    sheet = (
+        "sample\tfile\tsite\nlate\tb.fa\tsea\nlate\tc.fa\tsea\nearly\tc.fa\t01\nearly\ta.fa\t01\n"
+    )
+    (verbs.folder / "samples.tsv").write_text(sheet)
+    told = {"samples": "samples.tsv", "inputs": [], "outputs": OUTPUTS}
+    found = verbs.plan([], more=("--threads", "1"), **told)
+    verbs.extract(found)
+    asked = {"workload": "composition", **told}
+    verbs("merge", verbs.run_folder.root, "--config-json", json.dumps(asked))
+    return verbs.run_folder, found
+
+
+ROWS = [
+    ("early", "p3", "MKV"),
+    ("early", "p1", "MKV"),
+    ("early", "p2", "AAAA"),
+    ("late", "p1", "WWW"),
+    ("late", "p3", "MKV"),
+]
+
+
+def test_every_table_says_which_sample(of_samples):
+    run, found = of_samples
+    assert found["counts"] == {
+        "input": 8,
+        "refused": 1,
+        "duplicate": 2,
+        "planned": 5,
+        "unique": 3,
+    }
+    assert [(entry["path"], entry["records"]) for entry in found["inputs"]] == [
+        ("samples.tsv", 0),
+        ("c.fa", 2),
+        ("a.fa", 3),
+        ("b.fa", 1),
+    ]
+    keys = [(sample, id) for sample, id, _ in ROWS]
+    names = [f"{sample}/{id}" for sample, id in keys]
+    frame = featuremill.load(run.root)
+    assert list(zip(frame["sample"], frame.index, strict=True)) == keys
+    assert frame["composition"].iloc[3][LETTER_W] == 1
+    late = featuremill.load(run.root, samples=["late"])
+    assert late.index.tolist() == ["p1", "p3"]
+    with pytest.raises(UserError, match="no record of sample 'none'"):
+        featuremill.load(run.root, samples=["none"])
+    in_one = pq.read_table(run.root / "embeddings.parquet")
+    assert in_one.column_names[:6] == [
+        *("id", "accession", "description", "length", "sha256", "sample"),
+    ]
+    folders = pq.read_table(run.root / "embeddings")
+    assert folders.column_names[-1] == "sample"
+    assert folders["sample"].cast(pa.string()).to_pylist() == [sample for sample, _ in keys]
+    assert featuremill.load_matrix(run.root, "composition")[0] == names
+    with h5py.File(run.root / "per-protein.h5") as file:
+        assert {f"{group}/{name}" for group in file for name in file[group]} == set(names)
+    table = anndata.read_h5ad(run.root / "embeddings.h5ad")
+    assert table.obs_names.tolist() == names
+    assert table.obs["site"].tolist() == ["01", "01", "01", "sea", "sea"]
+    assert table.obs["id"].tolist() == [id for _, id in keys]
+    rows = pd.read_csv(run.root / "embeddings.tsv", sep="\t")
+    assert list(zip(rows["sample"], rows["id"], strict=True)) == keys
+    assert len(np.load(run.root / "embeddings.npy")) == len(ROWS)
+    opened = features.open(run.root, "composition")
+    assert [id for ids, _ in opened.blocks() for id in ids] == names
+    assert opened.rows_of(["late/p1"]) == {"late/p1": 3}
+    assert opened.records_of(np.array([4]))[4].id == "late/p3"
+
+
+LETTER_W = "ACDEFGHIKLMNPQRSTVWY".index("W")
+
+
+def test_each_sample_is_accounted_for(of_samples):
+    run, _ = of_samples
+    with (run.root / "samples.tsv").open(newline="") as file:
+        early, late = csv.DictReader(file, delimiter="\t")
+    assert early.pop("seconds") and late.pop("seconds")
+    counts = {"records": "5", "ok": "3", "failed": "0", "refused": "1", "duplicate": "1"}
+    assert early == {"sample": "early", "site": "01", **counts, "noted": "0"}
+    assert (late["records"], late["ok"], late["duplicate"]) == ("3", "2", "1")
+    with (run.root / "failed.tsv").open(newline="") as file:
+        (failed,) = csv.DictReader(file, delimiter="\t")
+    assert (failed["sample"], failed["id"], failed["line"]) == ("early", "bad", "5")
+
+
+def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
+    from programs import Verbs
+
+    verbs = Verbs(tmp_path, environment)
+    (tmp_path / "a.fa").write_text(">p1\nMKV\n>p2\nWA\n>p3\nWK\n")
+    (tmp_path / "b.fa").write_text(">p1\nWA\n>p2\nAA\n")
+    (tmp_path / "samples.tsv").write_text("sample\tfile\na\ta.fa\nb\tb.fa\n")
+    told = {"samples": "samples.tsv", "inputs": []}
+    found = verbs.plan(
+        [], "marked", {"marker": "W", "alphabet": "proteins"}, more=("--threads", "1"), **told
+    )
+    verbs.extract(found)
+    root = verbs.run_folder.root
+
+    def failed():
+        said = json.loads(verbs.type("featuremill", "status", root, "--json", status=1).out)
+        return [(group["samples"], group["examples"]) for group in said["reasons"]]
+
+    assert failed() == [({"a": 2, "b": 1}, ["a/p2", "a/p3", "b/p1"])]
+    assert "of samples a (2), b (1)" in verbs.type("featuremill", "status", root, status=1).text
+    assert "results/test has no such sample; records.parquet there has a and b" in verbs(
+        "retry", root, "--sample", "c", status=2
+    )
+    verbs("merge", root, "--max-failed", "3")
+    assert {f.sample for f in features.open(root, "marks").failures()} == {"a", "b"}
+    assert "2 failed records will run again" in verbs("retry", root, "--sample", "b")
+    rows = pq.read_table(verbs.run_folder.records).to_pylist()
+    places = {(row["sample"], row["id"]): row["shard"] for row in rows}
+    assert places["b", "p1"] == places["a", "p2"] != places["a", "p3"]
+    assert "no record of b failed" in verbs("retry", root, "--sample", "b")
+
+
+def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
+    from featuremill.report import facts, page
+
+    run, _ = of_samples
+    found = facts.read(run.root)
+    assert found.labels.texts == ["early"] * 3 + ["late"] * 2
+    by_site = facts.read(run.root, label="site")
+    assert by_site.labels.texts == ["01"] * 3 + ["sea"] * 2
+    with pytest.raises(UserError, match=r"samples\.tsv: there is no column 'sight'"):
+        facts.read(run.root, label="sight")
+    page.write_report(run.root / "report.html", by_site, page.draw(by_site))
+    text = (run.root / "report.html").read_text()
+    assert '<td class="text">early</td>' in text and text.count("<meter") == 2
+    assert "samples: samples.tsv" in text and "column: site" in text
