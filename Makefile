@@ -65,6 +65,7 @@ format: .venv/.test ## let the tools arrange the code
 
 bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO (EXTRA="…" goes to bench.run)
 	@$(BIN)/python -m bench.run $(EXTRA)
+	@$(if $(EXTRA),:,$(BIN)/python -m bench.esmc)
 
 bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then PART=b, of nine minutes each
 	@$(BIN)/python -m bench.run --gpu --part $(PART) $(EXTRA)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from esm2_models import fair_esm, relative_l2, save_fair_esm
+from esmc_models import esmc
 from test_fallbacks import TAKES_SPLITS, Flash, adding, hopper, load
 
 from featuremill.workload import weights
@@ -25,13 +26,20 @@ ROWS = 256
 
 @pytest.mark.parametrize("dtype", BOUNDS)
 @pytest.mark.parametrize(
-    "shape", [(3, 64, 4), (2, 320, 20), (2, 480, 20), (2, 128, 2)], ids=lambda s: f"width {s[1]}"
+    "shape",
+    [(3, 64, 4), (2, 320, 20), (2, 480, 20), (2, 128, 2), ("ESM C", 2, 192, 512)],
+    ids=lambda shape: f"width {shape[1]}" if len(shape) == 3 else shape[0],
 )
 def test_each_layer_is_close_to_fp32(shape, dtype, monkeypatch, tmp_path, caplog, hopper, adding):
-    path = save_fair_esm(fair_esm(*shape), tmp_path / "random.pt")
-    found = weights.weights_of(weights.convert(str(path), tmp_path))
+    if len(shape) == 3:
+        path = save_fair_esm(fair_esm(*shape), tmp_path / "random.pt")
+        found = weights.weights_of(weights.convert(str(path), tmp_path))
+    else:
+        _, *sizes = shape
+        esmc(*sizes).save_pretrained(tmp_path / "model")
+        found = weights.weights_of(weights.convert(str(tmp_path / "model"), tmp_path, "esmc"))
     sequences = [np.arange(n) * 7 % 20 + 4 for n in LENGTHS]
-    wanted, num_real = range(shape[0] + 1), sum(LENGTHS)
+    wanted, num_real = range(int(found.metadata["num_layers"]) + 1), sum(LENGTHS)
     exact = load(found, "fp32").representations(packing.pack(sequences), wanted)
     expected = [hidden[:num_real].clone() for _, hidden in exact]
 

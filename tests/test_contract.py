@@ -5,7 +5,6 @@ from types import MappingProxyType
 import pyarrow as pa
 import pytest
 from conftest import PLUGINS, ROOT
-from esmc_models import esmc as random_esmc
 from programs import fasta, random_records
 
 from featuremill.contract import WorkloadContract
@@ -20,7 +19,6 @@ def surroundings(tmp_path_factory, environment):
     (folder / "few.fa").write_text(fasta(random_records(15)))
     (folder / "number.txt").write_text("3")
     (folder / "poison.fa").write_text(">unlucky\nBDE\n")
-    random_esmc(2, 64, 128).save_pretrained(folder / "esmc")
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment.items():
             patch.setenv(name, value)
@@ -53,10 +51,17 @@ class TestEsm2(WorkloadContract):
     )
 
 
+@pytest.mark.slow
 class TestEsmc(WorkloadContract):
     workload = "esmc"
     inputs = ("few.fa",)
     options = MappingProxyType({"model": "esmc", "dtype": "fp32", "layers": [1, -1]})
+
+    @pytest.fixture(scope="class", autouse=True)
+    def weights(self, surroundings):
+        from esmc_models import esmc
+
+        esmc(2, 64, 128).save_pretrained("esmc")
 
 
 @pytest.mark.slow

@@ -452,6 +452,10 @@ def words_for_a_vocabulary(folder):
             lambda f: edit_config(f, model_type="E1"),
             "'E1', and its network is in its authors' pack",
         ),
+        (
+            lambda f: edit_config(f, model_type="esmc"),
+            "'esmc', an ESM C, which is computed by work",
+        ),
         (lambda f: edit_config(f, model_type="vit"), "'vit', and known ones are bert, esm, t5"),
         (lambda f: edit_config(f, model_type=...), "names no model_type"),
         (lambda f: edit_config(f, is_decoder=True), "this is a decoder"),
@@ -624,6 +628,31 @@ def test_a_load_sees_that_filling_changes_values(folders, monkeypatch):
         loaded(folders("protbert"), "protbert")
 
 
+@pytest.mark.skipif(not CPU.has_bf16, reason="this CPU has no bf16")
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16])
+def test_a_load_warns_where_bf16_moves_a_network_far(copy, caplog, stored):
+    def change(factor):
+        def changed(tensors):
+            for name, tensor in tensors.items():
+                sharper = factor if ".attention.self.query.weight" in name else 1
+                tensors[name] = (tensor.float() * sharper).to(stored)
+
+        return changed
+
+    folder = copy("protbert")
+    edit_tensors(folder, change(1))
+    loaded(folder, "protbert", dtype="bf16")
+    assert "further than ESM-2" not in caplog.text
+    edit_tensors(folder, change(30))
+    loaded(folder, "protbert", dtype="fp32")
+    assert "further than ESM-2" not in caplog.text
+    model = loaded(folder, "protbert", dtype="bf16")
+    assert "bf16 moves this network further than ESM-2: of an example's tokens" in caplog.text
+    tokens = torch.tensor(model.vocabulary.tokens(b"MKTAYIAKQRQISFVKSHFS" * 2))[None]
+    exact = loaded(folder, "protbert", dtype="fp32").encoder.hidden_states(tokens, None, [3])[3]
+    assert relative_l2(model.encoder.exact_TE, exact[0]) <= FP32_L2
+
+
 # With everything around it
 
 
@@ -719,7 +748,7 @@ class TestTheContract(WorkloadContract):
     inputs = ("few.fa",)
     options = MappingProxyType(
         {"model": "protbert", "alphabet": "proteins", "pool": ["mean", "cls"], "layers": [1, -1],
-         "per_residue": True, "dtype": "fp32"}
+         "per_residue": True, "output_dtype": "float32", "dtype": "fp32"}
     )  # fmt: skip
     tolerance = 1e-5
 

@@ -29,7 +29,9 @@ from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import networks, weights
 from featuremill.workloads import esm2, esmc
+from featuremill.workloads.esm2 import kernels, matmul
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
+from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
 from featuremill.workloads.esmc.folder import ALPHABET as TOKENS
 
@@ -162,6 +164,35 @@ def test_a_mask_is_a_token_like_others(found, model):
         assert relative_l2(hidden[: len(tokens[0])], expected[0]) <= BOUND
 
 
+@pytest.mark.parametrize(
+    "operation, named", [("gate", "gate"), ("rotate_", "rotary"), ("up", "product")]
+)
+def test_an_operation_of_esm_c_that_is_wrong_steps_down(
+    found, monkeypatch, caplog, operation, named
+):
+    """Each is right for ESM-2: only the norm of query and key is left out, or the gate is wrong."""
+    ways = {
+        "gate": lambda halves: reference.gate(halves) * 1.001,
+        "rotate_": lambda qkv, turns, positions, _: reference.rotate_(qkv, turns, positions),
+    }
+
+    class Bad(matmul.Plain):
+        NAME = "bad products"
+
+        def __call__(self, rows):
+            outputs = super().__call__(rows)
+            return outputs * 1.001 if outputs.shape[1] == 2 * SMALL[2] else outputs
+
+    if operation == "up":
+        monkeypatch.setattr(matmul, "forms", lambda *_: [Bad, matmul.Plain])
+    else:
+        bad = kernels.TORCH._replace(name="bad", **{operation: ways[operation]})
+        monkeypatch.setattr(kernels, "ways", lambda *_: [bad, kernels.TORCH])
+    model = loaded("fp32", found)
+    (record,) = caplog.records
+    assert f": {named} of bad" in record.getMessage() and "bad" not in model.backend
+
+
 # Layouts.
 
 
@@ -258,7 +289,7 @@ LAYER = "esmc.layers.1."
         (without("esmc.layers.0.mlp.down_proj.weight"), "no tensor layers.0.mlp.down_proj"),
         (reshaped("esmc.embed_tokens.weight", 33, 128), "has the shape (33, 128) and not (64, 128"),
         (reshaped(f"{LAYER}mlp.up_proj.bias", 384), "mlp.up_proj.bias is no part of an ESM C"),
-        (reshaped("esmc.layers.3.norm.weight", 1), "num_layers 4, its settings say 3"),
+        (reshaped("esmc.layers.3.norm.weight", 1), "num_layers 4, its settings have 3"),
         (reshaped("esmc.layers.0.mlp.down_proj.weight", 128, 300), "feed forward is 300 wide"),
     ],
 )

@@ -517,7 +517,7 @@ def test_a_disk_that_cannot_hold_the_run_is_refused_before_anything_is_computed(
         assert refused.returncode == 2, refused.stderr
         for words in ("it needs about", "store/", "embeddings.parquet", "embeddings.npy", "free"):
             assert words in refused.stderr
-        assert "FEATUREMILL_WITHOUT_ROOM=1 goes on all the same" in refused.stderr
+        assert "FEATUREMILL_WITHOUT_ROOM=1 continues all the same" in refused.stderr
         assert disk(*disk.words, FEATUREMILL_WITHOUT_ROOM="1").returncode == 0
     finally:
         disk.mount.close()

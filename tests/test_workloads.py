@@ -36,6 +36,7 @@ OPTIONS = {
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
     "llm_json": [],  # as does this: tests/test_llm_json.py
     "geneformer": [],  # needs cells as well: tests/test_geneformer.py
+    "esmc": [],  # needs a checkpoint: tests/test_esmc.py
     "esm2": [
         {"dtype": "fp32"},
         {"dtype": "fp32", "layers": [0, -1], "pool": ["mean", "bos"], "per_residue": True},
@@ -150,6 +151,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "composition": (False, False),
         "encoder": (True, False),
         "esm2": (True, True),
+        "esmc": (True, True),
         "llm_json": (False, False),
         "geneformer": (True, False),
         "imported": (False, False),
@@ -246,7 +248,7 @@ def test_embed_options(cached):
         (["MK", None], {}, r"sequences\[1\]: this is of type NoneType"),
         ("MK", {}, "one string"),
         (["MK"], {"layers": 9}, "no layer 9"),
-        (["MK"], {"pool": "max"}, "pool"),
+        (["MK"], {"pool": "median"}, "pool"),
         (["MK"], {"model": "esm2_t6_8M"}, "'esm2_t6_8M_UR50D'"),
     ],
 )

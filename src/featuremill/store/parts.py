@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.errors import IntegrityError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.store import command_line, shared
 from featuremill.store.journal import COLUMNS
@@ -114,17 +114,13 @@ def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool =
         found = Receipt.find(path.with_suffix(".json"))
         part = checked(path, [found] if found else [], entry.records)
         if part.receipt.part != entry.shard or part.receipt.recipe != plan.recipe:
-            raise IntegrityError(f"{path}: it is another part; run the same command again.")
-    except (IntegrityError, OSError) as error:
+            raise _damaged(path, "it is another part")
+    except (IntegrityError, UserError, OSError) as error:  # also a receipt of a newer featuremill
+        problem = error if isinstance(error, IntegrityError) else _damaged(path, str(error))
         if not only_look:
-            shared.note_unusable(folder, path, before, str(error).rpartition("; ")[0] or str(error))
+            shared.note_unusable(folder, path, before, str(problem).rpartition("; ")[0])
             folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
-        if isinstance(error, IntegrityError):
-            raise
-        raise IntegrityError(
-            f"{path}: it cannot be read ({error.strerror or error}); run the same command again to "
-            "compute its records anew."
-        ) from None
+        raise problem from None
     # What failed elsewhere is not taken. The shard may be one of this run's as well.
     receipt = part.receipt.model_copy(update={"shard": entry.shard})
     return part._replace(receipt=receipt, num_failed=0, share=entry.wanted / entry.records)

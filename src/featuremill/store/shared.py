@@ -144,11 +144,12 @@ def _try_to_write(store: Path) -> None:
                 f"store: {own}: it is a link or another user's, so nothing can be published in it; "
                 "ask its owner, or name another store first."
             )
-        with files.replacing(own / ".try") as path:
-            path.write_bytes(b"whole")
-        if (own / ".try").read_bytes() != b"whole":
-            raise OSError("a renamed file is not what was written")
-        (own / ".try").unlink()
+        with tempfile.TemporaryDirectory(dir=own, prefix=".try.") as folder:
+            path = Path(folder, "whole")
+            with files.replacing(path) as new:
+                new.write_bytes(b"whole")
+            if path.read_bytes() != b"whole":
+                raise OSError("a renamed file is not what was written")
     except OSError as error:
         raise UserError(
             f"store: {store}: nothing can be published there ({error.strerror or error}); name a "
@@ -170,9 +171,9 @@ def _open_to_readers(path: Path, store: Path, mode: int) -> None:
         PermissionError: where this user may not give it to the store's group.
     """
     about, own = store.stat(), path.stat()
-    if about.st_mode & stat.S_IRGRP and own.st_gid != about.st_gid:
-        os.chown(path, -1, about.st_gid)
     readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
+    if readers == stat.S_IRGRP and own.st_gid != about.st_gid:
+        os.chown(path, -1, about.st_gid)
     may = stat.S_IRWXU | readers | readers >> 2  # who reads a folder also passes it
     path.chmod(mode & may | own.st_mode & stat.S_ISGID)
 
@@ -188,19 +189,18 @@ def publish(
     """
     shelf = Shelf(own_folder(store) / recipe)
     target = shelf.part(receipt.part)
-    is_there = target.exists() and shelf.receipt(receipt.part).exists()
+    is_there = target.exists() and _is_whole(shelf.receipt(receipt.part))
     if is_there and (target.samefile(part) or digest_of_file(target) == receipt.part):
         return False  # else it is damaged, and this one takes its place
     open_folder(shelf.folder.parent, store)
     open_folder(shelf.folder, store)
     # The receipt before the part: what has its name always has its receipt beside it.
-    for path, value in (
-        (shelf.folder / RECIPE, settings),
-        (shelf.receipt(receipt.part), receipt.as_json()),
-    ):
-        if not path.exists():
-            with publishing(path, store) as new:
-                new.write_text(files.as_text(files.sealed(value)), "utf-8")
+    told = {shelf.receipt(receipt.part): receipt.as_json()}
+    if not (shelf.folder / RECIPE).exists():
+        told[shelf.folder / RECIPE] = dict(settings)
+    for path, value in told.items():
+        with publishing(path, store) as new:
+            new.write_text(files.as_text(files.sealed(value)), "utf-8")
     with publishing(target, store) as new:
         try:
             os.link(part, new)
@@ -209,6 +209,13 @@ def publish(
             new.unlink(missing_ok=True)
             shutil.copyfile(part, new)
     return True
+
+
+def _is_whole(receipt: Path) -> bool:
+    try:
+        return Receipt.find(receipt) is not None
+    except UserError:  # a newer featuremill wrote it
+        return True
 
 
 @contextlib.contextmanager

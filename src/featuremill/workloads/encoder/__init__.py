@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from featuremill.workload import Device, Weights
     from featuremill.workloads.encoder.architectures import Encoder, Facts
     from featuremill.workloads.encoder.padding import Group
-    from featuremill.workloads.encoder.vocabulary import Vocabulary
+    from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
 __all__ = [
     "ATTRIBUTES",
@@ -294,8 +294,11 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     return memory.estimate_mb(_size(weights), options, device.kind, batch_cost)
 
 
-def network(devices: Sequence[Device], folder: Path, dtype: str) -> Encoder:
-    """Return the network in `folder` on the only one of `devices`."""
+def network(
+    devices: Sequence[Device], folder: Path, dtype: str, example: Ids | None = None
+) -> Encoder:
+    """Return the network in `folder` on the only one of `devices`, and an example's last layer in
+    fp32."""
     import torch
 
     from featuremill.workloads.encoder import check
@@ -307,7 +310,8 @@ def network(devices: Sequence[Device], folder: Path, dtype: str) -> Encoder:
         networks.forbid_short_cuts()
     # A job sees its own GPUs only, numbered as they were leased.
     device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
-    return architectures.load(folder, device, check.DTYPES[dtype])
+    tokens = None if example is None else torch.from_numpy(example)
+    return architectures.load(folder, device, check.DTYPES[dtype], tokens)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
@@ -315,10 +319,13 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    encoder = network(devices, weights.path, options.dtype)
     facts, words = _opened(weights.path, options.prefix)
-    examples = check.examples(words, options.alphabet)
-    check.padding(encoder, words, *examples, options.dtype)
+    short, long = check.examples(words, options.alphabet)
+    is_narrow = options.dtype != "fp32"
+    encoder = network(devices, weights.path, options.dtype, long if is_narrow else None)
+    check.padding(encoder, words, short, long, options.dtype)
+    if is_narrow:
+        check.precision(encoder, long, options.dtype)
     columns = schema(options, weights)
     return Model(encoder, words, options, columns, facts.max_tokens, encoder.backend)
 

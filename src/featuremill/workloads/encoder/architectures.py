@@ -340,6 +340,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
 
 def _why_not(name: str) -> str:
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
+    if name == "esmc":
+        return "an ESM C, which is computed by workload: esmc"
     if name in CAUSAL:
         return f"a causal network, in which a token sees those before it alone; {own}"
     if name in PACKAGES_OF_THEIR_OWN:
@@ -360,8 +362,11 @@ def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
     return facts
 
 
-def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
-    """Return the encoder in `folder` on `device`, its matrix products in `dtype`.
+def load(
+    folder: Path, device: torch.device, dtype: torch.dtype, example: Tensor | None = None
+) -> Encoder:
+    """Return the encoder in `folder` on `device`, its matrix products in `dtype`; of the tokens of
+    an `example` (T), it has what the last layer is in fp32.
 
     Raises:
         UserError: the checkpoint is not that of the config's network.
@@ -379,8 +384,43 @@ def load(folder: Path, device: torch.device, dtype: torch.dtype) -> Encoder:
             f"({one_line(str(error))[:200]}); take the config of the model."
         ) from None
     network.load_state_dict(_fitted(folder, facts, tensors, network), strict=False, assign=True)
+    network.to(device)
+    encoder = Encoder(network.eval().requires_grad_(False), facts, device)
+    if example is not None:
+        encoder.exact_TE = _exact(encoder, network, example.to(device))
     _narrow(network, device, dtype)
-    return Encoder(network.eval().requires_grad_(False), facts, device)
+    return encoder
+
+
+def _exact(encoder: Encoder, network: torch.nn.Module, tokens_T: Tensor) -> Tensor:
+    """Return the last layer of a sequence in fp32. Of weights that the checkpoint has narrower, one
+    product at a time is made wide, and becomes narrow again behind it."""
+    import torch
+
+    kept: dict[torch.nn.Module, list[Tensor]] = {}
+
+    def widen(module: torch.nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        parameters = [*module.parameters(recurse=False)]
+        kept[module] = [parameter.data for parameter in parameters]
+        for parameter in parameters:
+            parameter.data = parameter.data.float()
+        return tuple(one.float() if one.is_floating_point() else one for one in inputs)
+
+    def restore(module: torch.nn.Module, _: Any, output: Tensor) -> Tensor:
+        for parameter, data in zip(module.parameters(recurse=False), kept.pop(module), strict=True):
+            parameter.data = data
+        return output
+
+    hooks = []
+    for module in network.modules():
+        if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
+            hooks.append(module.register_forward_pre_hook(widen))
+            hooks.append(module.register_forward_hook(restore))
+    layer = encoder.num_layers
+    exact_TE = encoder.hidden_states(tokens_T[None], None, [layer])[layer][0]
+    for hook in hooks:
+        hook.remove()
+    return exact_TE
 
 
 def _fitted(
@@ -442,7 +482,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-    """Put `network` on `device`, the weights of its products in `dtype` and all else in fp32.
+    """Have the weights of the products of `network` in `dtype` and all else in fp32.
 
     A product takes what it gets as `dtype` and hands `dtype` on; added to the residual stream that
     becomes fp32 again, as embeddings and norms are. So the stream, norms and softmax are fp32.
@@ -461,7 +501,6 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
 
     # Products that fp16 cannot hold, by their authors' experience: of a T5, the last of a layer.
     wide = getattr(network, "_keep_in_fp32_modules", None) or ()
-    network.to(device)
     for name, module in network.named_modules():
         is_product = isinstance(module, torch.nn.Linear)
         if dtype == torch.float16 and name.rpartition(".")[2] in wide:
@@ -482,6 +521,8 @@ class Encoder:
     def __init__(self, network: torch.nn.Module, facts: Facts, device: torch.device) -> None:
         self.device = device
         self.num_layers, self.width = facts.num_layers, facts.width
+        self.exact_TE: Tensor | None = None
+        """What the last layer of an example is in fp32."""
         self._network = network
         self._is_of_transformers = facts.architecture.is_of_transformers
 

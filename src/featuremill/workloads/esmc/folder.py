@@ -46,7 +46,7 @@ def facts_of(path: Path) -> dict[str, Any]:
     if rotary and rotary != ROTARY:
         config = (path if path.is_dir() else path.parent) / CONFIG
         raise UserError(
-            f"{config}: its settings say rope_parameters {rotary}, where an ESM C has {ROTARY}; "
+            f"{config}: its settings have rope_parameters {rotary}, where an ESM C has {ROTARY}; "
             f"{ESM_C.others}."
         )
     return facts
