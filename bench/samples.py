@@ -7,6 +7,7 @@ and says CPU seconds and the memory of the largest process of both, each time in
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import subprocess
@@ -54,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "plans": found,
         "times_the_cpu_seconds": round(best["samples"] / best["one file"], 3),
     }
-    path = given.out / f"{content['machine']['cpu']}-samples.json".replace(" ", "-")
+    cpu = content["machine"]["cpu"].replace(" ", "-")
+    today = datetime.datetime.now(datetime.UTC)
+    path = given.out / f"{today:%Y-%m-%d}-{cpu}-samples.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
     print(f"{content['times_the_cpu_seconds']} times the CPU seconds of one file\n{path}")
     return 0

@@ -75,7 +75,12 @@ def write_weights(path, file="gone.safetensors", num_bytes=0, layers=33, width=1
         "path": str(file),
         "bytes": num_bytes,
         "sha256": "0" * 64,
-        "metadata": {"num_layers": str(layers), "embed_dim": str(width), "dtype": "float32"},
+        "metadata": {
+            "num_layers": str(layers),
+            "embed_dim": str(width),
+            "attention_heads": "20",
+            "dtype": "float32",
+        },
     }
     path.write_text(json.dumps(about))
     return path

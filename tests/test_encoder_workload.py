@@ -452,6 +452,10 @@ def words_for_a_vocabulary(folder):
             lambda f: edit_config(f, model_type="E1"),
             "'E1', and its network is in its authors' pack",
         ),
+        (
+            lambda f: edit_config(f, model_type="esmc"),
+            "'esmc', an ESM C, which is computed by work",
+        ),
         (lambda f: edit_config(f, model_type="vit"), "'vit', and known ones are bert, esm, t5"),
         (lambda f: edit_config(f, model_type=...), "names no model_type"),
         (lambda f: edit_config(f, is_decoder=True), "this is a decoder"),
@@ -744,7 +748,7 @@ class TestTheContract(WorkloadContract):
     inputs = ("few.fa",)
     options = MappingProxyType(
         {"model": "protbert", "alphabet": "proteins", "pool": ["mean", "cls"], "layers": [1, -1],
-         "per_residue": True, "dtype": "fp32"}
+         "per_residue": True, "output_dtype": "float32", "dtype": "fp32"}
     )  # fmt: skip
     tolerance = 1e-5
 

@@ -31,7 +31,8 @@ DEVICE = "NVIDIA H100 80GB HBM3"
 
 
 def weights_of_shape(num_layers, width):
-    return Weights("", Path(), "", {"num_layers": str(num_layers), "embed_dim": str(width)})
+    sizes = {"num_layers": num_layers, "embed_dim": width, "attention_heads": 20}
+    return Weights("", Path(), "", {key: str(size) for key, size in sizes.items()})
 
 
 def proteins(count, seed=0, longest=400):

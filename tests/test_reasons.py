@@ -250,7 +250,7 @@ def test_status_and_report_say_the_same_kinds(failed):
 def retried(root, caplog, *kinds):
     caplog.clear()
     with caplog.at_level("INFO"):
-        run_retry(argparse.Namespace(run_folder=root, reason=list(kinds), sample=[], dry_run=True))
+        run_retry(argparse.Namespace(run_folder=root, reason=list(kinds), dry_run=True, sample=[]))
     return caplog.text
 
 

@@ -120,7 +120,7 @@ def test_only_the_failed_records_run_again_and_all_else_keeps_its_bytes(failed):
 
 def refused(folder, sentence, *reasons):
     with pytest.raises(UserError, match=sentence):
-        run(argparse.Namespace(run_folder=folder, reason=list(reasons), sample=[], dry_run=False))
+        run(argparse.Namespace(run_folder=folder, reason=list(reasons), dry_run=False, sample=[]))
 
 
 def test_a_kind_that_is_not_there_is_refused_with_those_that_are(failed):

@@ -632,14 +632,14 @@ def test_levels_grow_like_a_tree(tmp_path, store, monkeypatch):
         return write(folder, parts, buckets)
 
     monkeypatch.setattr(shared_index, "_written", counting)
-    for number in range(0, 40, 2):
-        Run(tmp_path / f"{number}", store).write(FORTY[number : number + 2]).finish()
-        recipe = Results(tmp_path / f"{number}").read_plan().recipe
-        shared_index.keep_index(store, recipe)
-    assert len(levels_in(store)) <= 5
+    for number in range(0, 40, 4):
+        run = Run(tmp_path / f"{number}", store).write(FORTY[number : number + 4])
+        planned = run.plan()
+        run.compute(planned)
+        shared_index.keep_index(store, planned.recipe)
+    assert len(levels_in(store)) <= 3
     assert sum(written) <= 6 * 40
-    run = Run(tmp_path / "all", store).write(FORTY)
-    assert run.finish() == []
+    assert Run(tmp_path / "all", store).write(FORTY).plan().shards == []
 
 
 @pytest.mark.slow

@@ -133,11 +133,6 @@ class Records(Section):
                 raise ValueError(f"{value}: ~ works only in a shell; write the whole path")
         return values
 
-    store: tuple[str, ...] = ()
-    """Folder with finished parts that runs and people share: what it has is not computed again, and
-    what is computed is added. Of several, all are read and the first is written. Without it, and
-    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
-
     @field_validator("inputs")
     @classmethod
     def _or_samples(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
@@ -149,6 +144,11 @@ class Records(Section):
                 "this is missing; give a list (each entry a text). Or name a sheet: samples: my.tsv"
             )
         return values
+
+    store: tuple[str, ...] = ()
+    """Folder with finished parts that runs and people share: what it has is not computed again, and
+    what is computed is added. Of several, all are read and the first is written. Without it, and
+    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)

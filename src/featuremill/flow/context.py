@@ -125,10 +125,10 @@ class Run:
     def reruns(self, verb: str) -> str:
         """Return what of the config, when it changes, runs the `verb` again."""
         counts = self.there.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
-        if verb == "plan" and (stores := shared.layers(self.there.store)):
-            counts["store"] = list(map(str, stores))
         if not counts["samples"]:  # configs without are as they were before there was the key
             del counts["samples"]
+        if verb == "plan" and (stores := shared.layers(self.there.store)):
+            counts["store"] = list(map(str, stores))
         return json.dumps(counts)
 
     def environment(self, verb: str) -> str:

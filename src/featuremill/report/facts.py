@@ -46,10 +46,10 @@ class Facts(NamedTuple):
     """How the devices were used; None where nothing was recorded."""
     labels: Labels | None = None
     """What the points of the map are coloured by, where that is not their length."""
-    of_workload: Sequence[Figure] = ()
-    """The workload's own figures."""
     samples: Sequence[Mapping[str, str]] = ()
     """The rows of samples.tsv, in a run with samples."""
+    of_workload: Sequence[Figure] = ()
+    """The workload's own figures."""
 
     @property
     def wall_seconds(self) -> float:
@@ -147,7 +147,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     pieces += used.stopped if used else []
     doubts = _doubts(delivery.counts, found)
     known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
-    return Facts(*known, of_workload=drawn, samples=_samples(place))
+    return Facts(*known, samples=_samples(place), of_workload=drawn)
 
 
 def _figures(name: str, table: Table) -> Sequence[Figure]:

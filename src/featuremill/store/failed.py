@@ -124,6 +124,11 @@ def reason_of(status: str, text: str) -> Reason:
     return Reason(status, kind_of(text).name, clipped(head_of(text)))
 
 
+def by_number(samples: Mapping[str, int]) -> dict[str, int]:
+    """Return how many records samples have, the most first."""
+    return dict(sorted(samples.items(), key=lambda one: (-one[1], one[0])))
+
+
 def read_list(path: Path) -> Listed:
     """Return the records of failed.tsv, grouped; memory does not grow with their number."""
     counts: Counter[Reason] = Counter()
@@ -150,8 +155,3 @@ def read_list(path: Path) -> Listed:
         for reason in commonest
     ]
     return Listed(groups, listed, listed - sum(group.number for group in groups), path.name)
-
-
-def by_number(samples: Mapping[str, int]) -> dict[str, int]:
-    """Return the records of each sample, the most first."""
-    return dict(sorted(samples.items(), key=lambda one: (-one[1], one[0])))

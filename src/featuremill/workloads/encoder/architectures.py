@@ -340,6 +340,8 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
 
 def _why_not(name: str) -> str:
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
+    if name == "esmc":
+        return "an ESM C, which is computed by workload: esmc"
     if name in CAUSAL:
         return f"a causal network, in which a token sees those before it alone; {own}"
     if name in PACKAGES_OF_THEIR_OWN:
