@@ -51,17 +51,19 @@ class TestEsm2(WorkloadContract):
     )
 
 
+@pytest.fixture(scope="module")
+def random_esmc(surroundings):
+    from esmc_models import esmc
+
+    esmc(2, 64, 128).save_pretrained("esmc")
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("random_esmc")
 class TestEsmc(WorkloadContract):
     workload = "esmc"
     inputs = ("few.fa",)
     options = MappingProxyType({"model": "esmc", "dtype": "fp32", "layers": [1, -1]})
-
-    @pytest.fixture(scope="class", autouse=True)
-    def weights(self, surroundings):
-        from esmc_models import esmc
-
-        esmc(2, 64, 128).save_pretrained("esmc")
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ class Sizes(NamedTuple):
     architecture: Architecture
     num_layers: int
     num_heads: int
+    """0 where nothing says it."""
     width: int
     feed_forward: int
     """Width between the two halves of the feed forward; four widths where nothing says it."""
@@ -87,7 +88,7 @@ def sizes_of(metadata: Mapping[str, str]) -> Sizes:
     return Sizes(
         ARCHITECTURES[metadata.get("architecture", ESM2.name)],
         int(metadata["num_layers"]),
-        int(metadata["attention_heads"]),
+        int(metadata.get("attention_heads", 0)),
         width,
         int(metadata.get("feed_forward", 4 * width)),
     )
