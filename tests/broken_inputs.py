@@ -46,6 +46,8 @@ class Case:
     plan: Outcome | None = None
     """The outcome of `featuremill plan`, where it is not the reader's."""
     plan_fragment: str = ""
+    init: str = ""
+    """Part of what `featuremill init` says, where that is not what plan says."""
     unprivileged: bool = False
     """Root reads everything: use `as_ordinary_user` around the reading."""
 
@@ -206,7 +208,7 @@ FASTQ = f"@read1\n{GENE}\n+\n{'I' * len(GENE)}\n"
 BROKEN: list[Case] = [
     # Not a file of records at all.
     Case("missing", lambda folder: folder / "in.fa", "error", "does not exist"),
-    Case("directory", _directory, "error", "this is a folder"),
+    Case("directory", _directory, "error", "this is a folder", init="no file in this folder"),
     Case("pipe", _pipe, "error", "this is a pipe"),
     Case("dead link", _dead_link, "error", "is a link to a file that is gone"),
     Case("no permission", _unreadable, "error", "you may not read this file", unprivileged=True),

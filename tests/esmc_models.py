@@ -6,7 +6,6 @@ import torch
 from bench.esmc import HEAD_DIM
 from esm2_models import tokens_of
 from safetensors.torch import save_file
-from transformers import EsmcConfig, EsmcForMaskedLM
 
 ALPHABET = "<cls> <pad> <eos> <unk> L A G V S E R T I D P K Q N F Y M H W C X B U Z O . - | <mask>"
 RESEARCH_NAMES = {
@@ -33,6 +32,8 @@ PACKAGE_NAMES = {
 
 def esmc(num_layers, width, feed_forward, seed=0):
     """Return transformers' model with its head; norms differ from 1 and 0, so each one counts."""
+    from transformers import EsmcConfig, EsmcForMaskedLM  # more than the tests of a GPU have
+
     torch.manual_seed(seed)
     config = EsmcConfig(
         hidden_size=width,

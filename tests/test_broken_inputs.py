@@ -95,7 +95,8 @@ def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, requ
         surveyed = capsys.readouterr().err
     if status:
         last = surveyed.splitlines()[-1]
-        assert (case.plan_fragment or case.fragment) in last or "every record is refused" in last
+        fragment = case.init or case.plan_fragment or case.fragment
+        assert fragment in last or "every record is refused" in last
     check_plan(case, folder, status, said)
 
 

@@ -22,7 +22,6 @@ from esmc_models import (
 )
 from safetensors.torch import load_file
 from test_esm2 import arrow_row
-from transformers import EsmcTokenizer
 
 from featuremill.base.errors import UserError
 from featuremill.extract.compute import values_of
@@ -60,6 +59,8 @@ def folder(model, tmp_path_factory):
     """Return a folder as transformers writes it: the head beside the encoder."""
     folder = tmp_path_factory.mktemp("models") / "small"
     model.save_pretrained(folder)
+    from transformers import EsmcTokenizer  # more than the tests of a GPU have
+
     EsmcTokenizer().save_pretrained(folder)
     return folder
 
@@ -221,6 +222,8 @@ def test_every_layout_gives_the_same_weights(found, folder, model, tmp_path, cap
 
 
 def test_the_alphabet_is_transformers_s(model):
+    from transformers import EsmcTokenizer  # more than the tests of a GPU have
+
     tokenizer = EsmcTokenizer()
     assert list(TOKENS) == ALPHABET.split() == tokenizer.convert_ids_to_tokens(range(33))
     text = "LAGVSERTIDPKQNFYMHWCXBUZO.-"

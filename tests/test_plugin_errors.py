@@ -76,7 +76,7 @@ MISTAKES = {
     "schema gives a list": "schema gave list where a pyarrow.Schema is due",
     "schema is empty": "schema has no column",
     "a column is reserved": "schema has a column 'sha256', which is the core's (accession, "
-    "description, id, length, reason, sha256, status are)",
+    "description, id, length, reason, sample, sha256, status are)",
     "a column stands twice": "the column 'composition' stands twice in schema",
 }
 

@@ -65,7 +65,7 @@ def place() -> str:
     """Return what to call the place where details stand: a log file, or the screen."""
     handlers = logging.getLogger("featuremill").handlers
     has_file = any(isinstance(handler, _LogFile) for handler in handlers)
-    return "the log" if has_file else "the lines above"
+    return "the log" if has_file else "what is printed above"
 
 
 class _LogFile(logging.FileHandler):

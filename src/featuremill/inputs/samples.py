@@ -84,8 +84,8 @@ class Sheet(NamedTuple):
 
 
 def read(path: Path) -> Sheet:
-    """Return what the sheet at `path` (CSV, TSV or Parquet) says; nobody looks at the files in it.
-    Who asks again gets the same object, until the file is another one.
+    """Return what the sheet at `path` (CSV, TSV or Parquet) says; the files in it are not opened.
+    The same object is returned until the sheet is another file.
 
     Raises:
         UserError: it is no such table, or a row is wrong.

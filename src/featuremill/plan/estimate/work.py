@@ -78,10 +78,9 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
     for path in read:
         if not path.is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
+    read_instead = {"inputs": tuple(map(str, paths)), "samples": ""} if paths else {}
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        if paths:
-            config = config.model_copy(update={"inputs": tuple(map(str, paths)), "samples": ""})
-        work = _read(Path(name), config)
+        work = _read(Path(name), config.model_copy(update=read_instead))
     named = config.samples or ", ".join(config.inputs)
     return work._replace(source=f"{named}, read now: there is no plan yet")
 
