@@ -171,6 +171,10 @@ def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp
     batch = encoder.prepare(model, texts, 512)
     assert sum(len(group.tokens_BT) for group in batch.groups) == 2
     assert batch.num_own == [2, 3, 2]
+    sites = loaded(esm2, regions=table, per_residue=True)
+    mixed = [b"MKVLAMKVLA\n\n3-3", b"MKV\n\n1-3"]  # a site of the longest, a stretch of another
+    found = values_of(encoder, sites, mixed, 512)["residues_layer_3"].to_pylist()
+    assert [len(row) for row in found] == [1, 3]
     together = values_of(encoder, model, texts, 512).to_pylist()
     for text, row in zip(texts, together, strict=True):
         (alone,) = values_of(encoder, model, [text], 512).to_pylist()

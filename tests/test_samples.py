@@ -210,7 +210,7 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
         "retry", root, "--sample", "c", status=2
     )
     verbs("merge", root, "--max-failed", "3")
-    assert {f.sample for f in features.open(root, "marks").failures()} == {"a", "b"}
+    assert [f.id for f in features.open(root, "marks").failures()] == ["a/p2", "a/p3", "b/p1"]
     assert "2 failed records will run again" in verbs("retry", root, "--sample", "b")
     rows = pq.read_table(verbs.run_folder.records).to_pylist()
     places = {(row["sample"], row["id"]): row["shard"] for row in rows}

@@ -335,7 +335,8 @@ def test_substitutions_farther_apart_than_a_window_are_refused(write):
 
 
 def test_variants_may_be_written_as_hgvs_does(write):
-    table = write("in.csv", "id,sequence,variant\na,MKTAYI,p.Lys2Ala p.(Ile6Val) thr3ser:A4G\n")
+    cell = "p.Lys2Ala p.(Ile6Val) p.Thr3Ser:p.Ala4Gly"
+    table = write("in.csv", f"id,sequence,variant\na,MKTAYI,{cell}\n")
     (record,) = read(table)
     assert variants.parts_of(record.payload)[1] == ["K2A", "I6V", "T3S:A4G"]
 

@@ -27,7 +27,7 @@ from test_properties import VECTOR, holds, vector_of
 from featuremill import config, features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.extract import command as extract
-from featuremill.merge import clean, store_command
+from featuremill.merge import clean, store_command, store_exchange
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
@@ -411,6 +411,35 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
         store_act(tmp_path / "bad", "import", folder)
 
 
+def test_what_an_export_lacks_of_a_damaged_part_it_has_of_a_good_one(tmp_path, store, caplog):
+    Run(tmp_path / "one", store).write(FORTY[:20]).finish()
+    for part in parts_of(store):
+        part.chmod(0o644)
+        flip(part)
+    Run(tmp_path / "two", tmp_path / "mine").write(FORTY[:10]).finish()
+    for part in parts_of(tmp_path / "mine"):
+        for path in (part, part.with_suffix(".json")):
+            shutil.copy(path, parts_of(store)[0].parent / path.name)
+    store_act(store, "export", tmp_path / "out")
+    (folder,) = (tmp_path / "out").iterdir()
+    assert json.loads((folder / "card.json").read_text())["records"] == 10
+    assert "its bytes are not those that were written" in caplog.text
+
+
+def test_files_of_a_store_that_are_none_cost_nobody_a_run(tmp_path, store, filled, caplog):
+    shelf = parts_of(store)[0].parent
+    for content in (b"", b"no Arrow"):
+        (shelf / "index" / f"{hashlib.sha256(content).hexdigest()}.arrow").write_bytes(content)
+    runs = shared.own_folder(store) / shared.RUNS
+    (runs / "0.json").write_text('{"run": "/elsewhere", "of": "another version"}')
+    second = Run(tmp_path / "second", store).write(FORTY)
+    assert second.num_rows(second.finish()) == 4
+    store_command.show(store)
+    assert "which parts runs refer to cannot be read here (KeyError)" in caplog.text
+    with pytest.raises(UserError, match=r"0.json: .* let its owner open or remove it"):
+        store_command.remove(store, "", 0, is_meant=True)
+
+
 PROTEINS = [("sp|P12345|AATM_RABIT", "MKVLA"), ("sp|Q9Y2X3|NOP58", "MKVLAA"), ("plain", "ACDW")]
 
 
@@ -434,6 +463,24 @@ def write_fair_esm(path):
     for number, (id, _) in enumerate(PROTEINS[:2]):
         means = {5: torch.zeros(4), 6: torch.arange(4.0) + number}
         torch.save({"label": id, "mean_representations": means}, path / f"{number}.pt")
+
+
+def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
+    with h5py.File(tmp_path / "in.h5", "w") as file:
+        for number, id in enumerate(("1", "2", b"3")):
+            made = file.create_dataset(str(number), data=np.full(2, int(id), np.float32))
+            made.attrs["original_id"] = id
+    published = store_exchange._of_hdf5(tmp_path / "in.h5")
+    assert {id: published.of(key)[0] for id, key in published.keys.items()} == {
+        "1": 1,
+        "2": 2,
+        "3": 3,
+    }
+    with h5py.File(tmp_path / "twice.h5", "w") as file:
+        for number in (0, 2):
+            file.create_dataset(str(number), data=np.ones(2)).attrs["original_id"] = "1"
+    with pytest.raises(UserError, match="datasets 0 and 2 are both of '1'"):
+        store_exchange._of_hdf5(tmp_path / "twice.h5")
 
 
 @pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])

@@ -176,9 +176,11 @@ class Parts:
     def records(self) -> Iterator[tuple[list[str], Rows]]:
         """Yield the ids of all records that have vectors, in the order of the input, and the row of
         each; 100,000 at a time."""
-        for batch, rows in self._records(["id", "shard", "row"]):
+        sample = [ledger.SAMPLE] if ledger.samples_of(self._folder.records) else []
+        for batch, rows in self._records([*sample, "id", "shard", "row"]):
             places = self._places(rows)
-            yield batch["id"].take(pa.array(places)).to_pylist(), rows[places]
+            ids = ledger.full_ids(batch)
+            yield ids.take(pa.array(places)).to_pylist(), rows[places]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
         """Return the vectors (n, width) that stand at `within` their rows."""

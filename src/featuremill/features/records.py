@@ -64,7 +64,8 @@ class Features:
         """What the recipe is the digest of."""
         self.table, self.vectors = table, vectors
         self.has_samples = SAMPLE in table.schema.names
-        self._id = [*([SAMPLE] if self.has_samples else []), "id"]
+        self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
+        """Of the table: `full_ids` makes the ids of them."""
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
@@ -90,7 +91,7 @@ class Features:
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
         found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, self._id):
+        for places, batch in self.table.pieces(rows, self.id_columns):
             found[places] = full_ids(batch).to_pylist()
         ids: list[str] = found.tolist()
         return ids
@@ -105,7 +106,7 @@ class Features:
         found: dict[str, int] = {}
         wanted = set(ids)
         asked = pa.array(wanted, pa.string())
-        for first, batch in self.table.batches(self._id) if wanted else ():
+        for first, batch in self.table.batches(self.id_columns) if wanted else ():
             there = full_ids(batch)
             places = pc.indices_nonzero(pc.is_in(there, value_set=asked))
             names = there.take(places).to_pylist()
@@ -119,14 +120,14 @@ class Features:
         found: dict[int, Record] = {}
         rows = np.unique(rows)
         others = Record._fields[1:]
-        for places, batch in self.table.pieces(rows, [*self._id, *others]):
+        for places, batch in self.table.pieces(rows, [*self.id_columns, *others]):
             columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
             found.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return found
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
-        for _, batch in self.table.batches([*self._id, "sha256"]):
+        for _, batch in self.table.batches([*self.id_columns, "sha256"]):
             yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
     def check(self) -> None:
@@ -138,9 +139,11 @@ class Features:
         self._check()
 
     def failures(self) -> Iterator[Failure]:
-        """Yield the records of the run that have no vector, and why, in the order of its input."""
+        """Yield the records of the run that have no vector, and why, in the order of its input;
+        with samples, their ids are `<sample>/<id>`, as those of all rows."""
         path = self.place.root / FAILED[0]
-        return failed.read(path) if path.exists() else iter(())
+        found = failed.read(path) if path.exists() else iter(())
+        return (one._replace(id=f"{one.sample}/{one.id}") if one.sample else one for one in found)
 
 
 def _plain(column: pa.Array) -> list[Any]:

@@ -106,7 +106,7 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
             )
     own = [name for name in names if name not in (SAMPLE, FILE)]
     for name in own:
-        if not name or name in RESERVED:
+        if not name or name in RESERVED or "/" in name or name[0] == ".":
             raise UserError(f"{path}:1: a column cannot be called {name!r} here; rename it.")
     files: dict[str, dict[str, int]] = defaultdict(dict)
     told: dict[str, tuple[dict[str, str], int]] = {}

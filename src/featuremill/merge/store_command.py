@@ -134,10 +134,10 @@ class Stored(NamedTuple):
         return (datetime.datetime.now(datetime.UTC) - self.read).total_seconds() / 86_400
 
 
-def stored(store: Path) -> Iterator[Stored]:
-    """Yield every part in `store`."""
+def stored(store: Path, must_know: bool = False) -> Iterator[Stored]:
+    """Yield every part in `store`; with `must_know` only if all is known that runs refer to."""
     needs: defaultdict[str, list[Reference]] = defaultdict(list)
-    for reference in shared.references(store):
+    for reference in shared.references(store, must_know):
         for name in reference.parts:
             needs[name].append(reference)
     for shelf in shared.all_shelves(store):
@@ -229,7 +229,7 @@ def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
                     files.remove(place)
     going = [
         part
-        for part in stored(store)
+        for part in stored(store, must_know=True)
         if part.user == user
         and part.recipe.startswith(recipe)
         and not part.runs

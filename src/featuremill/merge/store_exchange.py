@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from featuremill.store import shared
 from featuremill.store.files import read_json, sha256_of, write_json
 from featuremill.store.journal import part_schema
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.parts import checked
+from featuremill.store.parts import Part, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.shared_index import NUM_BUCKETS, chosen, joined, keep_index, levels_of
@@ -77,13 +77,9 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     num_records = 0
     columns: list[str] = []
     shown = Progress(log, f"exporting {recipe[:8]}", "parts")
-    for count, (path, rows) in enumerate(_rows_to_give(shelves), 1):
-        receipt = Receipt.read(path.with_suffix(".json"))
-        try:
-            part = checked(path, [receipt], receipt.rows)
-        except IntegrityError as problem:
-            log.warning("%s", problem)
-            continue
+    good = _good_parts(shelves)
+    for count, (path, rows) in enumerate(_rows_to_give(shelves, good), 1):
+        part, receipt = good[path.stem], good[path.stem].receipt
         table = pa.Table.from_batches(part.batches()).take(pa.array(part.row_numbers()[rows]))
         table = table.drop_columns(["status", "reason"])
         columns = table.column_names[1:]
@@ -111,11 +107,26 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
         log.warning("the card names no licence of the weights; --licence adds it.")
 
 
-def _rows_to_give(shelves: Sequence[shared.Shelf]) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
-    """Yield the parts with those of their rows that no earlier part gives."""
-    paths: dict[str, Path] = {}
+def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
+    """Return the parts by name; damaged ones are left out, with a warning."""
+    found: dict[str, Part] = {}
     for shelf in shelves:
-        paths = shelf.parts() | paths
+        for name, path in shelf.parts().items():
+            if name in found:
+                continue
+            try:
+                receipt = Receipt.read(path.with_suffix(".json"))
+                found[name] = checked(path, [receipt], receipt.rows)
+            except (IntegrityError, UserError, OSError) as problem:
+                log.warning("%s", problem)
+    return found
+
+
+def _rows_to_give(
+    shelves: Sequence[shared.Shelf], good: Mapping[str, Part]
+) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
+    """Yield the `good` parts with those of their rows that no earlier one gives."""
+    paths = {name: part.path for name, part in good.items()}
     numbers = {name: number for number, name in enumerate(paths)}
     with tempfile.TemporaryDirectory() as scratch:
         levels = [
@@ -330,9 +341,21 @@ def _of_hdf5(path: Path) -> Published:
     file = h5py.File(path, "r")
     keys: dict[str, str] = {}
     for key in file:
-        keys[key.replace("%2F", "/").replace("%25", "%")] = key
-        if "original_id" in file[key].attrs:
-            keys[str(file[key].attrs["original_id"])] = key
+        if not isinstance(file[key], h5py.Dataset):
+            raise UserError(
+                f"{path}: {key} is a group; give a file with one dataset for each protein."
+            )
+        id = file[key].attrs.get("original_id")  # then the dataset's name may be a mere number
+        if id is None:
+            names = {key.replace("%2F", "/").replace("%25", "%")}
+        else:
+            id = id.decode() if isinstance(id, bytes) else str(id)
+            names = {id, accessions(pa.array([id]))[0].as_py()}
+        for name in names:
+            if keys.setdefault(name, key) != key:
+                raise UserError(
+                    f"{path}: the datasets {keys[name]} and {key} are both of {name!r}; drop one."
+                )
 
     def vector(key: str) -> Vector:
         found = file[key][()]
@@ -363,6 +386,13 @@ def _of_fair_esm(path: Path, layer: int | None) -> Published:
         except Exception as error:
             raise UserError(f"{file}: torch cannot read it ({error}); leave it out.") from None
 
+    keys: dict[str, Path] = {}
+    for file in files:
+        content = read(file)
+        if not isinstance(content, dict) or not isinstance(content.get("label"), str):
+            raise UserError(f"{file}: it is no file of fair-esm's extract.py; leave it out.")
+        if (other := keys.setdefault(content["label"], file)) != file:
+            raise UserError(f"{other} and {file} are both of {content['label']!r}; leave one out.")
     found = read(files[0]).get("mean_representations", {})
     number = max(found, default=0) if layer is None else layer
 
@@ -373,5 +403,4 @@ def _of_fair_esm(path: Path, layer: int | None) -> Published:
             raise UserError(f"{file}: it has no mean of layer {number}; it has {known}.")
         return np.asarray(means[number].float().numpy(), np.float32)
 
-    keys = {str(read(file)["label"]): file for file in files}
     return Published(keys, vector, f", layer {number}")

@@ -73,7 +73,11 @@ def look_up(
     Raises:
         OSError: where a store cannot be read.
     """
-    keep_index(stores[0], recipe)
+    try:
+        keep_index(stores[0], recipe)
+    except OSError as error:  # another run of this user keeps it just now; it only saves time
+        if error.errno not in (errno.ENOENT, errno.ESTALE):
+            raise
     hits = scratch / "hits"
     hits.mkdir()
     for left in reversed(range(TRIES)):

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import os
 import pwd
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,6 +39,8 @@ RUNS = "runs"
 """The folder of a publisher that is of no recipe."""
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Of what is published, where the store's own folder lets everybody read."""
+log = logging.getLogger("featuremill.store")
+_noting = threading.Lock()
 Identity = tuple[int, int, int] | None
 """What changes when a file is written again: bytes, time, number; None of one that is not there."""
 
@@ -87,9 +91,16 @@ def own_folder(store: Path) -> Path:
 
 def shelves(store: Path, recipe: str) -> list[Shelf]:
     """Return where `store` has parts of `recipe`, this user's first."""
-    found = [path for path in publishers(store) if (path / recipe).is_dir()]
+    found = [path for path in publishers(store) if _is_folder(path / recipe)]
     found.sort(key=lambda path: (path != own_folder(store), path))
     return [Shelf(path / recipe) for path in found]
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # in a folder that its owner keeps closed
+        return False
 
 
 def all_shelves(store: Path) -> list[Shelf]:
@@ -249,9 +260,12 @@ class Reference(NamedTuple):
     def is_there(self) -> bool:
         """Whether the run exists, as far as this user may look."""
         try:
-            return (Path(self.run) / "store" / "plan.json").exists()
+            Path(self.run, "store", "plan.json").stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return False
         except OSError:
             return True
+        return True
 
 
 def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
@@ -271,13 +285,28 @@ def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
                 new.write_text(files.as_text(told._asdict()), "utf-8")
 
 
-def references(store: Path) -> list[Reference]:
-    """Return what runs refer to in `store`, as far as it can be read."""
+def references(store: Path, must_know: bool = False) -> list[Reference]:
+    """Return what runs refer to in `store`; what cannot be read is said, and left out.
+
+    Raises:
+        UserError: where something is left out and one `must_know` all.
+    """
     found = []
     for folder in publishers(store):
-        with contextlib.suppress(OSError):
-            told = map(read_json, sorted((folder / RUNS).glob("*.json")))
-            found += [Reference(**one) for one in told if one]
+        path = folder / RUNS
+        try:
+            entries = sorted(path.iterdir()) if path.exists() else []
+            for path in [entry for entry in entries if entry.suffix == ".json"]:
+                one = read_json(path) or {}
+                noted = datetime.datetime.fromisoformat(one["noted"]).astimezone()
+                found.append(Reference(one["run"], one["recipe"], one["parts"], noted.isoformat()))
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            problem = (
+                f"{path}: which parts runs refer to cannot be read here ({type(error).__name__})"
+            )
+            if must_know:
+                raise UserError(f"{problem}; let its owner open or remove it.") from None
+            log.warning("%s.", problem)
     return found
 
 
@@ -296,9 +325,10 @@ def _unusable_path(folder: Results) -> Path:
 
 def note_unusable(folder: Results, path: Path, identity: Identity, problem: str) -> None:
     """Write down that the run cannot use the part at `path` of a store, and why."""
-    known = read_json(_unusable_path(folder)) or {}
     told = {"identity": identity and list(identity), "problem": problem}
-    write_json(_unusable_path(folder), {**known, str(path): told})
+    with _noting:  # parts are opened by several threads
+        known = read_json(_unusable_path(folder)) or {}
+        write_json(_unusable_path(folder), {**known, str(path): told})
 
 
 def unusable(folder: Results) -> set[str]:

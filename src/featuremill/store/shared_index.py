@@ -76,8 +76,13 @@ def _opened(path: Path) -> Level | None:
             log.warning("%s: this index is damaged; the parts are read in its place.", path)
             return None
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
-            return Level(path, json.loads(file.schema.metadata[PARTS]))
+            return Level(
+                path, {str(k): int(n) for k, n in json.loads(file.schema.metadata[PARTS]).items()}
+            )
     except OSError:  # removed meanwhile, as it became one with others
+        return None
+    except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException):
+        log.warning("%s: this is no index; the parts are read in its place.", path)
         return None
 
 
@@ -124,7 +129,7 @@ def _levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
     names: dict[str, int] = {}
     held: list[Entries] = []
     for count, (name, path) in enumerate(parts.items(), 1):
-        with suppress(OSError, pa.ArrowInvalid, KeyError):
+        with suppress(OSError, pa.ArrowException, KeyError, ValueError):
             sha256, reasons = read_columns(path)
             held.append(_entries(sha256, reasons, len(names)))
             names[name] = len(sha256)

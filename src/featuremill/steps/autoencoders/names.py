@@ -54,9 +54,10 @@ def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
 
 
 def _descriptions(manifest: Path) -> Iterator[tuple[str, str]]:
-    for batch in ledger.batches(manifest, ["id", "description"]):
+    sample = [ledger.SAMPLE] if ledger.samples_of(manifest) else []
+    for batch in ledger.batches(manifest, [*sample, "id", "description"]):
         yield from zip(
-            batch["id"].to_pylist(),
+            ledger.full_ids(batch).to_pylist(),
             (text or "" for text in batch["description"].to_pylist()),
             strict=True,
         )

@@ -10,6 +10,7 @@ import csv
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -127,7 +128,8 @@ def _members(
     left = dict.fromkeys(group_of)
     progress, num_read = Progress(log, "adding up"), 0
     for ids, vectors in of.blocks():
-        _refuse_not_finite(of, ids, vectors)
+        is_of_a_group = [id in group_of for id in ids]
+        _refuse_not_finite(of, list(compress(ids, is_of_a_group)), vectors[is_of_a_group])
         for id, vector_E in zip(ids, vectors, strict=True):
             left.pop(id, None)
             if id in group_of:

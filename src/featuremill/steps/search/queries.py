@@ -25,6 +25,7 @@ from featuremill.features import NOWHERE, Features
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.steps.search.nearest import Matrix
 from featuremill.steps.search.recipe import Recipe
+from featuremill.store.ledger import full_ids
 from featuremill.workload import Record
 
 MOST_NAMED = 5
@@ -121,10 +122,10 @@ class Reader:
         """Return the ids of the records that have one of `words` as accession, a few at most."""
         found: dict[str, list[str]] = {}
         asked = pa.array(words, pa.string())
-        for _, batch in self._searched.table.batches(["id"]) if words else ():
+        for _, batch in self._searched.table.batches(self._searched.id_columns) if words else ():
             here = accessions(batch["id"])
             places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
-            ids = batch["id"].take(places).to_pylist()
+            ids = full_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
                 if len(of_word := found.setdefault(word, [])) < MOST_OF_ACCESSION:
                     of_word.append(id)
@@ -190,6 +191,11 @@ class Reader:
         """Return the row of each record that is one of the run's, by its id and its sequence."""
         if not self._wants_own:
             return [NOWHERE] * len(records)
+        if self._searched.has_samples:
+            raise UserError(
+                f"{self._searched.folder.root}: --exclude-self needs ids as queries, such as "
+                "<sample>/<id>, as a file does not tell samples apart."
+            )
         rows = self._searched.rows_of({record.id for record in records})
         told = self._searched.records_of(np.array(list(rows.values()), np.int64))
         sha256_of = {row: record.sha256 for row, record in told.items()}

@@ -61,7 +61,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "1"
+VERSION = "2"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True

@@ -170,7 +170,9 @@ def in_order(
     found = []
     for parts in zip(*values, strict=True):
         # As many rows as sequences are one a sequence, be they of tokens: both orders are the same.
-        is_pooled = len(parts[0]) == len(batch[0].places)
+        is_pooled = all(
+            len(part) == len(group.places) for part, group in zip(parts, batch, strict=True)
+        )
         rows = torch.cat([part.cpu() for part in parts]).numpy()
         found.append(rows[of_sequences if is_pooled else of_tokens])
     return found

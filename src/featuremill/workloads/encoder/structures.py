@@ -10,7 +10,7 @@ from pathlib import Path
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.base.reasons import Kind
+from featuremill.base.reasons import EMPTY, Kind, kind_of
 from featuremill.base.text import clipped
 from featuremill.inputs import TableOptions, spelled
 from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show
@@ -46,6 +46,8 @@ def read(path: Path, options: TableOptions) -> Mapping[str, bytes]:
     """
     found: dict[str, bytes] = {}
     for record in spelled([path], maker(clean), options):
+        if record.reason and kind_of(record.reason) is EMPTY:  # as a record that is not there
+            continue
         if record.reason:
             raise UserError(
                 f"{path}:{record.line}: the structure of {clipped(record.id)!r} is none of 3Di "

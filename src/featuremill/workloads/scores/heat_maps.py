@@ -154,7 +154,7 @@ def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
         ends = [*ranked[:MOST_RANKED], *ranked[-MOST_RANKED:]]
         title = f"The {MOST_RANKED} highest and the {MOST_RANKED} lowest variants"
     rows = [
-        {"variant": clipped(variant, MOST_LETTERS), "score": score, "rank": rank}
+        {"variant": _told_apart(variant, rank), "score": score, "rank": rank}
         for rank, (variant, score) in enumerate(ends)
     ]
     chart = (
@@ -175,3 +175,10 @@ def _ends(name: str, column: str, ranked: Sequence[Scored]) -> Panel:
         .properties(width="container", height={"step": 1.4 * CELL_PIXELS})
     )
     return Panel(name, title, specification(chart))
+
+
+def _told_apart(variant: str, rank: int) -> str:
+    """Return a label that no other bar has, where variants begin alike."""
+    return (
+        variant if len(variant) <= MOST_LETTERS else f"{rank + 1}. {clipped(variant, MOST_LETTERS)}"
+    )

@@ -239,7 +239,8 @@ def _checked(text: str, letters: bytes, options: Options) -> str:
         _WrongError: when it is none, or not one of this protein.
     """
     found: Mapping[int, str] = {}
-    for part in text.upper().removeprefix("P.").strip("()").split(":"):
+    for part in text.upper().split(":"):
+        part = part.removeprefix("P.").strip("()")
         if long := OF_THREE.fullmatch(part):
             part = "".join(protein_letters_3to1.get(each.title(), each) for each in long.groups())
         match = SUBSTITUTION.fullmatch(part)
