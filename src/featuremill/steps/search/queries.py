@@ -194,7 +194,7 @@ class Reader:
         if self._searched.has_samples:
             raise UserError(
                 f"{self._searched.folder.root}: --exclude-self needs ids as queries, such as "
-                "<sample>/<id>, as a file does not tell samples apart."
+                "<sample>/<id>, as a file does not name samples."
             )
         rows = self._searched.rows_of({record.id for record in records})
         told = self._searched.records_of(np.array(list(rows.values()), np.int64))
