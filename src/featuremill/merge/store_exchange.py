@@ -393,14 +393,14 @@ def _of_fair_esm(path: Path, layer: int | None) -> Published:
             raise UserError(f"{file}: it is no file of fair-esm's extract.py; leave it out.")
         if (other := keys.setdefault(content["label"], file)) != file:
             raise UserError(f"{other} and {file} are both of {content['label']!r}; leave one out.")
-    found = read(files[0]).get("mean_representations", {})
-    number = max(found, default=0) if layer is None else layer
+        if layer is None:  # the last one of the first file
+            layer = max(content.get("mean_representations", {}), default=0)
 
     def vector(file: Path) -> Vector:
         means = read(file).get("mean_representations", {})
-        if number not in means:
+        if layer not in means:
             known = ", ".join(map(str, sorted(means))) or "none"
-            raise UserError(f"{file}: it has no mean of layer {number}; it has {known}.")
-        return np.asarray(means[number].float().numpy(), np.float32)
+            raise UserError(f"{file}: it has no mean of layer {layer}; it has {known}.")
+        return np.asarray(means[layer].float().numpy(), np.float32)
 
-    return Published(keys, vector, f", layer {number}")
+    return Published(keys, vector, f", layer {layer}")

@@ -14,16 +14,17 @@ Matrix = np.ndarray[tuple[int, int], Any]
 
 def vectors(rows: Matrix) -> pa.FixedSizeListArray:
     """Return one vector a row."""
-    return pa.FixedSizeListArray.from_arrays(_numbers(rows.reshape(-1)), rows.shape[1])
+    return pa.FixedSizeListArray.from_arrays(numbers(rows.reshape(-1)), rows.shape[1])
 
 
 def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
     """Return for each length a list of that many of the rows."""
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
-    return pa.ListArray.from_arrays(_numbers(bounds), vectors(rows))
+    return pa.ListArray.from_arrays(numbers(bounds), vectors(rows))
 
 
-def _numbers(numbers: npt.NDArray[Any]) -> pa.Array:
+def numbers(array: npt.NDArray[Any]) -> pa.Array:
     """Return an array of one axis as Arrow's; `pa.array` would import pandas."""
-    kind = pa.from_numpy_dtype(numbers.dtype)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+    array = np.ascontiguousarray(array)
+    kind = pa.from_numpy_dtype(array.dtype)
+    return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.reasons import NOT_FINITE
-from featuremill.workload.arrays import lists_of_vectors
+from featuremill.workload.arrays import lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
 from featuremill.workloads.scores.options import LIKELIHOODS, Options
 from featuremill.workloads.scores.passes import Work
@@ -75,7 +74,7 @@ def _variants(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
         for kind in options.kinds
     ]
     struct = schema(options).field(VARIANTS).type.value_type
-    columns = [pa.array(names, pa.string()), *map(_numbers, scores)]
+    columns = [pa.array(names, pa.string()), *map(numbers, scores)]
     return _lists(columns, struct, [len(work.names) for work, _ in pairs])
 
 
@@ -84,7 +83,7 @@ def _likelihoods(pairs: Sequence[tuple[Work, Rows]], source: str) -> list[pa.Arr
     every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
     sums = np.array([passes.own(*each).sum(dtype=np.float64) for each in every])
     lengths = np.array([len(work.letters) for work, _ in pairs])
-    return [_numbers(sums), _numbers(np.exp(-sums / lengths))]
+    return [numbers(sums), numbers(np.exp(-sums / lengths))]
 
 
 def _positions(pairs: Sequence[tuple[Work, Rows]], source: str) -> pa.Array:
@@ -92,10 +91,10 @@ def _positions(pairs: Sequence[tuple[Work, Rows]], source: str) -> pa.Array:
     lengths = [len(work.letters) for work, _ in pairs]
     letters = b"".join(work.letters for work, _ in pairs).decode()
     columns = [
-        _numbers(np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])),
+        numbers(np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])),
         pa.array(list(letters), pa.string()),
-        _numbers(np.concatenate([passes.own(*each) for each in every])),
-        _numbers(np.concatenate([passes.entropies(rows) for _, rows in every])),
+        numbers(np.concatenate([passes.own(*each) for each in every])),
+        numbers(np.concatenate([passes.entropies(rows) for _, rows in every])),
     ]
     return _lists(columns, POSITION, lengths)
 
@@ -106,18 +105,11 @@ def _matrices(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
         passes.of_every_residue(work, options.log_probabilities, rows)[:, tokens]
         for work, rows in pairs
     ]
-    numbers = np.concatenate(every).astype(options.output_dtype)
-    return lists_of_vectors(numbers, [len(work.letters) for work, _ in pairs])
+    stacked = np.concatenate(every).astype(options.output_dtype)
+    return lists_of_vectors(stacked, [len(work.letters) for work, _ in pairs])
 
 
 def _lists(columns: list[pa.Array], struct: pa.StructType, lengths: Sequence[int]) -> pa.Array:
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     rows = pa.StructArray.from_arrays(columns, fields=list(struct))
-    return pa.ListArray.from_arrays(_numbers(bounds), rows)
-
-
-def _numbers(numbers: npt.NDArray[Any]) -> pa.Array:
-    """Return an array of one axis as Arrow's; `pa.array` would import pandas."""
-    numbers = np.ascontiguousarray(numbers)
-    kind = pa.from_numpy_dtype(numbers.dtype)
-    return pa.Array.from_buffers(kind, len(numbers), [None, pa.py_buffer(numbers)])
+    return pa.ListArray.from_arrays(numbers(bounds), rows)
