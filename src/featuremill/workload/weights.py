@@ -172,6 +172,11 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
+def converted(model: str, layout: str) -> WeightsFile | None:
+    """Return what an earlier conversion of a published model says; None where there was none."""
+    return WeightsFile.find(cache_folder() / layout / f"{model}.json")
+
+
 def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
     """Return what there is to say of the weights of `model`, converting its checkpoint unless the
     cache has it or the workload takes it as it is."""
