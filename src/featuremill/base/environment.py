@@ -272,13 +272,6 @@ OPENBLAS_NUM_THREADS = Variable(
 OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for what computes, unless set.")
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", "With one of the two, commands are shown without a path.")
 CONDA_PREFIX = Variable("CONDA_PREFIX", "See `VIRTUAL_ENV`.")
-TORCHELASTIC_RUN_ID = Variable(
-    "TORCHELASTIC_RUN_ID", "With the next four, set by `torchrun` for a rank of `sae train`."
-)
-RANK = Variable("RANK", "Which of the ranks this process is.")
-LOCAL_RANK = Variable("LOCAL_RANK", "Which of this machine's.")
-WORLD_SIZE = Variable("WORLD_SIZE", "How many there are.")
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank writes why it failed.")
 PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
@@ -286,10 +279,9 @@ OF_OTHERS = (
     *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
-    *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),
     *(VIRTUAL_ENV, CONDA_PREFIX, PATH),
 )
-"""All that belong to other programs."""
+"""All that belong to other programs; a step says what it reads besides."""
 
 
 def check() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
-from featuremill.step import finding
+from featuremill.step import ReadsVariables, finding
 from featuremill.store import files
 from featuremill.workload import DEFAULT, find_workload, plugin_errors
 
@@ -148,7 +149,10 @@ def environment_page() -> str:
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
-    others = ([f"`{variable}`", variable.meaning] for variable in environment.OF_OTHERS)
+    steps = map(finding.step_of, finding.built_in())
+    read = [one.VARIABLES for one in steps if isinstance(one, ReadsVariables)]
+    known = itertools.chain(environment.OF_OTHERS, *read)
+    others = ([f"`{variable}`", variable.meaning] for variable in known)
     lines = [
         *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),

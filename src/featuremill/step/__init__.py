@@ -1,7 +1,7 @@
 """The contract of a step: what a project makes before or after features, and nothing else.
 
 A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels` has
-a table's labels) and of `featuremill.base` errors, words, text and progress.
+a table's labels) and of `featuremill.base` errors, words, text, progress and environment.
 
 It is a module (or any object) with the attributes of `Step`, registered as an entry point of
 the group `featuremill.steps` under its key of the config; those that come along stand in
@@ -23,6 +23,8 @@ from featuremill.base.words import listed
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from featuremill.base.environment import Variable
 
 
 class Section(BaseModel):
@@ -176,6 +178,14 @@ class TakesSamples(Protocol):
     """A step that may stand in a project with a sheet of samples; others are refused there."""
 
     TAKES_SAMPLES: bool
+
+
+@runtime_checkable
+class ReadsVariables(Protocol):
+    """A step that reads variables of the environment which other programs set."""
+
+    VARIABLES: Sequence[Variable]
+    """For docs/environment.md."""
 
 
 @runtime_checkable

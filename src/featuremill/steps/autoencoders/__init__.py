@@ -11,6 +11,7 @@ from pydantic import Field
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section, Several
+from featuremill.steps.autoencoders import variables
 
 KEY = "autoencoders"
 ABOUT = (
@@ -24,6 +25,7 @@ COMMANDS = {
         "featuremill.steps.autoencoders.command",
     )
 }
+VARIABLES = variables.OF_TORCHRUN
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from featuremill.base import environment, faults
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.this_process import INTERRUPTS, die_with_parent
+from featuremill.steps.autoencoders import variables
 
 LOST = 75
 """Exit status of a rank whose neighbour is gone: another one knows why."""
@@ -42,9 +43,9 @@ class Ranks:
             die_with_parent(
                 os.getppid(), signal.SIGTERM
             )  # torchrun's own death takes no rank along
-            self.count = int(environment.WORLD_SIZE.text() or 1)
-            self.number = int(environment.RANK.text() or 0)
-            place = int(environment.LOCAL_RANK.text() or 0)
+            self.count = int(variables.WORLD_SIZE.text() or 1)
+            self.number = int(variables.RANK.text() or 0)
+            place = int(variables.LOCAL_RANK.text() or 0)
         self.device = torch.device(kind, place) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(self.device)
@@ -81,7 +82,7 @@ class Ranks:
 
 def is_one() -> bool:
     """Return whether torchrun started this process as a rank."""
-    return environment.TORCHELASTIC_RUN_ID.text() is not None
+    return variables.TORCHELASTIC_RUN_ID.text() is not None
 
 
 def leave(error: Exception) -> NoReturn:
@@ -96,7 +97,7 @@ def leave(error: Exception) -> NoReturn:
         if is_of_device(error):
             status = DeviceError.exit_status
         said = f"{type(error).__name__}: {faults.one_line(error)}"
-    if path := environment.TORCHELASTIC_ERROR_FILE.text():
+    if path := variables.TORCHELASTIC_ERROR_FILE.text():
         failure = {"message": said, "timestamp": int(time.time())}
         with suppress(OSError):
             Path(path).write_text(json.dumps(failure), "utf-8")
