@@ -73,7 +73,7 @@ class ProjectState:
         return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as one object, as docs/status.md explains it."""
+        """Return everything as one object, as docs/json.md explains it."""
         return {
             "version": VERSION,
             "config": str(self.runs.given),

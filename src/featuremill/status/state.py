@@ -119,7 +119,7 @@ class RunState:
         return DONE_WITH_FAILURES if self.num_failed else DONE
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as one object, as docs/status.md explains it; what is not known is
+        """Return everything as one object, as docs/json.md explains it; what is not known is
         None."""
         plan, activity, delivered = self.plan, self.activity, self.delivery
         return {

@@ -108,7 +108,7 @@ class RunNow:
         return [job for job in self.jobs if not job.is_at_work]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it; what is not known is None."""
+        """Return it as one object, as docs/json.md explains it; what is not known is None."""
         total, done = self.total, self.done
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
         return {
@@ -204,7 +204,7 @@ class WholeNow(NamedTuple):
         return min((run.phase for run in self.runs), key=get_args(Phase).index)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it."""
+        """Return it as one object, as docs/json.md explains it."""
         if self.named.is_one:
             return self.runs[0].as_json()
         return {
