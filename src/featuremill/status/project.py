@@ -82,7 +82,7 @@ class ProjectState:
         return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/status.md explains it."""
+        """Return a close look as one object, as docs/json.md explains it."""
         if self.alone:
             return self.alone.as_json()
         made = zip(self.runs.steps, self.steps, self.figures, strict=True)

@@ -193,7 +193,7 @@ class RunState:
         return DONE_WITH_FAILURES if self.num_failed else DONE
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/status.md explains it; what is not known is
+        """Return a close look as one object, as docs/json.md explains it; what is not known is
         None."""
         plan, activity, delivered = self.plan, self.activity, self.delivery
         total, ended = self.total, self.ended_sums
