@@ -78,7 +78,7 @@ ENVIRONMENT = """\
 
 <!-- written by `featuremill config-docs` from base/environment.py; changes here get lost -->
 
-None has to be set. A command's option beats its variable, and a variable beats a profile.
+You need to set none of these. A command's option beats its variable, a variable beats a profile.
 """
 
 
@@ -152,7 +152,8 @@ def environment_page() -> str:
     steps = map(finding.step_of, finding.built_in())
     read = [one.VARIABLES for one in steps if isinstance(one, ReadsVariables)]
     known = itertools.chain(environment.OF_OTHERS, *read)
-    others = ([f"`{variable}`", variable.meaning] for variable in known)
+    groups = itertools.groupby(known, lambda variable: variable.meaning)
+    others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
     lines = [
         *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),

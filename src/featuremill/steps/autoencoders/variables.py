@@ -2,11 +2,10 @@
 
 from featuremill.base.environment import Variable
 
-TORCHELASTIC_RUN_ID = Variable(
-    "TORCHELASTIC_RUN_ID", "With the next four, set by `torchrun` for a rank of `sae train`."
-)
-RANK = Variable("RANK", "Which of the ranks this process is.")
-LOCAL_RANK = Variable("LOCAL_RANK", "Which of this machine's.")
-WORLD_SIZE = Variable("WORLD_SIZE", "How many there are.")
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank writes why it failed.")
+_RANKS = "Set by `torchrun` for the processes of `featuremill sae train`."
+TORCHELASTIC_RUN_ID = Variable("TORCHELASTIC_RUN_ID", _RANKS)
+RANK = Variable("RANK", _RANKS)
+LOCAL_RANK = Variable("LOCAL_RANK", _RANKS)
+WORLD_SIZE = Variable("WORLD_SIZE", _RANKS)
+TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", _RANKS)
 OF_TORCHRUN = (TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE)
