@@ -71,8 +71,7 @@ def weights_ahead(name: str) -> Weights:
         from featuremill.workloads.esm2 import checkpoint
     except ImportError as error:
         raise UserError(
-            f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
-            "or give --memory-mb."
+            f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
         ) from None
     return Weights(known, Path(), "", checkpoint.read(sources.locate(name).path).metadata())
 
