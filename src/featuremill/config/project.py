@@ -74,6 +74,8 @@ class Project(NamedTuple):
     """What to call the config."""
     places: Places = {}  # noqa: RUF012
     """Where its keys stand."""
+    samples: str = ""
+    """The sheet of samples, if there is one."""
 
     @property
     def folders(self) -> list[Path]:
@@ -88,7 +90,7 @@ class Project(NamedTuple):
     @property
     def seen(self) -> step.Project:
         """The project as steps see it."""
-        return _seen(self.name, self.inputs, self.runs, self.sections)
+        return _seen(self.name, self.inputs, self.runs, self.sections, self.samples)
 
     @property
     def made(self) -> list[step.Made]:
@@ -132,10 +134,14 @@ def validate(
 
 
 def _seen(
-    name: str, inputs: tuple[str, ...], runs: Iterable[str], sections: Mapping[str, Any]
+    name: str,
+    inputs: tuple[str, ...],
+    runs: Iterable[str],
+    sections: Mapping[str, Any],
+    samples: str,
 ) -> step.Project:
     folders = {run.rpartition("/")[2]: f"results/{run}" for run in runs}
-    return step.Project(name, inputs, folders, sections)
+    return step.Project(name, inputs, folders, sections, samples=samples)
 
 
 def problems_of_files(project: Project) -> Iterator[str]:
@@ -185,12 +191,12 @@ def _features(
         config = configs.validate(own, source, places, besides=besides)
         _refuse_path(config.run, source, places)
         inputs = config.inputs or (config.samples,)
-        seen = _seen(config.run, inputs, [config.run], sections)
+        seen = _seen(config.run, inputs, [config.run], sections, config.samples)
         if files := _records(seen):
             file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
             config = config.model_copy(update={"inputs": (file,)})
         runs = {config.run: Run(config, source, places)}
-        return Project(config.run, inputs, runs, sections, source, places)
+        return Project(config.run, inputs, runs, sections, source, places, seen.samples)
     configs.refuse_impossible(raw, source, places)
     told = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if one is None else one for name, one in told.items()}
@@ -201,7 +207,8 @@ def _features(
     whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
     _refuse_path(whole.run, source, places)
     inputs = whole.inputs or (whole.samples,)
-    seen = _seen(whole.run, inputs, [f"{whole.run}/{name}" for name in sets], sections)
+    folders = [f"{whole.run}/{name}" for name in sets]
+    seen = _seen(whole.run, inputs, folders, sections, whole.samples)
     files = _records(seen)
     records: dict[str, Any] = whole.model_dump(include={"inputs", "samples", "store"})
     runs = {}
@@ -216,7 +223,7 @@ def _features(
             records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
-    return Project(whole.run, inputs, runs, sections, source, places)
+    return Project(whole.run, inputs, runs, sections, source, places, whole.samples)
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:

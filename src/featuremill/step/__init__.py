@@ -69,6 +69,9 @@ class Project(NamedTuple):
     ahead: Callable[[str], Ahead | None] = _unknown
     """Returns what the features called so are going to have; None where that is not known yet, of a
     finished run elsewhere, and everywhere but in `problems_of_files`."""
+    samples: str = ""
+    """The sheet of samples, in a project that has one: ids are unique within a sample then, and
+    `Features.ids_of` gives `<sample>/<id>`."""
 
     @property
     def folder(self) -> str:
