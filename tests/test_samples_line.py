@@ -13,9 +13,12 @@ from programs import Verbs, fasta
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import read
+from featuremill.steps.translate import names as names_of
+from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
@@ -191,3 +194,95 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
 def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
+
+
+# ---- contigs ----
+
+CONTIGS = {
+    "b": [("c1", "GCTGCTGCTGCTGCT"), ("c2", "TAATTAGTTAATTAGTTAA")],
+    "a": [("c1", "AAAAAAAAAAAA"), ("c3", "ATGAAAGTTCTGGCT")],
+    "none": [("c1", "TAATTAGTTAATTAGTTAA")],
+}
+"""Two samples with a contig c1 each, and one whose contigs have a stop in each frame."""
+
+
+def translated(folder, of_sample=CONTIGS, *more):
+    """Translate these samples into `folder`, from where a run is started; return its summary."""
+    write_sheet(folder, of_sample, site={sample: f"at {sample}" for sample in of_sample})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = ("--samples", "samples.tsv", "--output", "out", "--by", "chunks", *more)
+        assert __main__.main(["translate", *words]) == 0
+    return Translation.read(folder / "out/translate.json")
+
+
+def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
+    """Its folder is what its files alone would give, and the fragments say whose they are."""
+    monkeypatch.chdir(tmp_path)
+    done = translated(tmp_path)
+    assert done.samples == ["a", "b", "none"]
+    assert done.contigs.read == 5
+    for sample in CONTIGS:
+        words = ("translate", f"{sample}.fa", "--output", f"alone/{sample}", "--by", "chunks")
+        assert __main__.main([*words]) == 0
+        assert files_in(tmp_path / f"out/sample={sample}") == files_in(tmp_path / "alone" / sample)
+    whole(tmp_path / "out")
+    tables = fragments(tmp_path / "out", ["contig", "id"])
+    pairs = [pair for some in tables for pair in zip(*some.to_pydict().values(), strict=True)]
+    assert len(pairs) == done.fragments
+    assert {contig for contig, _ in pairs} == {"a/c1", "a/c3", "b/c1"}
+    assert all(id.startswith(f"{contig}_chunk_") for contig, id in pairs)
+    listed = [row["contig"] for row in untranslated(tmp_path / "out")]
+    assert listed == ["b/c2", "none/c1"]
+    for kind, file in (("proteins", "proteins.faa.gz"), ("nucleotides", "nucleotides.fna.gz")):
+        sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
+        assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
+        assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
+
+
+def test_an_edited_sheet_translates_what_is_new(tmp_path):
+    """And a sheet is another one where only the content of a file is: Snakemake looks at it."""
+    first = translated(tmp_path)
+    sheet = tmp_path / "out/proteins.samples.parquet"
+    names = {s: tmp_path / f"out/sample={s}/translate.json" for s in CONTIGS}
+    before = {s: path.stat().st_mtime_ns for s, path in names.items()}
+    content = sheet.read_bytes()
+    assert translated(tmp_path) == first
+    assert {s: path.stat().st_mtime_ns for s, path in names.items()} == before
+    assert sheet.read_bytes() == content
+    less = {s: CONTIGS[s] for s in ("a", "b")}
+    other = translated(tmp_path, less | {"b": [("c1", "GCTGCTGCTGCTGCA")]})
+    assert not names["none"].parent.exists()
+    assert names["a"].stat().st_mtime_ns == before["a"]
+    assert names["b"].stat().st_mtime_ns != before["b"]
+    assert (other.fragments, other.samples) == (first.fragments, ["a", "b"])
+    assert sheet.read_bytes() != content
+    write = Translation.read(names["a"])
+    write.model_copy(update={"by": "orfs"}).write(names["a"])
+    with pytest.raises(
+        UserError, match=r"sample=a/translate\.json: it is not what translate wrote"
+    ):
+        whole(tmp_path / "out")
+
+
+def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch):
+    translated(tmp_path)
+    (tmp_path / "out/translate.json").unlink()  # as Snakemake does before the job
+    monkeypatch.chdir(tmp_path)
+    words = ("--output", "out", "--by", "chunks")
+    assert __main__.main(["translate", "a.fa", *words]) == 0
+    assert sorted(files_in(tmp_path / "out")) == sorted((*names_of.FILES, names_of.SUMMARY))
+    assert "samples" not in json.loads((tmp_path / "out/translate.json").read_text())
+    translated(tmp_path)
+    kept = {*names_of.SHEETS.values(), names_of.SUMMARY, *(f"sample={s}" for s in CONTIGS)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == kept
+    (tmp_path / "out/sample=mine").mkdir()
+    (tmp_path / "out/sample=mine/notes.txt").touch()
+    (tmp_path / "out/translate.json").unlink()
+    assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
+    assert (tmp_path / "out/sample=mine/notes.txt").exists()
+    assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
