@@ -704,7 +704,7 @@ class SampleRuns:
         return True, new
 
 
-@holds(2, 40, edits=SAMPLE_EDITS, seed=st.integers(0, 99))
+@holds(2, 40, (Phase.generate,), edits=SAMPLE_EDITS, seed=st.integers(0, 99))
 def test_samples_come_to_what_each_comes_to_alone(folder, edits, seed):
     """Whatever was edited, killed and taken from a store before."""
     runs = SampleRuns(folder, seed)
