@@ -19,6 +19,7 @@ from featuremill import config, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
 from featuremill.inputs import labels, samples
+from featuremill.steps import heads
 
 SHEET = "sample\tfile\tsite\n"
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad", "safetensors"]
@@ -78,12 +79,18 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
     [
         ({"inputs": ["a.fa"]}, "with samples, the files stand in the sheet"),
         ({"samples": "~/s.tsv"}, "works only in a shell"),
-        ({"heads": {"h": {"labels": "l.csv", "column": "c"}}}, "this step takes no samples"),
     ],
 )
 def test_a_config_with_samples_is_checked(keys, problem):
     with pytest.raises(UserError, match=problem):
         project.validate({"samples": "s.tsv", "workload": "composition", **keys})
+
+
+def test_a_step_that_does_not_know_samples_is_refused(monkeypatch):
+    monkeypatch.delattr(heads, "TAKES_SAMPLES")
+    told = {"samples": "s.tsv", "heads": {"h": {"labels": "l.csv", "column": "c"}}}
+    with pytest.raises(UserError, match="heads: this step takes no samples; leave it out"):
+        project.validate({"workload": "composition", **told})
 
 
 def test_labels_are_of_a_record_of_a_sample(tmp_path):

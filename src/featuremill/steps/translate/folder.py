@@ -84,7 +84,16 @@ class Translation(JsonFile):
     fragments: int
     residues: int
     files: dict[str, str]
-    """The sha256 of each other file."""
+    """The sha256 of each other file; of samples, of each that says what its fragments are."""
+    samples: list[str] | None = None
+    """Their names, in their order, where contigs are of samples."""
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Each sample and the name of its folder inside; of none, this folder."""
+        if self.samples is None:
+            return [("", "")]
+        return [(sample, folder_name(sample)) for sample in self.samples]
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Return whether the fields `about` have these values."""
@@ -122,9 +131,39 @@ def whole(folder: Path) -> Translation:
         raise UserError(
             f"{folder}: there is no finished translation; make one with featuremill translate."
         )
-    for path in found.damaged(folder, (FRAGMENTS, UNTRANSLATED)):
+    tables = [
+        str(Path(inside) / name) for _, inside in found.places for name in (FRAGMENTS, UNTRANSLATED)
+    ]
+    for path in found.damaged(folder, tables):
         raise UserError(f"{path}: it is not what translate wrote; translate again.")
     return found
+
+
+def fragments(
+    folder: Path, columns: Sequence[str] = tuple(COLUMNS), num_rows: int = BLOCK_ROWS
+) -> Iterator[pa.Table]:
+    """Yield these columns of all fragments of the translation in `folder`, in order, at most
+    `num_rows` together. Where contigs are of samples, `id` and `contig` begin with `<sample>/`, as
+    ids of features do."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    found = Translation.read(folder / SUMMARY)
+    for sample, inside in found.places:
+        with pq.ParquetFile(folder / inside / FRAGMENTS) as file:
+            for batch in file.iter_batches(num_rows, columns=list(columns)):
+                some = pa.table(batch)
+                for number, name in enumerate(columns if sample else ()):
+                    if name in ("id", "contig"):
+                        whole_names = pc.binary_join_element_wise(sample, some[name], "/")
+                        some = some.set_column(number, name, whole_names)
+                yield some
+
+
+def folder_name(sample: str) -> str:
+    """Return what the folder of a sample's own translation is called."""
+    return f"sample={sample}"
 
 
 def check(folder: Path, inputs: Sequence[Path]) -> None:
