@@ -448,6 +448,22 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
         store_act(tmp_path / "bad", "import", folder)
 
 
+def test_what_is_exported_and_imported_stands_in_blocks(tmp_path, store, filled, monkeypatch):
+    """Nobody has to hold a whole part to read one."""
+    monkeypatch.setattr(store_exchange, "BLOCK_BYTES", 100)  # of rows of 48
+    store_act(store, "export", tmp_path / "out")
+    (folder,) = (tmp_path / "out").iterdir()
+    theirs = tmp_path / "theirs"
+    store_act(theirs, "import", folder)
+    for path in folder.glob("*.parquet"):
+        groups = pq.ParquetFile(path)
+        sizes = [groups.metadata.row_group(n).num_rows for n in range(groups.num_row_groups)]
+        assert max(sizes) <= 4
+    for path in parts_of(theirs):
+        with pa.ipc.open_stream(path) as stream:
+            assert max(batch.num_rows for batch in stream) <= 4
+
+
 def test_what_an_export_lacks_of_a_damaged_part_it_has_of_a_good_one(tmp_path, store, caplog):
     Run(tmp_path / "one", store).write(FORTY[:20]).finish()
     for part in parts_of(store):
