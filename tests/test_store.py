@@ -28,7 +28,7 @@ from test_properties import VECTOR, holds, vector_of
 from featuremill import config, features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.extract import command as extract
-from featuremill.merge import clean, store_command
+from featuremill.merge import clean, store_command, store_exchange
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan

@@ -7,6 +7,7 @@ its importer declares, with a workload that only takes vectors: no computed valu
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -113,6 +113,10 @@ def problems_of_files(
 def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
     """Return each table, with the members of its groups and what it was made of."""
     return [
-        TABLE.made(name, project, [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"])
+        TABLE.made(
+            name,
+            project,
+            [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
+        )
         for name, one in asked.items()
     ]
