@@ -184,6 +184,14 @@ class TakesSamples(Protocol):
 
 
 @runtime_checkable
+class MakesProteins(Protocol):
+    """A step that makes proteins of nucleotides, for who gave the one where the other is read."""
+
+    def proteins_of(self, paths: Sequence[str]) -> tuple[str, str]:
+        """Return what to type, and the file of proteins that it makes."""
+
+
+@runtime_checkable
 class ReadsVariables(Protocol):
     """A step that reads variables of the environment which other programs set."""
 
