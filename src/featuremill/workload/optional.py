@@ -255,3 +255,15 @@ class TakesPublished(Protocol):
         Raises:
             UserError: `source` has none, or they are not of one kind.
         """
+
+
+@runtime_checkable
+class TakesObjects(Protocol):
+    """Objects of its own kind that a Python program has; for `featuremill.compute`."""
+
+    OBJECTS: str
+    """What they are, in words, such as "an AnnData for cells"."""
+
+    def write_object(self, inputs: Any, stem: Path) -> Path | None:
+        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
+        that; None for what is of another kind."""

@@ -65,6 +65,7 @@ __all__ = [
 
 VERSION = "2"
 COST_UNIT = "tokens"
+OBJECTS = "an AnnData for cells"
 REMEDIES = {"smaller batches": "batch_tokens", "less written": "fewer layers"}
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
@@ -137,6 +138,15 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     _, found = _opened(options, place_of(options.model))
     for path in inputs:
         yield from cells.records(path, options, found)
+
+
+def write_object(inputs: Any, stem: Path) -> Path | None:
+    """Write an AnnData."""
+    from featuremill.inputs.in_memory import is_a
+    from featuremill.workloads.geneformer import in_memory
+
+    is_ours = is_a(inputs, "anndata", "AnnData")
+    return in_memory.write(inputs, stem.with_suffix(".h5ad")) if is_ours else None
 
 
 def cost(payload: bytes, options: Options) -> int:
