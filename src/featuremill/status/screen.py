@@ -5,7 +5,9 @@ from __future__ import annotations
 import platform
 import textwrap
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -17,7 +19,7 @@ from featuremill.base.text import one_line, plain
 from featuremill.base.words import counted
 from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.project import ProjectState
-from featuremill.status.state import RunState
+from featuremill.status.state import Phase, RunState
 from featuremill.status.view import duration, verdict
 
 SEPARATOR = " · "
@@ -43,12 +45,14 @@ PHASES = {
 }
 
 
-def totals_lines(now: ProjectState) -> list[str]:
-    """Return for each run how far it is, and whose that is where there are several."""
+def totals_lines(now: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -> list[str]:
+    """Return how far each run is that is in one of these `phases`, and steps that say it; each
+    with its name where there are several."""
+    runs = {name: run for name, run in now.states.items() if run.phase in phases}
     if now.alone:
-        return [totals_line(now.alone)]
-    told = [(str(run.given), totals_line(run)) for run in now.states.values()]
-    return [*(f"{one_line(plain(given))}: {line}" for given, line in told), *_steps(now)]
+        return [*map(totals_line, runs.values())]
+    told = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
+    return [*told, *_steps(now)]
 
 
 def _steps(now: ProjectState) -> list[str]:
