@@ -25,7 +25,7 @@ from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
 from featuremill.features import Features
 from featuremill.inputs import labels
-from featuremill.steps.groups import Pool, files_of
+from featuremill.steps.groups import TABLE, Pool
 from featuremill.store.files import replacing, sha256_of, write_json
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def pool(chosen: Chosen) -> None:
     missing_G = np.zeros(len(number_of), np.int64)
     sums = Sums(len(number_of), of.width)
     counts = Counter[str]()
-    card, members, table = map(Path, files_of(str(chosen.output)))
+    card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with replacing(table) as table_path, replacing(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -213,6 +213,6 @@ def _say(chosen: Chosen, counts: Mapping[str, int]) -> None:
     groups = counted(counts["groups"], "group", "groups")
     log.info("%s: %s of %s", chosen.output, groups, records(counts["pooled"]))
     if num_missing := counts["missing"]:
-        _, members, _ = files_of(str(chosen.output))
+        _, members, _ = TABLE.files(str(chosen.output))
         says = counted(num_missing, "member has", "members have")
         log.warning("%s no vector: %s lists each with the reason.", says, members)
