@@ -104,7 +104,7 @@ class ProjectState:
         }
 
     def now_as_json(self) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it."""
+        """Return it as one object, as docs/json.md explains it."""
         if self.alone:
             return self.alone.now_as_json()
         return {

@@ -235,7 +235,7 @@ class RunState:
         }
 
     def now_as_json(self, is_alone: bool = True) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it; where it `is_alone`, a close look
+        """Return it as one object, as docs/json.md explains it; where it `is_alone`, a close look
         tells its status too."""
         total, done = self.total, self.done
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
