@@ -145,14 +145,14 @@ def _steps(installed: bool) -> list[str]:
 def environment_page() -> str:
     """Return the Markdown page on every variable that is read or set."""
     ours = (
-        [f"`{setting}`", setting.kind.words, _default(setting), setting.meaning]
+        [f"`{setting}`", _default(setting), setting.meaning]
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
     groups = itertools.groupby(environment.OF_OTHERS, lambda variable: variable.meaning)
     others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
     lines = [
-        *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
+        *(ENVIRONMENT, *_lines(["variable", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),
     ]
     return "\n".join(lines) + "\n"
