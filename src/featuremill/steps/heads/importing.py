@@ -1,8 +1,8 @@
-"""import: take over a head of VirNucPro's shape that was trained elsewhere.
+"""import: converts a head of VirNucPro's shape that was trained elsewhere.
 
-A state dict holds tensors and nothing else, and is read as such. A whole model (by
-`torch.save(model)`, as VirNucPro ships them) is a pickle that runs whatever its maker put into it:
-it is read only for a user who names its sha256, in a process of its own that hands back tensors.
+A state dict holds only tensors and is read as such. A whole model (by `torch.save(model)`, as
+VirNucPro ships it) is a pickle that can run any code. It is read only if the user gives its sha256,
+in a separate process that returns tensors.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from featuremill.workload import refuse_without_packages
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which checkpoints keep a state dict beside other things."""
+"""Keys under which checkpoints keep a state dict."""
 SHAPE = "Linear, BatchNorm, ReLU, Linear"
 log = logging.getLogger("featuremill.head")
 
 
 class Chosen(NamedTuple):
-    """What is asked for."""
+    """The arguments of `head import`."""
 
     path: Path
     classes: Sequence[str]
@@ -51,7 +51,7 @@ def import_head(chosen: Chosen) -> card.Card:
     """Write the head in the state dict that `chosen` names, and return its card.
 
     Raises:
-        UserError: when the file is none, is not to be trusted, or is of another shape.
+        UserError: the file is missing, not trusted, or of another shape.
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
@@ -93,7 +93,7 @@ def import_head(chosen: Chosen) -> card.Card:
 
 
 def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return what the file holds, by name."""
+    """Return the file's tensors by name."""
     import io
 
     import torch
@@ -121,7 +121,7 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
 
 
 def unwrapped(told: Any) -> Any:
-    """Return the state dict, or the model, that a checkpoint keeps beside other things."""
+    """Return the state dict, or the model, inside a checkpoint."""
     for key in WRAPPERS:
         if isinstance(told, Mapping) and key in told:
             told = told[key]
@@ -129,7 +129,7 @@ def unwrapped(told: Any) -> Any:
 
 
 def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return the tensors of a pickled model, if its maker is trusted."""
+    """Return the tensors of a pickled model, if the user trusts it."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -164,11 +164,11 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
 
 
 def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names, whatever they were called: which is which is told
-    by how they fit together.
+    """Return the tensors under VirNucPro's names. Their shapes decide which is which, not their
+    names.
 
     Raises:
-        UserError: when they are those of another network.
+        UserError: they are those of another network.
     """
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
     for name, tensor in found.items():

@@ -1,4 +1,4 @@
-"""The labels of contigs, as those of their fragments."""
+"""Labels of contigs become labels of their fragments."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from featuremill.inputs.labels import Label
 
 def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, Label], int]:
     """Return the label of each fragment in the folder `translated` whose contig has one, and how
-    many of those contigs have no fragment. A contig's group is that of its fragments.
+    many of those contigs have no fragment. A fragment has the group of its contig.
 
     Raises:
-        UserError: when that is no finished translation.
+        UserError: it is no finished translation.
     """
     import pyarrow.parquet as pq
 

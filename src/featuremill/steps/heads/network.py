@@ -1,8 +1,8 @@
-"""What a head computes, in NumPy and float64: class scores of features, whatever trained it.
+"""The forward pass of a head, in NumPy and float64: class scores of features.
 
-Its tensors say what it is. A logistic regression has `weight` (classes, features) and `bias`; a
-perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. Before
-both, features are standardised where there are `mean` and `scale` (features,).
+The tensors define the network. A logistic regression has `weight` (classes, features) and `bias`; a
+perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. With
+`mean` and `scale` (features,), features are standardised first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TINY = 1e-8
 def standardisation(x_NF: Matrix) -> dict[str, npt.NDArray[np.float64]]:
     """Return the `mean` and the `scale` (F,) by which features get mean 0 and deviation 1.
 
-    Features that never differ are left as they are: no number says how much they may.
+    Constant features are not scaled.
     """
     deviation = x_NF.std(0, dtype=np.float64)
     scale = np.where(deviation > TINY, deviation + TINY, 1.0)
@@ -41,7 +41,7 @@ def standardised(tensors: Tensors, x_NF: Matrix) -> Matrix:
 
 
 def logits(tensors: Tensors, x_NF: Matrix) -> npt.NDArray[np.float64]:
-    """Return the log-odds (N, C) of each class, up to one number a row."""
+    """Return the log-odds (N, C) of each class, up to a constant for each row."""
     num_classes = len(tensors["bias" if "bias" in tensors else "output_layer.bias"])
     found = np.empty((len(x_NF), num_classes))
     for start in range(0, len(x_NF), ROWS_AT_ONCE):

@@ -1,4 +1,4 @@
-"""train: fit a head to the features of labelled records, and say how good it is."""
+"""train: fits a head to the features of labelled records, and measures it."""
 
 from __future__ import annotations
 
@@ -36,19 +36,20 @@ from featuremill.store.files import replacing_folder, sha256_of
 from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
-"""Of a class: one is judged, one chooses the setting and calibrates, one is learnt from."""
+"""Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
+learn."""
 log = logging.getLogger("featuremill.head")
 
 
 class Chosen(NamedTuple):
-    """What is asked for."""
+    """The arguments of `head train`."""
 
     runs: Sequence[Path]
     labels: Path
     column: str
     group: str | None
     fragments: Path | None
-    """A translation's folder, where the labels are of its contigs."""
+    """The folder of a translation, if the labels are of its contigs."""
     kind: Literal["logistic", "mlp"]
     vectors: Sequence[str]
     output: Path
@@ -70,7 +71,7 @@ def train(chosen: Chosen) -> card.Card:
     """Train a head, write it and return its card.
 
     Raises:
-        UserError: when runs or labels are not fit for it.
+        UserError: runs or labels cannot be used.
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
@@ -222,7 +223,7 @@ def _without_record(
     missing: Sequence[Lacking],
     table: Path,
 ) -> list[Lacking]:
-    """Return the labelled ids of which the first run has no vector."""
+    """Return the labelled ids without a vector in the first run."""
     known = {*ids, *(lacking.id for lacking in missing)}
     return [
         joined.lacking_in_first(id, f"it has no such record (labelled in {table}:{label.line})")
@@ -232,7 +233,7 @@ def _without_record(
 
 
 def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
-    """Raise UserError where classes and groups are such that nothing can be learned or judged."""
+    """Raise UserError if classes and groups are too few to learn or to measure."""
     where, group = f"{chosen.labels}: {chosen.column!r}", chosen.group
     if len(examples.classes) == 1:
         raise UserError(
@@ -273,7 +274,7 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
 
 
 def _torn_from_its_class(examples: Examples) -> list[int]:
-    """Return the classes of which a fold would hold all that there is to learn from."""
+    """Return the classes for which one fold would hold all training examples."""
     y_N, groups_N = examples.y_N, examples.groups_N
     outer_N = outer_folds(groups_N, y_N)
     sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
@@ -289,7 +290,7 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
 def judged(
     scores_NC: npt.NDArray[np.float64], examples: Examples
 ) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
-    """Return the figures of what is predicted, with their intervals, and the confusion table."""
+    """Return the figures of the predictions, with their intervals, and the confusion table."""
     predicted_N, y_N = scores_NC.argmax(1), examples.y_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
