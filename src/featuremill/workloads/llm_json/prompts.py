@@ -1,7 +1,6 @@
-"""A prompt: a Jinja template over a row's columns, in a sandbox that has neither files nor chance.
+"""A prompt: a Jinja template over a row's columns, in a sandbox without files or random numbers.
 
-What a row holds is in no message from here, as it may be private: the class of an error, and no
-more.
+Messages contain the class of an error, never the content of a row, which may be private.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ if TYPE_CHECKING:
     from jinja2.nodes import Template as Tree
 
 ROW = "row"
-"""The variable by which a template reaches columns of any name."""
+"""The variable with all columns, for names that are no variables."""
 BY_CHANCE = ("random", "lipsum")
-"""What Jinja has that gives another prompt each time."""
+"""Functions of Jinja that give another prompt each time."""
 
 
 class Prompt(NamedTuple):
-    """A template that was read."""
+    """A parsed template."""
 
     template: Template
     columns: Sequence[str]
-    """The columns that it names, sorted."""
+    """The columns in the template, sorted."""
 
     def of(self, row: Mapping[str, Any]) -> str:
         """Return the prompt of a row.
 
         Raises:
-            Exception: of any class, where the template cannot be filled in.
+            Exception: of any class, if the template cannot be filled in.
         """
         return self.template.render({**row, ROW: row})
 
@@ -43,7 +42,7 @@ def read(path: str) -> Prompt:
     """Return the template in the file `path`.
 
     Raises:
-        UserError: there is none, or one that cannot be the prompt of a row.
+        UserError: there is none, or it cannot be the prompt of a row.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment

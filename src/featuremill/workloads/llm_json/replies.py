@@ -1,6 +1,6 @@
-"""A JSON schema, what a reply has to be against it, and the Arrow columns of its properties.
+"""A JSON schema, the check of a reply against it, and the Arrow columns of its properties.
 
-Reasons name places of the schema, and never what a reply holds.
+Reasons contain places in the schema, never the content of a reply.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 INT64 = range(-(2**63), 2**63)
 GRAMMAR = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON on one line, as json.dumps writes it: a model cannot spend its tokens on blanks."""
+"""JSON on one line, as json.dumps writes it: a model cannot spend its tokens on white space."""
 MOST_EXACT = 2**53
-"""Up to here a float holds every whole number, and llguidance counts in floats."""
+"""A float is exact for whole numbers up to here, and llguidance counts in floats."""
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Keywords of which the values are schemas by names of the user's choice."""
+"""Keywords whose values are schemas by user-chosen names."""
 WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired"}
-"""Keywords of which the values are data."""
+"""Keywords whose values are data."""
 KEYWORDS = (
     BOUNDS
     | OF_NAMES
@@ -46,10 +46,10 @@ KEYWORDS = (
         *("unevaluatedItems", "unevaluatedProperties", "uniqueItems", "writeOnly"),
     }
 )
-"""Of draft 2020-12, with those of earlier ones that are still written. Others are allowed as notes,
-unless they look like one of these."""
+"""Keywords of draft 2020-12, and of earlier drafts that are still used. Others are allowed as
+notes, unless they look like one of these."""
 MOST_STEPS = 32
-"""References that are followed to a property's type."""
+"""The most references that are followed to a property's type."""
 
 
 class NotValid(Exception):  # noqa: N818  (it is what there is to say of a reply)
@@ -90,7 +90,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _refers_to_itself(part: Any, own: str) -> Any:
-    """Return a part of a schema with references to its `own` $id as references within it."""
+    """Return a part of a schema with references to its `own` $id as local references."""
     if isinstance(part, list):
         return [_refers_to_itself(each, own) for each in part]
     if not isinstance(part, dict):
@@ -102,7 +102,7 @@ def _refers_to_itself(part: Any, own: str) -> Any:
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each keyword of a schema and of those in it, with its value."""
+    """Yield each keyword of a schema and of the schemas in it, with its value."""
     if isinstance(schema, list):
         for part in schema:
             yield from _keywords(part)
@@ -118,7 +118,7 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
-    """Refuse what would have no effect, or another one than it seems.
+    """Refuse a keyword without effect, or with another effect than it seems to have.
 
     Raises:
         UserError: names the keyword.
@@ -143,16 +143,16 @@ def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
 
 
 def grammar(schema: Mapping[str, Any]) -> str:
-    """Return what llguidance makes of the schema."""
+    """Return llguidance's grammar for the schema."""
     from llguidance import LLMatcher
 
-    # As text: of numbers beyond 64 bits its own conversion makes nothing.
+    # As text: its own conversion fails for numbers beyond 64 bits.
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), GRAMMAR))
 
 
 def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
-    """Refuse a schema, read from `path`, that is none, or that llguidance cannot hold a model to;
-    a Python without these packages refuses nothing, as the jobs' own environment will.
+    """Refuse a schema, read from `path`, that is invalid or that llguidance cannot enforce. Without
+    these packages nothing is refused here; the jobs' own environment will.
 
     Raises:
         UserError: names the place.
@@ -198,7 +198,7 @@ def _refuse_wrong_patterns(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _compiled(pattern: str) -> Any:
-    """Return a pattern as ECMA 262 means it, with Unicode properties such as \\p{L}."""
+    """Return a pattern with the meaning of ECMA 262, with Unicode properties such as \\p{L}."""
     import regex
 
     return regex.compile(pattern)
@@ -212,7 +212,7 @@ def _pattern(_: Any, pattern: str, found: Any, schema: Any) -> Iterator[Any]:
 
 
 def _multiple_of(_: Any, step: float, found: Any, schema: Any) -> Iterator[Any]:
-    """By the decimal numbers that are written: as floats, 0.3 is no multiple of 0.1."""
+    """In decimal numbers, as written: in floats, 0.3 is no multiple of 0.1."""
     from jsonschema import ValidationError
 
     is_number = isinstance(found, int | float) and not isinstance(found, bool)
@@ -229,14 +229,14 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
 
 
 class Property(NamedTuple):
-    """A property of the schema's top level, as a column has it."""
+    """A property of the schema's top level, as a column."""
 
     type: pa.DataType
     is_json: bool
-    """Whether it is written as JSON, for lack of one type."""
+    """Whether it is written as JSON, because it has no single type."""
 
     def value(self, found: Any) -> Any:
-        """Return what Arrow holds of a valid value.
+        """Return the Arrow value of a valid value.
 
         Raises:
             NotValid: a number that 64 bits cannot hold.
@@ -274,7 +274,7 @@ def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
 
 
 def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
-    """Return the Arrow type that a part of the schema means; None where it means several."""
+    """Return the Arrow type of a part of the schema; None if it allows several."""
     import pyarrow as pa
 
     scalars = {
@@ -302,7 +302,7 @@ def _types_of(values: list[Any]) -> list[str]:
 
 
 def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return what a part refers to, and of what may be missing (anyOf with null) the rest."""
+    """Return the target of a part's reference; of anyOf with null, the other part."""
     for _ in range(MOST_STEPS):
         if not isinstance(part, dict):
             return None
@@ -323,16 +323,16 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
 
 
 class Reader(NamedTuple):
-    """Judges replies."""
+    """Checks replies."""
 
     validator: Validator
     properties: dict[str, Property]
 
     def fields(self, text: str) -> dict[str, Any]:
-        """Return the properties of a reply, None for one that it does not have.
+        """Return the properties of a reply, None for missing ones.
 
         Raises:
-            NotValid: it is not valid, and where in the schema that is said.
+            NotValid: it is not valid; the error has the place in the schema.
         """
         try:
             found = json.loads(text, parse_constant=_refuse)
@@ -351,7 +351,7 @@ class Reader(NamedTuple):
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
-    """Return what judges replies by the schema."""
+    """Return the reader of replies for the schema."""
     return Reader(_validator_class(schema)(schema), properties(schema))
 
 
