@@ -1,4 +1,4 @@
-"""Vectors of new sequences, computed with the very recipe of a run's results, or not at all."""
+"""Vectors of new sequences, computed with exactly the recipe of a run's results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("featuremill.search")
 
 
 class Recipe:
-    """A run's workload with its options and weights, ready on a device of this machine."""
+    """A run's workload with its options and weights, loaded on a device of this machine."""
 
     def __init__(
         self, searched: Features, device: DeviceChoice | None = None, weights: Path | None = None
@@ -43,7 +43,7 @@ class Recipe:
         """Load the model.
 
         Raises:
-            UserError: when weights or workload are not those of the results, or the device cannot
+            UserError: weights or workload differ from those of the results, or the device cannot
                 compute in their dtype.
         """
         self._folder, self._root = searched.folder, searched.folder.root
@@ -51,7 +51,7 @@ class Recipe:
         self._results = searched.delivery
         self._settings = searched.settings
         is_same = searched.plan is not None and searched.plan.recipe == searched.recipe
-        self._plan = searched.plan if is_same else None  # else of other options, maybe model
+        self._plan = searched.plan if is_same else None  # else of other options, or another model
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
         found = self._weights(weights)
@@ -81,7 +81,8 @@ class Recipe:
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
 
-        `refuse` hears of each one that cannot be computed, and why; its vector is all NaN.
+        `refuse` is called for each one that cannot be computed, with the reason; its vector is all
+        NaN.
         """
         vectors: Matrix | None = None
         for places, values in values_in_batches(
@@ -118,7 +119,7 @@ class Recipe:
         planned = self._plan.weights if self._plan else None
         model = weights_verb.model_told(self._settings)
         file = Path(planned or weights_verb.json_of(model, self._settings.workload))
-        # As the workflow has it: beside results/, from where snakemake was called.
+        # As in the workflow: beside results/, in snakemake's folder.
         places = [given] if given else [file, run_lock.working_folder(self._root) / file]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
@@ -137,7 +138,7 @@ class Recipe:
         return found
 
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
-        """Return the options of the run, once they are seen to come to the same recipe here."""
+        """Return the options of the run, after a check that they give the same recipe here."""
         told = self._settings
         if told.files and not self._plan:
             raise UserError(
@@ -173,7 +174,7 @@ class Recipe:
         )
 
     def _say(self, device: Device) -> None:
-        """Say on what the queries are computed, and where the run was on something else."""
+        """Report the device of the queries, and whether the run used another kind."""
         log.info("queries are computed on %s.", device.name)
         is_gpu, receipts = device.kind == "cuda", self._results.receipts
         if others := sorted({one.device_name for one in receipts if one.is_on_gpu != is_gpu}):
