@@ -104,12 +104,12 @@ def problems(
     from featuremill.steps.autoencoders.command import OPTIONS
 
     for name, one in asked.items():
-        told: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
+        given: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
         checks: dict[str, Callable[[], Any]] = {
             "of": partial(project.features_of, one.of),
             "encode": partial(encoded, one, project),
             "gpus": partial(refuse_other_count, one.gpus),
-            "features": Options(learning_rate=one.learning_rate or 1.0, **told).check,
+            "features": Options(learning_rate=one.learning_rate or 1.0, **given).check,
         }
         for key, check in checks.items():
             try:
@@ -135,10 +135,10 @@ def problems_of_files(
 
 def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
     """Return each autoencoder with its page, and the tables that it encodes."""
-    found = []
+    every = []
     for name, one in asked.items():
         folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
-        found.append(
+        every.append(
             Made(
                 f"{KEY}.{name}",
                 [f"{folder}/report.html"],
@@ -152,8 +152,8 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
             file, made_of = f"{folder}.{table}.parquet", [f"{folder}/sae.json"]
             made_of.append(f"{run}/manifest.json")
             label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
-            found.append(Made(label, [file], made_of, [log], [file]))
-    return found
+            every.append(Made(label, [file], made_of, [log], [file]))
+    return every
 
 
 def _progress(folder: Path) -> str:

@@ -115,8 +115,8 @@ def refuse_other_count(num_ranks: int) -> None:
 
 def identity(options: Options, source: Source) -> dict[str, Any]:
     """Return everything that identifies a training, by name; the path of the run does not count."""
-    told = source.as_json()
-    return {**options.as_json(), **{key: told[key] for key in ("recipe", "column", "parts")}}
+    entry = source.as_json()
+    return {**options.as_json(), **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
 def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -144,7 +144,7 @@ def refuse_other_folder(folder: Path) -> None:
 
 def write_config(path: Path, options: Options, width: int) -> None:
     """Write cfg.json as SAELens 6 reads it (`TopKSAEConfig` in sae_lens/saes/topk_sae.py)."""
-    told = {
+    config = {
         "architecture": "topk",
         "d_in": width,
         "d_sae": options.features,
@@ -159,7 +159,7 @@ def write_config(path: Path, options: Options, width: int) -> None:
         # keys.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
-    write_json(path, told)
+    write_json(path, config)
 
 
 def read(folder: Path) -> tuple[Card, dict[str, Any]]:

@@ -251,7 +251,7 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 def _words(arguments: argparse.Namespace) -> list[str]:
     """Return the command of a rank of the same training."""
-    told = {
+    given = {
         **_options(arguments).as_json(),
         "vectors": arguments.vectors,
         "output": arguments.output,
@@ -261,7 +261,7 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     }
     words = ["sae", "train", str(arguments.run_folder)]
     words += [
-        f"--{name.replace('_', '-')}={value}" for name, value in told.items() if value is not None
+        f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]
     loudness = [word for word in ("quiet", "verbose") if getattr(arguments, word)]
     return [*words, *(f"--{word}" for word in loudness)]

@@ -44,10 +44,10 @@ class Encoded(NamedTuple):
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
         record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
-        found = torch.zeros(len(self.counts) * num_features)
+        values = torch.zeros(len(self.counts) * num_features)
         places = (record_V[:, None] * num_features + self.indices_VK).flatten()
-        found.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
-        return found.view(-1, num_features).numpy()
+        values.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
+        return values.view(-1, num_features).numpy()
 
 
 class Encoder:
@@ -97,8 +97,8 @@ class Encoder:
     def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
         vectors, counts = self.vectors.of_rows(rows)
         few = torch.split(torch.from_numpy(vectors), self._most)  # a single record may be long
-        found = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
-        values, indices = map(torch.cat, zip(*found, strict=True))
+        encoded = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
+        values, indices = map(torch.cat, zip(*encoded, strict=True))
         return Encoded(ids, rows, counts, vectors, values, indices)
 
 

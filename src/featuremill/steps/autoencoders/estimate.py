@@ -85,12 +85,12 @@ def say(root: Path, column: str | None, options: Options, num_ranks: int, as_jso
     options.check()
     refuse_other_count(num_ranks)
     vectors = features.open_parts(root, column)
-    found = of(options, vectors, num_ranks)
+    need = of(options, vectors, num_ranks)
     if as_json:
-        print(json.dumps(found._asdict() | {"host_with_cpu": found.total("cpu")}))
+        print(json.dumps(need._asdict() | {"host_with_cpu": need.total("cpu")}))
         return
     each = "" if num_ranks == 1 else " each"
-    print(f"a GPU: {human_bytes(found.device)}{each}, and {human_bytes(found.host)} of memory")
-    print(f"on CPUs: {human_bytes(found.total('cpu'))} of memory{each}")
-    print(f"vectors: {human_bytes(found.mapped)} in parts: the page cache keeps what fits")
-    print(f"files: {human_bytes(found.weights)}, and {human_bytes(found.checkpoint)} a checkpoint")
+    print(f"a GPU: {human_bytes(need.device)}{each}, and {human_bytes(need.host)} of memory")
+    print(f"on CPUs: {human_bytes(need.total('cpu'))} of memory{each}")
+    print(f"vectors: {human_bytes(need.mapped)} in parts: the page cache keeps what fits")
+    print(f"files: {human_bytes(need.weights)}, and {human_bytes(need.checkpoint)} a checkpoint")

@@ -44,8 +44,8 @@ def pre_activations(tensors: Tensors, x_BD: Tensor) -> Tensor:
 
 def encode(tensors: Tensors, x_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the values and the numbers (B, K) of the active features; values may be 0."""
-    found = torch.topk(pre_activations(tensors, x_BD), k=k, dim=-1, sorted=False)
-    return found.values.relu(), found.indices
+    top = torch.topk(pre_activations(tensors, x_BD), k=k, dim=-1, sorted=False)
+    return top.values.relu(), top.indices
 
 
 def decode(tensors: Tensors, values_BK: Tensor, indices_BK: Tensor) -> Tensor:
@@ -68,6 +68,6 @@ def auxiliary_error(
     the others; scaled down if few are dead."""
     most = max(1, error_BD.shape[1] // 2)
     k = min(most, num_dead)
-    found = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)
-    rebuilt = spread(found.values, found.indices, pre_BM.shape[1]) @ tensors["W_dec"]
+    top = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)
+    rebuilt = spread(top.values, top.indices, pre_BM.shape[1]) @ tensors["W_dec"]
     return (rebuilt.float() - error_BD).square().sum() * min(1.0, num_dead / most)

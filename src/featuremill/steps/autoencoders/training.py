@@ -211,30 +211,30 @@ class Trainer:
         options, tensors = self.options, self.tensors
         for name, tensor in tensors.items():
             tensor.requires_grad_().grad = buffers.parts[name]
-        whole = options.batch * self._width
+        num_numbers = options.batch * self._width
         is_dead_M = self.since_active >= options.dead_after
         num_dead = int(is_dead_M.sum())
         # Without autocast's cache, the gradients of two uses of a weight are added in fp32.
         kind, is_bf16 = x_BD.device.type, options.dtype == "bf16"
         with torch.autocast(kind, torch.bfloat16, is_bf16, cache_enabled=False):
             pre_BM = network.pre_activations(tensors, x_BD)
-            found = pre_BM.topk(options.k, sorted=False)
-            values_BK = found.values.relu()
-            error_BD = x_BD - network.decode(tensors, values_BK, found.indices).float()
+            top = pre_BM.topk(options.k, sorted=False)
+            values_BK = top.values.relu()
+            error_BD = x_BD - network.decode(tensors, values_BK, top.indices).float()
             error = error_BD.square().sum()
-            loss = error / whole
+            loss = error / num_numbers
             if num_dead:
                 left = network.auxiliary_error(
                     tensors, pre_BM, error_BD.detach(), is_dead_M, num_dead
                 )
-                loss = loss + network.AUXILIARY * left / whole
+                loss = loss + network.AUXILIARY * left / num_numbers
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             centered = x_BD - self._center
             is_active = values_BK > 0
             buffers.parts["sums"] += centered.sum(0)
             buffers.parts["is_active"].index_add_(
-                0, found.indices.flatten(), is_active.flatten().float()
+                0, top.indices.flatten(), is_active.flatten().float()
             )
             stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
             statistics = [centered.square().sum(), error, loss, is_active.sum(), stop]
@@ -243,14 +243,14 @@ class Trainer:
     @torch.no_grad()
     def _update(self) -> None:
         """Add the buffers of all ranks, and update the parameters."""
-        found = self._sum.parts
+        sums_of = self._sum.parts
         if self._ranks.count > 1:
             if self._received is None:
                 self._received = torch.empty_like(self._sum.flat)
             self._ranks.add(self._sum.flat, self._received)
         for name, tensor in self.tensors.items():
-            tensor.grad = found[name]
-        weights_MD, gradient_MD = self.tensors["W_dec"], found["W_dec"]
+            tensor.grad = sums_of[name]
+        weights_MD, gradient_MD = self.tensors["W_dec"], sums_of["W_dec"]
         # The component that would only change the length of a row, which stays 1 (Gao et al., A.3).
         along_M = torch.einsum("md,md->m", gradient_MD, weights_MD)
         gradient_MD.addcmul_(along_M[:, None], weights_MD, value=-1)
@@ -259,9 +259,9 @@ class Trainer:
         self._optimizer.step()
         weights_MD /= torch.linalg.vector_norm(weights_MD, dim=1, keepdim=True)
         self.since_active += 1
-        self.since_active[found["is_active"] > 0] = 0
+        self.since_active[sums_of["is_active"] > 0] = 0
         self.step += 1
-        sums, scalars = (found[name].double().cpu().numpy() for name in ("sums", "scalars"))
+        sums, scalars = (sums_of[name].double().cpu().numpy() for name in ("sums", "scalars"))
         before = self.window
         self.window = Window(before.sums_D + sums, before.scalars + scalars, before.num_steps + 1)
 

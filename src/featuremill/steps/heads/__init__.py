@@ -207,7 +207,7 @@ def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
 
 def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
     """Return each head that is trained here, and its predictions."""
-    found = []
+    every = []
     for name, head in asked.items():
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
@@ -219,7 +219,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                 *manifests,
                 *([f"{fragments}/translate.json"] * bool(fragments)),
             ]
-            found.append(
+            every.append(
                 Made(
                     f"{KEY}.{name}",
                     [card],
@@ -232,7 +232,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
         for table, runs in predicted(name, head, project).items():
             stem = table.rpartition("/")[2].removesuffix(".tsv")
             missing = table.removesuffix(".tsv") + ".missing.tsv"
-            found.append(
+            every.append(
                 Made(
                     f"predictions.{stem}",
                     [missing, table],
@@ -245,7 +245,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     },
                 )
             )
-    return found
+    return every
 
 
 def _is_other(card: Path, labels: str, late: Sequence[str]) -> bool:
@@ -255,8 +255,10 @@ def _is_other(card: Path, labels: str, late: Sequence[str]) -> bool:
 
     if any(path != labels for path in late):
         return True
-    found = Card.find(card) if late else None
-    return bool(found and not (found.labels and found.labels.sha256 == sha256_of(Path(labels))))
+    earlier = Card.find(card) if late else None
+    return bool(
+        earlier and not (earlier.labels and earlier.labels.sha256 == sha256_of(Path(labels)))
+    )
 
 
 def _num_rows(table: Path) -> int:

@@ -34,8 +34,8 @@ class Calibration(NamedTuple):
 
     def logits(self, logits_NC: Floats) -> Floats:
         """Return calibrated logits (N, C)."""
-        found: Floats = self.scale * logits_NC + self.shift_C
-        return found
+        calibrated: Floats = self.scale * logits_NC + self.shift_C
+        return calibrated
 
     def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[np.float64]]:
         """Return the tensors of a head with the calibration built into its last layer."""
@@ -61,30 +61,30 @@ def fitted(logits_NC: Floats, y_N: Labels) -> Calibration:
     target_NC[np.arange(num), y_N] = 1 - (num_classes - 1) * little_C[y_N]
     rates_C = target_NC.mean(0)
     only_rates = np.array([0.0, *(np.log(rates_C) - np.log(rates_C).mean())])
-    found, loss = only_rates, _loss(only_rates, z_NC, target_NC)
+    parameters, loss = only_rates, _loss(only_rates, z_NC, target_NC)
     for _ in range(MOST_STEPS):
-        step = _newton_step(found, z_NC, target_NC)
+        step = _newton_step(parameters, z_NC, target_NC)
         share = 1.0
-        while (new := _loss(found - share * step, z_NC, target_NC)) > loss and share > ENOUGH:
+        while (new := _loss(parameters - share * step, z_NC, target_NC)) > loss and share > ENOUGH:
             share /= 2
-        gain, found, loss = loss - new, found - share * step, new
+        gain, parameters, loss = loss - new, parameters - share * step, new
         if gain < ENOUGH:
             break
-    if found[0] <= 0:
-        found = only_rates
-    return Calibration(float(found[0]) / unit, found[1:] - found[1:].mean())
+    if parameters[0] <= 0:
+        parameters = only_rates
+    return Calibration(float(parameters[0]) / unit, parameters[1:] - parameters[1:].mean())
 
 
-def _loss(found: Floats, z_NC: Floats, target_NC: Floats) -> float:
-    logits_NC = found[0] * z_NC + found[1:]
+def _loss(parameters: Floats, z_NC: Floats, target_NC: Floats) -> float:
+    logits_NC = parameters[0] * z_NC + parameters[1:]
     top_N = logits_NC.max(1)
     sums_N = top_N + np.log(np.exp(logits_NC - top_N[:, None]).sum(1))
     return float((sums_N - (target_NC * logits_NC).sum(1)).mean())
 
 
-def _newton_step(found: Floats, z_NC: Floats, target_NC: Floats) -> Floats:
+def _newton_step(parameters: Floats, z_NC: Floats, target_NC: Floats) -> Floats:
     """Return the inverse Hessian times the gradient, for (scale, shifts)."""
-    p_NC = softmax(found[0] * z_NC + found[1:])
+    p_NC = softmax(parameters[0] * z_NC + parameters[1:])
     off_NC = p_NC - target_NC
     gradient = np.array([(off_NC * z_NC).sum(), *off_NC.sum(0)])
     mean_N1 = (p_NC * z_NC).sum(1, keepdims=True)

@@ -162,5 +162,5 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
         f"there is no head here, as there is no {CARD}; name the folder that `featuremill head "
         "train` or `head import` wrote."
     )
-    found = card.read(folder, Card, CARD, TENSORS, missing)
-    return found, load((folder / TENSORS).read_bytes())
+    content = card.read(folder, Card, CARD, TENSORS, missing)
+    return content, load((folder / TENSORS).read_bytes())

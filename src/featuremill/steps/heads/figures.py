@@ -93,8 +93,8 @@ def brier(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
 
 def log_loss(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
     """Return the mean of -log of the true class's score."""
-    found = scores_NC[np.arange(len(y_N)), y_N]
-    return float(-np.log(np.maximum(found, np.finfo(np.float64).tiny)).mean())
+    true_N = scores_NC[np.arange(len(y_N)), y_N]
+    return float(-np.log(np.maximum(true_N, np.finfo(np.float64).tiny)).mean())
 
 
 def of_guesses(y_N: Labels, num_classes: int) -> dict[str, float]:
@@ -125,7 +125,7 @@ class Bin(NamedTuple):
 
 def reliability(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> list[Bin]:
     """Return, for each class, the items in tenths of the score; of two classes, for the second."""
-    found = []
+    bins = []
     for number in range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1]):
         score_N = scores_NC[:, number]
         bin_N = np.minimum((score_N * BINS).astype(np.int64), BINS - 1)
@@ -133,5 +133,5 @@ def reliability(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> list[Bin]:
             inside = bin_N == place
             mean, share = score_N[inside].mean(), (y_N[inside] == number).mean()
             bounds = place / BINS, (place + 1) / BINS
-            found.append(Bin(number, *bounds, int(inside.sum()), float(mean), float(share)))
-    return found
+            bins.append(Bin(number, *bounds, int(inside.sum()), float(mean), float(share)))
+    return bins

@@ -154,11 +154,11 @@ class Perceptron:
 
 def _singles(standard: Found, x_NF: Matrix) -> Matrix:
     """Return standardised features in float32, in blocks, so that few are float64 at a time."""
-    found = np.empty(x_NF.shape, np.float32)
+    singles = np.empty(x_NF.shape, np.float32)
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        found[rows] = standardised(standard, x_NF[rows])
-    return found
+        singles[rows] = standardised(standard, x_NF[rows])
+    return singles
 
 
 class Fitted(NamedTuple):
@@ -178,15 +178,15 @@ def chosen_and_fitted(
     same logits."""
     folds_N = inner_folds(groups_N, y_N)
     by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in range(FOLDS)]
-    found, losses = [], []
+    choices, losses = [], []
     for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
         logits_NC = np.empty((len(y_N), num_classes))
         for fold, one in enumerate(of_setting):
             logits_NC[folds_N == fold] = one.logits_NC
         calibrated = calibration.fitted(logits_NC, y_N)
         losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))
-        found.append((of_setting[0].setting, calibrated))
-    setting, calibrated = found[int(np.argmin(losses))]
+        choices.append((of_setting[0].setting, calibrated))
+    setting, calibrated = choices[int(np.argmin(losses))]
     head = kind.fit(x_NF, y_N, setting, num_classes)
     return Fitted(calibrated.built_in(head), setting, calibrated)
 
@@ -214,14 +214,14 @@ def _tried(
     """Return the results of settings on the held-out items, until several in a row are no
     better."""
     tried, losses = list[Tried](), list[float]()
-    x, y, rest, true = (
+    x, y, others, true = (
         x_NF[~is_held_out_N],
         y_N[~is_held_out_N],
         x_NF[is_held_out_N],
         y_N[is_held_out_N],
     )
     for setting, head in kind.candidates(x, y, num_classes):
-        tried.append(Tried(setting, logits(head, rest)))
+        tried.append(Tried(setting, logits(head, others)))
         scores_NC = softmax(
             calibration.fitted(tried[-1].logits_NC, true).logits(tried[-1].logits_NC)
         )
@@ -236,11 +236,11 @@ def out_of_fold(
 ) -> npt.NDArray[np.float64]:
     """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group."""
     num_classes = int(y_N.max()) + 1
-    found = np.empty((len(y_N), num_classes))
+    scores_NC = np.empty((len(y_N), num_classes))
     folds_N = outer_folds(groups_N, y_N)
     for fold in range(FOLDS):
         outside = folds_N != fold
         one = chosen_and_fitted(kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes)
-        found[~outside] = softmax(logits(one.head, x_NF[~outside]))
+        scores_NC[~outside] = softmax(logits(one.head, x_NF[~outside]))
         log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
-    return found
+    return scores_NC

@@ -93,5 +93,5 @@ class Seen:
         rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
         is_seen = rows >= 0
         self.num_seen += int(is_seen.sum())
-        found = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
-        return found, [YES if one else NO for one in is_seen]
+        scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
+        return scores, [YES if one else NO for one in is_seen]

@@ -102,8 +102,8 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
 
     if not content.startswith((b"PK", b"\x80")):
         try:
-            found: Mapping[str, Any] = load(content)
-            return found
+            tensors: Mapping[str, Any] = load(content)
+            return tensors
         except SafetensorError:
             raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
     try:
@@ -120,12 +120,12 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
     return state
 
 
-def unwrapped(told: Any) -> Any:
+def unwrapped(content: Any) -> Any:
     """Return the state dict, or the model, inside a checkpoint."""
     for key in WRAPPERS:
-        if isinstance(told, Mapping) and key in told:
-            told = told[key]
-    return told
+        if isinstance(content, Mapping) and key in content:
+            content = content[key]
+    return content
 
 
 def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
@@ -157,13 +157,13 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise _no_head(chosen, f"reading it failed: {clipped(said[-1] if said else 'no word')}")
     try:
-        found: Mapping[str, Any] = load(done.stdout)
+        tensors: Mapping[str, Any] = load(done.stdout)
     except SafetensorError:
         raise _no_head(chosen, "reading it gave no tensors") from None
-    return found
+    return tensors
 
 
-def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
+def named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
     """Return the tensors under VirNucPro's names. Their shapes decide which is which, not their
     names.
 
@@ -171,7 +171,7 @@ def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
         UserError: they are those of another network.
     """
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
-    for name, tensor in found.items():
+    for name, tensor in of_file.items():
         layer, _, kind = name.rpartition(".")
         if kind != "num_batches_tracked":
             layers.setdefault(layer, {})[kind] = tensor.detach().float().numpy()
@@ -179,8 +179,8 @@ def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
     linears = [layer for layer in layers.values() if layer.keys() == {"weight", "bias"}]
     total, num_classes = sum(chosen.widths), len(chosen.classes)
     if len(norms) != 1 or len(linears) != 2 or len(layers) != 3:
-        told = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8]]
-        raise _no_head(chosen, f"it holds {clipped(listed(told or ['no tensor']), 300)}")
+        seen = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*of_file.items()][:8]]
+        raise _no_head(chosen, f"it holds {clipped(listed(seen or ['no tensor']), 300)}")
     (norm,) = norms
     size = len(norm["running_mean"])
     hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)

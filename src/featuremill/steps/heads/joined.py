@@ -87,13 +87,13 @@ class Joined:
             for number, of_other in enumerate(rows, 1):
                 for place in np.flatnonzero(of_other == NOWHERE):
                     tell(self._lacking(ids[place], number))
-            whole = np.ones(len(ids), bool)
+            is_in_all = np.ones(len(ids), bool)
             for of_other in rows:
-                whole &= of_other != NOWHERE
-            ids = [id for id, is_whole in zip(ids, whole, strict=True) if is_whole]
-            lots = [vectors[whole]]
+                is_in_all &= of_other != NOWHERE
+            ids = [id for id, is_whole in zip(ids, is_in_all, strict=True) if is_whole]
+            lots = [vectors[is_in_all]]
             others = zip(self._parts[1:], rows, strict=True)
-            lots += [part.take(of_other[whole]) for part, of_other in others]
+            lots += [part.take(of_other[is_in_all]) for part, of_other in others]
             for part, lot in zip(self._parts, lots, strict=True):
                 _refuse_not_finite(part, ids, lot)
             if ids:

@@ -43,11 +43,11 @@ def standardised(tensors: Tensors, x_NF: Matrix) -> Matrix:
 def logits(tensors: Tensors, x_NF: Matrix) -> npt.NDArray[np.float64]:
     """Return the log-odds (N, C) of each class, up to a constant for each row."""
     num_classes = len(tensors["bias" if "bias" in tensors else "output_layer.bias"])
-    found = np.empty((len(x_NF), num_classes))
+    logits_NC = np.empty((len(x_NF), num_classes))
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        found[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
-    return found
+        logits_NC[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
+    return logits_NC
 
 
 def _layers(tensors: Tensors, x: Matrix) -> Matrix:
@@ -62,9 +62,9 @@ def _layers(tensors: Tensors, x: Matrix) -> Matrix:
 
 
 def _linear(tensors: Tensors, layer: str, x: Matrix) -> Matrix:
-    found: Matrix = x @ tensors[f"{layer}weight"].astype(np.float64).T
-    found += tensors[f"{layer}bias"]
-    return found
+    y: Matrix = x @ tensors[f"{layer}weight"].astype(np.float64).T
+    y += tensors[f"{layer}bias"]
+    return y
 
 
 def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:

@@ -59,7 +59,7 @@ def write_page(path: Path, name: str, card: Card) -> None:
         verb="head",
         title=name,
         lead=_lead(card),
-        warnings=[told] if (told := warning_of(card)) else [],
+        warnings=[warning] if (warning := warning_of(card)) else [],
         scores=[
             (
                 NAMES[key],

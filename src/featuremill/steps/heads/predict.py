@@ -135,11 +135,11 @@ def _opened(
 
 def _told(head: card.Card) -> str:
     """Return in words the features that a head takes."""
-    told = [
+    texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
         for part in head.features
     ]
-    return listed(told) + (" side by side" if len(told) > 1 else "")
+    return listed(texts) + (" side by side" if len(texts) > 1 else "")
 
 
 def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
@@ -184,8 +184,8 @@ def differences(ours: Settings | None, theirs: Settings | None) -> str:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    told = settings.as_json()
-    return {**told.pop("options", {}), **told}
+    content = settings.as_json()
+    return {**content.pop("options", {}), **content}
 
 
 Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]

@@ -75,10 +75,10 @@ def train(chosen: Chosen) -> card.Card:
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
-    found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
+    label_of, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     if chosen.fragments:
-        found, num_without = of_fragments(found, chosen.fragments)
-        if not found:
+        label_of, num_without = of_fragments(label_of, chosen.fragments)
+        if not label_of:
             raise UserError(
                 f"{chosen.labels}: none of its ids is a contig with fragments in "
                 f"{chosen.fragments}; write the ids as the contigs have them."
@@ -92,10 +92,10 @@ def train(chosen: Chosen) -> card.Card:
         features.open(run, column, choosing=CHOOSING)
         for run, column in zip(chosen.runs, columns, strict=True)
     ]
-    joined = Joined(parts, found)
+    joined = Joined(parts, label_of)
     missing: list[Lacking] = []
-    examples = _examples(joined, found, chosen, missing)
-    missing += _without_record(joined, found, examples.ids, missing, chosen.labels)
+    examples = _examples(joined, label_of, chosen, missing)
+    missing += _without_record(joined, label_of, examples.ids, missing, chosen.labels)
     _refuse_unfit(examples, chosen)
 
     import torch
@@ -181,7 +181,7 @@ def train(chosen: Chosen) -> card.Card:
 
 
 def _examples(
-    joined: Joined, found: dict[str, labels.Label], chosen: Chosen, missing: list[Lacking]
+    joined: Joined, label_of: dict[str, labels.Label], chosen: Chosen, missing: list[Lacking]
 ) -> Examples:
     ids: list[str] = []
     lots: list[Matrix] = []
@@ -191,14 +191,14 @@ def _examples(
     if not ids:
         theirs = joined.first_id()
         raise UserError(
-            f"{chosen.labels}: none of its {len(found):,} ids has features in "
+            f"{chosen.labels}: none of its {len(label_of):,} ids has features in "
             f"{listed(str(run) for run in chosen.runs)}: its first is "
-            f"{clipped(next(iter(found)))!r}, the run's first is {clipped(theirs)!r}; write the "
+            f"{clipped(next(iter(label_of)))!r}, the run's first is {clipped(theirs)!r}; write the "
             "ids as the run has them."
         )
-    names = [found[id].name for id in ids]
+    names = [label_of[id].name for id in ids]
     classes, y_N = np.unique(names, return_inverse=True)
-    groups_N = np.array([found[id].group for id in ids])
+    groups_N = np.array([label_of[id].group for id in ids])
     return Examples(ids, np.concatenate(lots), y_N, groups_N, classes.tolist())
 
 
@@ -218,7 +218,7 @@ def _held_out(
 
 def _without_record(
     joined: Joined,
-    found: dict[str, labels.Label],
+    label_of: dict[str, labels.Label],
     ids: Sequence[str],
     missing: Sequence[Lacking],
     table: Path,
@@ -227,7 +227,7 @@ def _without_record(
     known = {*ids, *(lacking.id for lacking in missing)}
     return [
         joined.lacking_in_first(id, f"it has no such record (labelled in {table}:{label.line})")
-        for id, label in found.items()
+        for id, label in label_of.items()
         if id not in known
     ]
 
@@ -278,13 +278,13 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
     y_N, groups_N = examples.y_N, examples.groups_N
     outer_N = outer_folds(groups_N, y_N)
     sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
-    found = set[int]()
+    torn = set[int]()
     for side in sides:
         inner_N = inner_folds(groups_N[side], y_N[side])
         for fold in range(figures.FOLDS):
             learnt = np.bincount(y_N[side][inner_N != fold], minlength=len(examples.classes))
-            found.update(np.flatnonzero(learnt == 0).tolist())
-    return sorted(found)
+            torn.update(np.flatnonzero(learnt == 0).tolist())
+    return sorted(torn)
 
 
 def judged(

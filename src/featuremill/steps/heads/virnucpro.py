@@ -154,16 +154,16 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
     """
     if paths:
         refuse_without_torch()
-    found: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
+    by_layout: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
     widths: dict[Layout, int] = {}
     progress = Progress(log, "reading VirNucPro's features")
     num_read = 0
     with contextlib.ExitStack() as stack:
         for path in paths:
             layout, its_ids, vectors = _read(path)
-            if layout not in found:
-                found[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
-            scratch, its_paths, ids = found[layout]
+            if layout not in by_layout:
+                by_layout[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
+            scratch, its_paths, ids = by_layout[layout]
             if (width := vectors.shape[1]) != widths.setdefault(layout, width):
                 raise UserError(
                     f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
@@ -181,5 +181,5 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
                 layout,
                 np.memmap(file, np.float32, "r", 0, (len(ids), widths[layout])),
             )
-            for layout, (file, its_paths, ids) in found.items()
+            for layout, (file, its_paths, ids) in by_layout.items()
         ]

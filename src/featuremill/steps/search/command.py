@@ -67,8 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.device,
         arguments.weights,
     )
-    found = hits.found(arguments.run_folder, arguments.query, chosen)
-    view.write(found, arguments.output, arguments.format)
+    matches = hits.found(arguments.run_folder, arguments.query, chosen)
+    view.write(matches, arguments.output, arguments.format)
     return 0
 
 
@@ -124,5 +124,5 @@ def search(
         words = [queries] if isinstance(queries, str | Path) else queries
         asked = [str(word) for word in words]
     chosen = hits.Chosen(k, column, metric, exclude_self, partial, device, weights)
-    found = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
-    return pd.DataFrame(found, columns=list(hits.Hit._fields))
+    rows = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
+    return pd.DataFrame(rows, columns=list(hits.Hit._fields))

@@ -94,42 +94,42 @@ class Reader:
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each word its ids, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
-        found = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
-        given = {word: [word] if word in found else each for word, each in parts.items()}
-        found |= self._rows_of_accessions(set(itertools.chain(*given.values())) - found.keys())
+        row_of = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
+        given = {word: [word] if word in row_of else each for word, each in parts.items()}
+        row_of |= self._rows_of_accessions(set(itertools.chain(*given.values())) - row_of.keys())
         rows = {}
         for word, ids in given.items():
-            missing = [id for id in ids if id not in found]
+            missing = [id for id in ids if id not in row_of]
             if missing or not ids:
                 raise UserError(self._missing(word, missing))
-            rows[word] = {id: found[id] for id in ids}
+            rows[word] = {id: row_of[id] for id in ids}
         return rows
 
     def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
         """Return the rows of those of `words` that are the accession of one record."""
-        found = self._ids_of_accessions(words)
-        for word, ids in found.items():
+        ids_of = self._ids_of_accessions(words)
+        for word, ids in ids_of.items():
             if len(ids) > 1:
                 shown = ", ".join(ids)
                 raise UserError(
                     f"{self._searched.folder.root}: {word!r} is the accession of several records, "
                     f"such as {shown}; give a whole id, in quotes for the shell."
                 )
-        rows = self._searched.rows_of([ids[0] for ids in found.values()])
-        return {word: rows[ids[0]] for word, ids in found.items()}
+        rows = self._searched.rows_of([ids[0] for ids in ids_of.values()])
+        return {word: rows[ids[0]] for word, ids in ids_of.items()}
 
     def _ids_of_accessions(self, words: set[str]) -> dict[str, list[str]]:
         """Return the ids of the records with one of `words` as accession, a few at most."""
-        found: dict[str, list[str]] = {}
+        ids_of: dict[str, list[str]] = {}
         asked = pa.array(words, pa.string())
         for _, batch in self._searched.table.batches(self._searched.id_columns) if words else ():
             here = accessions(batch["id"])
             places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
             ids = full_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
-                if len(of_word := found.setdefault(word, [])) < MOST_OF_ACCESSION:
+                if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
                     of_word.append(id)
-        return found
+        return ids_of
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
         if not ids:
@@ -197,14 +197,14 @@ class Reader:
                 "<sample>/<id>, as a file does not name samples."
             )
         rows = self._searched.rows_of({record.id for record in records})
-        told = self._searched.records_of(np.array(list(rows.values()), np.int64))
-        sha256_of = {row: record.sha256 for row, record in told.items()}
-        found = []
+        stored = self._searched.records_of(np.array(list(rows.values()), np.int64))
+        sha256_of = {row: record.sha256 for row, record in stored.items()}
+        own = []
         for record in records:
             row = rows.get(record.id, NOWHERE)
             is_it = sha256_of.get(row) == hashlib.sha256(record.payload).hexdigest()
-            found.append(row if is_it else NOWHERE)
-        return found
+            own.append(row if is_it else NOWHERE)
+        return own
 
     def _say(self, what: str) -> None:
         """Report how the queries were corrected, as plan does for inputs; refuse to search for

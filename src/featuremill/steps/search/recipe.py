@@ -54,15 +54,15 @@ class Recipe:
         self._plan = searched.plan if is_same else None  # else of other options, or another model
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
-        found = self._weights(weights)
+        ready = self._weights(weights)
         refuse_without_packages(self.workload.Options)
-        self.options = self._resolved(devices[0], found)
+        self.options = self._resolved(devices[0], ready)
         name = self._settings.workload
         self._budget = plugin_errors.batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
             with plugin_errors.attributed_to(name, "load"):
-                self._model: Any = self.workload.load(self.options, devices, found)
+                self._model: Any = self.workload.load(self.options, devices, ready)
         except Exception as error:
             if not faults.is_out_of_memory(error):
                 raise
@@ -128,40 +128,40 @@ class Recipe:
                 "new sequences need them; featuremill weights MODEL --output FILE converts them, "
                 "and --weights FILE names them. Records of the run are found by their ids without."
             )
-        found = weights_verb.read(path, self._settings.workload)
-        if found.sha256 != sha256:
+        located = weights_verb.read(path, self._settings.workload)
+        if located.sha256 != sha256:
             raise UserError(
                 f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "
                 "vectors made with them cannot be compared; name the right ones with --weights, or "
                 "let the run compute everything anew."
             )
-        return found
+        return located
 
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
         """Return the options of the run, after a check that they give the same recipe here."""
-        told = self._settings
-        if told.files and not self._plan:
+        planned = self._settings
+        if planned.files and not self._plan:
             raise UserError(
-                f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
+                f"{self._root}: its options name files ({', '.join(planned.files)}), and only its "
                 "plan.json, which is not here, has their paths; run it again. Records of the "
                 "run are found by their ids without."
             )
         execution = dict(self._plan.execution) if self._plan else {}
-        for name in told.files:
+        for name in planned.files:
             execution[name] = str(self._folder.placed(execution[name]))
         try:
-            options = self.workload.Options.model_validate(told.options | execution)
+            options = self.workload.Options.model_validate(planned.options | execution)
         except ValidationError:
             raise self._other_versions() from None
-        option_files.refuse_others(options, told.files, self._folder.plan)
+        option_files.refuse_others(options, planned.files, self._folder.plan)
         try:
-            here = settings_of(told.workload, self.workload, options, device, weights)
+            here = settings_of(planned.workload, self.workload, options, device, weights)
         except UserError as error:
             raise UserError(
                 f"{self._root}: its recipe cannot be computed on this device: {error} Another one "
                 "may do (--device); records of the run are found by their ids without."
             ) from None
-        if here.as_json() != told.as_json():
+        if here.as_json() != planned.as_json():
             raise self._other_versions()
         return options
 

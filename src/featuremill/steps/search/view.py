@@ -22,13 +22,13 @@ MIN_DESCRIPTION = 20
 """The least letters of a description on a narrow terminal."""
 
 
-def write(found: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
+def write(lots: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
     """Write hits as they come to `path`, or to standard output: as a table if that is a terminal
     and no other format is given."""
     with _output(path) as out:
         shown = format or ("table" if out.isatty() else "tsv")
         view = Aligned(out) if shown == "table" else Tsv(out)
-        for hits in found:
+        for hits in lots:
             view.write(hits)
             out.flush()
 

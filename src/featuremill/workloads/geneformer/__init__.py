@@ -127,17 +127,17 @@ def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
             f"options.model: {folder}: this is a {facts.architecture.name}, and a Geneformer is a "
             "bert; give the folder of one."
         )
-    found = genes.of(options, facts)
-    if "cls" in options.pool and not found.words.has_first:
+    known = genes.of(options, facts)
+    if "cls" in options.pool and not known.words.has_first:
         raise UserError("options.pool: V1 has no <cls>; take mean.")
-    return facts, found
+    return facts, known
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the cells of `inputs` (.h5ad), each once, or once for each block of perturbations."""
-    _, found = _opened(options, place_of(options.model))
+    _, known = _opened(options, place_of(options.model))
     for path in inputs:
-        yield from cells.records(path, options, found)
+        yield from cells.records(path, options, known)
 
 
 def cost(payload: bytes, options: Options) -> int:
@@ -155,17 +155,17 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Resolve version and dtype, and count layers from 0."""
     assert weights is not None
-    facts, found = _opened(options, weights.path)
+    facts, known = _opened(options, weights.path)
     settled = {
-        "version": found.version,
+        "version": known.version,
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
     if options.perturb != "none" and options.shift == "auto":
-        is_by_genes = found.version == "V1" and options.pool == ("auto",)
+        is_by_genes = known.version == "V1" and options.pool == ("auto",)
         settled["shift"] = "genes" if is_by_genes else "pooled"
     if options.pool == ("auto",):
-        settled["pool"] = ("cls" if found.words.has_first else "mean",)
+        settled["pool"] = ("cls" if known.words.has_first else "mean",)
     return options.model_copy(update=settled)
 
 
@@ -209,13 +209,13 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    _, found = _opened(options, weights.path)
+    _, known = _opened(options, weights.path)
     network = encoder.network(devices, weights.path, options.dtype)
-    long = np.array([*found.words.first, *found.tokens.values()][: found.most], np.int64)[:LONG]
-    check.padding(network, found.words, long[: max(1, len(long) // 2)], long, options.dtype)
+    long = np.array([*known.words.first, *known.tokens.values()][: known.most], np.int64)[:LONG]
+    check.padding(network, known.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
     states = genes.states_of(options, architectures.facts_of(weights.path).width)
-    return Model(network, found, options, columns, batch_tokens, states, network.backend)
+    return Model(network, known, options, columns, batch_tokens, states, network.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
@@ -226,17 +226,17 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     words, perturb = model.genes.words, model.options.perturb
     given = [cells.cell_of(payload) for payload in payloads]
 
-    def whole(tokens: cells.Tokens) -> Any:
+    def row(tokens: cells.Tokens) -> Any:
         return np.concatenate((words.first, tokens, words.last)).astype(np.int64)
 
     if perturb == "none":
-        together = padding.groups([whole(cell.tokens) for cell in given], words, batch_cost)
+        together = padding.groups([row(cell.tokens) for cell in given], words, batch_cost)
         return Batch([together], given, [])
     batch = Batch([], given, [])
     for cell in given:
         done = cells.possible(cell, model.options)
-        found = [whole(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
-        batch.units.append(padding.groups(found, words, model.batch_tokens, 0.0))
+        rows = [row(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
+        batch.units.append(padding.groups(rows, words, model.batch_tokens, 0.0))
         batch.done.append(done)
     return batch
 

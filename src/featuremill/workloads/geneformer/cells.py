@@ -85,8 +85,8 @@ def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
 def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> Tokens:
     """Return the token of each gene of a file; -1 for genes without one."""
     mapping = genes.mapping or {}
-    found = np.array([genes.tokens.get(mapping.get(id, id), -1) for id in file.genes], np.int64)
-    known = np.flatnonzero(found >= 0)
+    token_G = np.array([genes.tokens.get(mapping.get(id, id), -1) for id in file.genes], np.int64)
+    known = np.flatnonzero(token_G >= 0)
     if not len(known):
         is_ensembl = any(map(h5ad.ENSEMBL.fullmatch, file.genes))
         problem = f"none of them is in {options.vocabulary}"
@@ -99,22 +99,22 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
             f"{path}: {file.column}, such as {example!r}, are taken as the genes' ids, and these "
             f"are {problem}; {remedy}."
         )
-    if 10 * len(known) < len(found):
+    if 10 * len(known) < len(token_G):
         log.warning(
             "%s: the vocabulary has %d of the %d genes, so cells have few tokens; look whether the "
             "vocabulary is of this organism, and whether older ids need gene_mapping",
-            *(path, len(known), len(found)),
+            *(path, len(known), len(token_G)),
         )
     if genes.mapping is not None:
-        return found
-    in_order = known[np.argsort(found[known], kind="stable")]
-    if len(twice := np.flatnonzero(np.diff(found[in_order]) == 0)):
+        return token_G
+    in_order = known[np.argsort(token_G[known], kind="stable")]
+    if len(twice := np.flatnonzero(np.diff(token_G[in_order]) == 0)):
         id = one_line(file.genes[in_order[twice[0]]])
         raise UserError(
             f"{path}: two genes are called {id} in it; add them up, drop one, or set "
             "gene_mapping under options."
         )
-    return found
+    return token_G
 
 
 def _refuse_no_counts(path: Path, options: Options, file: h5ad.Cells, block: h5ad.Block) -> None:
@@ -185,12 +185,12 @@ def possible(cell: Cell, options: Options) -> list[Perturbed]:
     """Return the cell after each possible perturbation: its genes are in the cell, and a deletion
     leaves another gene."""
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
-    found = []
+    every = []
     for number, tokens in enumerate(perturbations(cell, options)):
         own = [places[token] for token in tokens.tolist() if token in places]
         kept = np.delete(np.arange(len(cell.tokens)), own)
         is_left = len(kept) or options.perturb == "overexpress"
         if len(own) == len(tokens) and is_left:
             front = tokens if options.perturb == "overexpress" else tokens[:0]
-            found.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
-    return found
+            every.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
+    return every

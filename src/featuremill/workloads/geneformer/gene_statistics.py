@@ -45,7 +45,7 @@ class Writer:
         codes = np.zeros(len(rows), np.int64)
         for key, size in zip(keys, sizes, strict=True):
             codes = codes * size + key.indices.to_numpy()
-        found, inverse = np.unique(codes, return_inverse=True)
+        present, inverse = np.unique(codes, return_inverse=True)
         texts = [key.dictionary.to_pylist() for key in keys]
         places = np.array(
             [
@@ -53,7 +53,7 @@ class Writer:
                     tuple(text[n] for text, n in zip(texts, numbers, strict=True)),
                     len(self._places),
                 )
-                for numbers in zip(*np.unravel_index(found, sizes), strict=True)
+                for numbers in zip(*np.unravel_index(present, sizes), strict=True)
             ],
             np.int64,
         )
@@ -61,7 +61,7 @@ class Writer:
         self._sums = np.pad(self._sums, ((0, 0), (0, more)))
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        here = _sums(values[is_there], inverse[is_there], len(found))
+        here = _sums(values[is_there], inverse[is_there], len(present))
         self._sums[:, places] = _together(self._sums[:, places], here)
 
     def close(self) -> None:

@@ -111,18 +111,18 @@ def states_of(options: Options, width: int) -> dict[str, npt.NDArray[np.float64]
         return {}
     path = Path(options.states)
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
             f"options.states: {path}: this is no JSON ({error}); write it anew."
         ) from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(content, dict) or not content:
         raise UserError(
             f"options.states: {path}: give names with a list of numbers each, such as "
             '{"healthy": [0.1, …]}; docs/geneformer.md has lines that write them.'
         )
     states = {}
-    for name, numbers in found.items():
+    for name, numbers in content.items():
         try:
             vector = np.asarray(numbers, np.float64)
         except (TypeError, ValueError):
@@ -170,7 +170,7 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
     try:
         content = path.read_bytes()
         is_pickle = content.startswith(b"\x80")
-        found = _Unpickler(io.BytesIO(content)).load() if is_pickle else json.loads(content)
+        table = _Unpickler(io.BytesIO(content)).load() if is_pickle else json.loads(content)
     except OSError as error:
         problem = f"it cannot be read ({error.strerror})"
         raise UserError(f"options.{option}: {path}: {problem}; name another one.") from None
@@ -180,17 +180,17 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
             f"({one_line(str(error))[:120]}); download it again, or write it as JSON."
         ) from None
     kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(found, dict) or not found:
+    if not isinstance(table, dict) or not table:
         example = '{"ENSG…": "ENSG…"}' if kind is str else '{"ENSG…": 1}'
         raise UserError(f"options.{option}: {path}: this must be a dict, such as {example}.")
-    for gene, number in found.items():
+    for gene, number in table.items():
         if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
             what = {int: "a whole number", float: "a number", str: "another text"}[kind]
             raise UserError(
                 f"options.{option}: {path}: {str(gene)[:40]!r} has {str(number)[:40]!r}, and a "
                 f"text with {what} is meant; give the file of the model."
             )
-    return found
+    return table
 
 
 class _NumberType:

@@ -82,14 +82,14 @@ class Cells:
             raise UserError(
                 f"{self._path}: options.gene_column: var has no column {chosen!r}; {remedy}."
             )
-        found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
-        ids = [id.strip() for id in _texts(var, found or _index_of(var))]
-        told = f"column {found} of var" if found else "the names of the genes"
-        return told, [match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
+        column = chosen or next((name for name in GENE_COLUMNS if name in names), "")
+        ids = [id.strip() for id in _texts(var, column or _index_of(var))]
+        source = f"column {column} of var" if column else "the names of the genes"
+        return source, [match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
 
     def _shape(self) -> tuple[int, int]:
-        told = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
-        shape = self._matrix.shape if told is None else told
+        stated = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
+        shape = self._matrix.shape if stated is None else stated
         if len(shape) != 2:
             raise UserError(f"{self._path}: {self._counts} is no matrix; write the file again.")
         return int(shape[0]), int(shape[1])

@@ -340,27 +340,27 @@ def _without_clock(template: str) -> str:
 
 def run(model: Model, batch: list[Asked]) -> list[Row]:
     """Ask the model, again if a reply is not accepted, and check its replies."""
-    found: dict[int, Row] = {}
+    rows: dict[int, Row] = {}
     options = model.options
     assert options.context is not None
     room = options.context - options.max_tokens
     for place, asked in enumerate(batch):
         if len(asked.tokens) > room:
-            told = (
+            counts = (
                 f"{len(asked.tokens):,} tokens, and a context of {options.context:,} has {room:,} "
                 f"beside the reply's {options.max_tokens:,}"
             )
-            found[place] = Row(PROMPT_TOO_LONG.reason(told), {})
-    left = [place for place in range(len(batch)) if place not in found]
+            rows[place] = Row(PROMPT_TOO_LONG.reason(counts), {})
+    left = [place for place in range(len(batch)) if place not in rows]
     with _without_words():
         for attempt in range(1, options.attempts + 1):
             given = model.engine.replies([batch[place] for place in left], attempt)
             for place, reply in zip(left, given, strict=True):
-                found[place] = _judged(model, batch[place], reply, attempt)
-            left = [place for place in left if found[place].reason]
+                rows[place] = _judged(model, batch[place], reply, attempt)
+            left = [place for place in left if rows[place].reason]
             if not left:
                 break
-    return [found[place] for place in range(len(batch))]
+    return [rows[place] for place in range(len(batch))]
 
 
 def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:

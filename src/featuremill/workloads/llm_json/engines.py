@@ -59,8 +59,8 @@ class Engine(Protocol):
 
 def drawn(seed: int, sha256: bytes, attempt: int, number: int) -> int:
     """Return 64 random bits that depend only on the arguments."""
-    told = b"".join(part.to_bytes(8, "little") for part in (seed, attempt, number))
-    return int.from_bytes(hashlib.blake2b(told + sha256, digest_size=8).digest(), "little")
+    counter = b"".join(part.to_bytes(8, "little") for part in (seed, attempt, number))
+    return int.from_bytes(hashlib.blake2b(counter + sha256, digest_size=8).digest(), "little")
 
 
 class Transformers:
@@ -101,9 +101,9 @@ class Transformers:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._words, self._grammar, log_level=0)
-        found: list[int] = []
+        chosen: list[int] = []
         given, cache, finish = asked.tokens, None, LENGTH
-        while len(found) < self._options.max_tokens:
+        while len(chosen) < self._options.max_tokens:
             state = self._network(
                 input_ids=torch.tensor([given], device=self._device),
                 past_key_values=cache,
@@ -113,23 +113,23 @@ class Transformers:
             cache = state.past_key_values
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             if matcher.is_error():
-                return Reply("", len(found), str(matcher.stop_reason()))
+                return Reply("", len(chosen), str(matcher.stop_reason()))
             logits = state.logits[0, -1]
             allowed = np.zeros(len(logits), bool)
             mask = np.unpackbits(bits, bitorder="little")[: len(logits)].view(bool)
             allowed[: len(mask)] = mask
-            number = drawn(self._options.seed, asked.sha256, attempt, len(found))
+            number = drawn(self._options.seed, asked.sha256, attempt, len(chosen))
             token = _choose(logits, allowed, self._options.temperature, number)
             if not matcher.consume_token(token):
-                return Reply("", len(found), str(matcher.stop_reason()))
+                return Reply("", len(chosen), str(matcher.stop_reason()))
             if token not in self._ends:
-                found.append(token)
+                chosen.append(token)
             if matcher.is_stopped():
                 finish = STOP
                 break
             given = [token]
-        text = self._words.decode_bytes(found).decode(errors="replace")
-        return Reply(text, len(found), finish)
+        text = self._words.decode_bytes(chosen).decode(errors="replace")
+        return Reply(text, len(chosen), finish)
 
 
 def _choose(
@@ -169,7 +169,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
         )
         more["device_map"] = {"": device}
     try:
-        network, told = transformers.AutoModelForCausalLM.from_pretrained(
+        network, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[options.dtype],
             local_files_only=True,
@@ -183,7 +183,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
         raise UserError(
             f"{folder}: transformers cannot load this model ({said}); download it again."
         ) from None
-    if missing := sorted([*told["missing_keys"], *told["mismatched_keys"]], key=str):
+    if missing := sorted([*loading["missing_keys"], *loading["mismatched_keys"]], key=str):
         raise UserError(
             f"{folder}: its weights lack {missing[0]}, or have it in another shape; download the "
             "model again."
@@ -228,7 +228,9 @@ class Vllm:
             for one in asked
         ]
         prompts = [{"prompt_token_ids": one.tokens} for one in asked]
-        found = [one.outputs[0] for one in self._engine.generate(prompts, params, use_tqdm=False)]
-        if len(found) != len(asked):
-            raise WorkloadError(f"vllm gave {len(found)} replies to {len(asked)} prompts")
-        return [Reply(one.text, len(one.token_ids), str(one.finish_reason)) for one in found]
+        finished = [
+            one.outputs[0] for one in self._engine.generate(prompts, params, use_tqdm=False)
+        ]
+        if len(finished) != len(asked):
+            raise WorkloadError(f"vllm gave {len(finished)} replies to {len(asked)} prompts")
+        return [Reply(one.text, len(one.token_ids), str(one.finish_reason)) for one in finished]

@@ -59,9 +59,9 @@ def read(path: str) -> Prompt:
             f"options.prompt: {path}: it cannot be read ({error}); check the file."
         ) from None
     except TemplateSyntaxError as error:
-        told = one_line(error.message or "").rstrip(".")
+        problem = one_line(error.message or "").rstrip(".")
         raise UserError(
-            f"options.prompt: {path}:{error.lineno}: {told}; fix the template there."
+            f"options.prompt: {path}:{error.lineno}: {problem}; fix the template there."
         ) from None
     columns = _columns(tree, set(jinja.globals), path)
     if not columns:
@@ -83,13 +83,13 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
     names = meta.find_undeclared_variables(tree) - known
     if ROW not in names:
         return sorted(names)
-    whole = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
+    uses = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
     places = [
         place.arg.value
         for place in tree.find_all(nodes.Getitem)
-        if place.node in whole and isinstance(place.arg, nodes.Const)
+        if place.node in uses and isinstance(place.arg, nodes.Const)
     ]
-    if len(places) < len(whole) or not all(isinstance(name, str) for name in places):
+    if len(places) < len(uses) or not all(isinstance(name, str) for name in places):
         raise UserError(
             f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
             "its columns are unknown before it is filled; name each."

@@ -63,7 +63,7 @@ def read(path: str) -> dict[str, Any]:
         UserError: there is none, it is no object's, or it refers to other files.
     """
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
+        schema = json.loads(Path(path).read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(
             f"options.json_schema: {path}:{error.lineno}: this is no JSON ({error.msg}); fix it."
@@ -72,21 +72,21 @@ def read(path: str) -> dict[str, Any]:
         raise UserError(
             f"options.json_schema: {path}: it cannot be read ({error}); check the file."
         ) from None
-    properties = found.get("properties") if isinstance(found, dict) else None
-    if not isinstance(properties, dict) or not properties or found.get("type") != "object":
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not properties or schema.get("type") != "object":
         raise UserError(
             f'options.json_schema: {path}: its top level has to be {{"type": "object", '
             '"properties": {…}}; put what is there into a property.'
         )
-    found = _refers_to_itself(found, str(found.get("$id", "")))
-    for keyword, value in _keywords(found):
+    schema = _refers_to_itself(schema, str(schema.get("$id", "")))
+    for keyword, value in _keywords(schema):
         if keyword == "$ref" and not str(value).startswith("#"):
             raise UserError(
                 f"options.json_schema: {path}: it refers to {clipped(str(value))!r}, and nothing "
                 "is fetched; put that into the file, under $defs."
             )
         _refuse_keyword(path, keyword, value)
-    return dict(found)
+    return dict(schema)
 
 
 def _refers_to_itself(part: Any, own: str) -> Any:
@@ -95,10 +95,10 @@ def _refers_to_itself(part: Any, own: str) -> Any:
         return [_refers_to_itself(each, own) for each in part]
     if not isinstance(part, dict):
         return part
-    found = {key: _refers_to_itself(value, own) for key, value in part.items()}
-    if own and str(found.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
-        found["$ref"] = "#" + str(found["$ref"]).partition("#")[2]
-    return found
+    copied = {key: _refers_to_itself(value, own) for key, value in part.items()}
+    if own and str(copied.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
+        copied["$ref"] = "#" + str(copied["$ref"]).partition("#")[2]
+    return copied
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
@@ -173,9 +173,9 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
     if find_spec("llguidance"):
         from llguidance import LLMatcher
 
-        is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar(schema))
+        is_wrong, warnings = LLMatcher.validate_grammar_with_warnings(grammar(schema))
         if is_wrong:
-            said = clipped(" ".join(" ".join(told).split()), 200)
+            said = clipped(" ".join(" ".join(warnings).split()), 200)
             raise UserError(
                 f"options.json_schema: {path}: llguidance cannot hold a model to it ({said}); "
                 "leave that out of the schema, and test it afterwards."
@@ -204,19 +204,19 @@ def _compiled(pattern: str) -> Any:
     return regex.compile(pattern)
 
 
-def _pattern(_: Any, pattern: str, found: Any, schema: Any) -> Iterator[Any]:
+def _pattern(_: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     from jsonschema import ValidationError
 
-    if isinstance(found, str) and not _compiled(pattern).search(found):
+    if isinstance(instance, str) and not _compiled(pattern).search(instance):
         yield ValidationError("it does not match")
 
 
-def _multiple_of(_: Any, step: float, found: Any, schema: Any) -> Iterator[Any]:
+def _multiple_of(_: Any, step: float, instance: Any, schema: Any) -> Iterator[Any]:
     """In decimal numbers, as written: in floats, 0.3 is no multiple of 0.1."""
     from jsonschema import ValidationError
 
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if is_number and (Fraction(repr(found)) / Fraction(repr(step))).denominator != 1:
+    is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
+    if is_number and (Fraction(repr(instance)) / Fraction(repr(step))).denominator != 1:
         yield ValidationError("it is no multiple")
 
 
@@ -235,42 +235,46 @@ class Property(NamedTuple):
     is_json: bool
     """Whether it is written as JSON, because it has no single type."""
 
-    def value(self, found: Any) -> Any:
+    def value(self, instance: Any) -> Any:
         """Return the Arrow value of a valid value.
 
         Raises:
             NotValid: a number that 64 bits cannot hold.
         """
-        if found is None:
+        if instance is None:
             return None
-        return json.dumps(found, ensure_ascii=False) if self.is_json else _plain(found, self.type)
+        return (
+            json.dumps(instance, ensure_ascii=False)
+            if self.is_json
+            else _plain(instance, self.type)
+        )
 
 
-def _plain(found: Any, type: pa.DataType) -> Any:
+def _plain(value: Any, type: pa.DataType) -> Any:
     import pyarrow as pa
 
-    if found is None:
+    if value is None:
         return None
     if pa.types.is_list(type):
-        return [_plain(one, type.value_type) for one in found]
+        return [_plain(one, type.value_type) for one in value]
     if pa.types.is_int64(type):
-        found = int(found)  # JSON Schema has 2.0 for an integer
-        if found not in INT64:
+        value = int(value)  # JSON Schema has 2.0 for an integer
+        if value not in INT64:
             raise NotValid("an integer of more than 64 bits")
     elif pa.types.is_float64(type):
-        found = float(found)
-    return found
+        value = float(value)
+    return value
 
 
 def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
     """Return the top level's properties by name, in the schema's order."""
     import pyarrow as pa
 
-    found = {}
+    columns = {}
     for name, part in schema["properties"].items():
         type = _type(part, schema)
-        found[name] = Property(pa.string() if type is None else type, type is None)
-    return found
+        columns[name] = Property(pa.string() if type is None else type, type is None)
+    return columns
 
 
 def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
@@ -313,10 +317,10 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
                 part = part.get(name) if isinstance(part, dict) else None
         elif any(isinstance(part.get(key), list) for key in ("anyOf", "oneOf")):
             choices = part.get("anyOf") or part.get("oneOf")
-            rest = [one for one in choices or [] if one != {"type": "null"}]
-            if len(rest) != 1:
+            others = [one for one in choices or [] if one != {"type": "null"}]
+            if len(others) != 1:
                 return None
-            (part,) = rest
+            (part,) = others
         else:
             return part
     return None
@@ -335,19 +339,19 @@ class Reader(NamedTuple):
             NotValid: it is not valid; the error has the place in the schema.
         """
         try:
-            found = json.loads(text, parse_constant=_refuse)
-            json.dumps(found, ensure_ascii=False).encode()
+            content = json.loads(text, parse_constant=_refuse)
+            json.dumps(content, ensure_ascii=False).encode()
         except RecursionError:
             raise NotValid("nested too deeply") from None
         except UnicodeEncodeError:
             raise NotValid("half of a surrogate pair") from None
         except ValueError:
             raise NotValid("no JSON") from None
-        if not all(map(math.isfinite, _floats(found))):
+        if not all(map(math.isfinite, _floats(content))):
             raise NotValid("a number of more than 64 bits")
-        for error in self.validator.iter_errors(found):
+        for error in self.validator.iter_errors(content):
             raise NotValid(f"by the schema's {'/'.join(map(str, error.absolute_schema_path))}")
-        return {name: one.value(found.get(name)) for name, one in self.properties.items()}
+        return {name: one.value(content.get(name)) for name, one in self.properties.items()}
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
@@ -359,9 +363,9 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def _floats(found: Any) -> Iterator[float]:
-    if isinstance(found, float):
-        yield found
-    elif isinstance(found, dict | list):
-        for one in found.values() if isinstance(found, dict) else found:
+def _floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _floats(one)

@@ -31,9 +31,9 @@ class Writer:
     def write(self, block: pa.Table) -> None:
         """Append a block's lines."""
         for row in block.select(self._names).to_pylist():
-            told = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
-            told[JSON] = _in_one_line(row[JSON])
-            parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items())
+            texts = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
+            texts[JSON] = _in_one_line(row[JSON])
+            parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
             self._file.write(f"{{{parts}}}\n")
 
     def close(self) -> None:

@@ -93,15 +93,15 @@ def index_of(phases: Phases, cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
     num_bands, num_amplitudes = len(phases.count_PK), cumulated_SA.shape[1]
     most = AT_ONCE_NUMBERS[cumulated_SA.device.type]
     size = max(1, most // (len(phases.edge_E) * num_amplitudes))
-    found = []
+    sums_of = []
     for chosen_N in torch.split(offset_N, size):
         places = (phases.edge_E[:, None] + chosen_N).reshape(-1)
         at_edge = cumulated_SA.index_select(0, places).view(len(phases.edge_E), -1)
         sums = at_edge.new_zeros(num_bands * NUM_BINS + 1, at_edge.shape[1])
         sums.index_add_(0, phases.bin_R, at_edge[1:] - at_edge[:-1])
-        found.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
+        sums_of.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
     # A GPU adds in another order, so a sum may be less than the one before it.
-    sum_PKNA = torch.cat(found, 2).clamp_min(0)
+    sum_PKNA = torch.cat(sums_of, 2).clamp_min(0)
     mean_PKNA = sum_PKNA / phases.count_PK.clamp_min(1)[:, :, None, None]
     share_PKNA = mean_PKNA / mean_PKNA.sum(1, keepdim=True)
     less_entropy_PNA = torch.xlogy(share_PKNA, share_PKNA).sum(1)
@@ -155,10 +155,10 @@ class Coupling(NamedTuple):
         observed: Numbers = self.observed_PA.cpu().numpy()
         if not self.blocks:
             return (observed,)
-        found, *others = (Moments(n, *block.cpu().numpy()) for n, block in self.blocks)
+        moments, *others = (Moments(n, *block.cpu().numpy()) for n, block in self.blocks)
         for other in others:
-            found = found.merged(other)
-        return observed, found.z(observed), found.p()
+            moments = moments.merged(other)
+        return observed, moments.z(observed), moments.p()
 
 
 def coupling(

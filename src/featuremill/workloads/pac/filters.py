@@ -44,8 +44,8 @@ class Bank(NamedTuple):
 def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
     """Return the filter of a band (its edges in Hz), an odd number of weights."""
     half = half_of_filter(band, cycles, rate_hz)
-    found: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
-    return found
+    weights: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
+    return weights
 
 
 @functools.lru_cache(KEPT_BANKS)
@@ -69,12 +69,12 @@ def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
 def extended(segment: Signal, num_padded: int) -> Numbers:
     """Return a segment without its mean, with `num_padded` samples before and after it: its
     neighbours, then the odd extension of these."""
-    whole = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
-    whole -= segment.samples_T.mean()
+    samples = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
+    samples -= segment.samples_T.mean()
     front, back = num_padded - len(segment.before_T), num_padded - len(segment.after_T)
-    before = 2 * whole[0] - whole[front:0:-1]
-    after = 2 * whole[-1] - whole[-2 : -back - 2 : -1]
-    return np.concatenate([before, whole, after])
+    before = 2 * samples[0] - samples[front:0:-1]
+    after = 2 * samples[-1] - samples[-2 : -back - 2 : -1]
+    return np.concatenate([before, samples, after])
 
 
 def analytic(segment: Signal, bank: Bank, gain_BF: Tensor) -> Tensor:
@@ -84,5 +84,5 @@ def analytic(segment: Signal, bank: Bank, gain_BF: Tensor) -> Tensor:
     """
     padded = torch.from_numpy(extended(segment, bank.num_padded)).to(gain_BF.device)
     spectrum_F = torch.fft.rfft(padded, bank.num_transformed)
-    found: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
-    return found[:, bank.num_padded : bank.num_padded + len(segment.samples_T)]
+    signal_BT: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
+    return signal_BT[:, bank.num_padded : bank.num_padded + len(segment.samples_T)]

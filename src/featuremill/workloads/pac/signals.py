@@ -92,9 +92,9 @@ def num_samples_of(payload: bytes) -> int:
 def signal_of(payload: bytes) -> Signal:
     """Return the segment of a payload."""
     rate_hz, num_before, num_after = HEADER.unpack_from(payload)
-    whole = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
-    end = len(whole) - num_after
-    return Signal(rate_hz, whole[num_before:end], whole[:num_before], whole[end:])
+    samples = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
+    end = len(samples) - num_after
+    return Signal(rate_hz, samples[num_before:end], samples[:num_before], samples[end:])
 
 
 def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
@@ -158,13 +158,13 @@ def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
 
 def _rate(path: Path, recording: Recording, options: Options) -> float:
     """Return the sampling rate, after a check that all bands are below half of it."""
-    told, given = recording.rate_hz, options.sampling_rate_hz
-    if told and given and told != given:
+    stated, given = recording.rate_hz, options.sampling_rate_hz
+    if stated and given and stated != given:
         raise UserError(
-            f"{path}: it has {told:g} samples a second, and options.{RATE} is {given:g}; leave "
+            f"{path}: it has {stated:g} samples a second, and options.{RATE} is {given:g}; leave "
             "the option out, or give this file a run of its own."
         )
-    rate_hz = told or given
+    rate_hz = stated or given
     if rate_hz is None:
         raise UserError(
             f"{path}: its sampling rate is missing; set {RATE} under options, or "
@@ -257,9 +257,9 @@ def _reading(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:  # mne raises many kinds
-        told = clipped(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
+        problem = clipped(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
         raise UserError(
-            f"{path}: this recording cannot be read ({told}); export it again."
+            f"{path}: this recording cannot be read ({problem}); export it again."
         ) from None
 
 
