@@ -194,26 +194,26 @@ class _Waiting:
         queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
             with turnstile.turn(queue, self._deadline, self._say_in_queue):
-                found = self._until_free()
+                passed = self._until_free()
         except turnstile.TurnstileTimeoutError:
             raise self._too_late("others came first and still wait") from None
-        for free in found.chosen:
+        for free in passed.chosen:
             if free.note:
                 log.info("GPU %d: %s", free.device.number, free.note)
-        chosen = tuple(free.device for free in found.chosen)
-        return _lease(self._request, chosen, [free.slot for free in found.chosen])
+        chosen = tuple(free.device for free in passed.chosen)
+        return _lease(self._request, chosen, [free.slot for free in passed.chosen])
 
     def _until_free(self) -> Pass:
         while True:
-            found = self._chooser.attempt()
-            if found.chosen:
-                return found
-            why = "; ".join(f"{name}: {reason}" for name, reason in found.barred.items())
+            passed = self._chooser.attempt()
+            if passed.chosen:
+                return passed
+            why = "; ".join(f"{name}: {reason}" for name, reason in passed.barred.items())
             self._say(why)
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 raise self._too_late(why)
-            time.sleep(POLL_SECONDS_USED_BY_OTHERS if found.is_used_by_others else POLL_SECONDS)
+            time.sleep(POLL_SECONDS_USED_BY_OTHERS if passed.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
         names = {device.uuid: f"GPU {device.number}" for device in self._devices}

@@ -68,9 +68,9 @@ class Chooser:
             if device.uuid in cooling:
                 barred[name] = cooling[device.uuid]
                 continue
-            found, why = self._try(device, place)
-            if found:
-                free.append(found)
+            device_slot, why = self._try(device, place)
+            if device_slot:
+                free.append(device_slot)
             else:
                 barred[name] = why
                 leased += why.startswith("held by")
@@ -102,8 +102,7 @@ class Chooser:
             return None, why
         note = "" if is_shared or taking.num_taken else condition.used_by_display(now)
         when = taking.last_leased
-        found = Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note)
-        return found, ""
+        return Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note), ""
 
     def _unfit(self, now: Condition) -> str:
         if now.problem:
@@ -118,20 +117,22 @@ class Chooser:
             pids = [holder.pid for holder in slots.holders(self._folder, name)]
         return condition.used_by_others(now, pids)
 
-    def _rank(self, found: Free) -> tuple[float, ...]:
+    def _rank(self, free: Free) -> tuple[float, ...]:
         """Return the sort key of a free device, lowest first; docs/lease.md describes the order."""
-        failures = self._failures.get(found.device.uuid, 0)
+        failures = self._failures.get(free.device.uuid, 0)
         if self._request.policy == "memory":
-            return (failures, -found.free_mb, found.place)
+            return (failures, -free.free_mb, free.place)
         if self._request.policy == "sequential":
-            return (failures, found.place)
-        return (failures, found.num_taken, found.last_leased, found.place)
+            return (failures, free.place)
+        return (failures, free.num_taken, free.last_leased, free.place)
 
     def _cooling(self) -> dict[str, str]:
         """Return the devices that have to rest. If these are too many, the work is at fault and
         none rests."""
-        found = {d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices}
-        cooling = {uuid: why for uuid, why in found.items() if why}
+        reasons = {
+            d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices
+        }
+        cooling = {uuid: why for uuid, why in reasons.items() if why}
         enough = len(self._devices) - len(cooling) >= self._request.num_gpus
         return cooling if enough else {}
 

@@ -137,8 +137,8 @@ class Failures:
     def read(self) -> list[tuple[float, str]]:
         """Return time (seconds since 1970) and manner of the recent quick failures."""
         with contextlib.suppress(ValueError, TypeError, OverflowError):
-            found = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
-            return [item for item in found if 0 <= time.time() - item[0] < COOL_SECONDS]
+            failures = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
+            return [item for item in failures if 0 <= time.time() - item[0] < COOL_SECONDS]
         return []
 
     def _write(self, failures: list[tuple[float, str]]) -> None:

@@ -95,8 +95,8 @@ def matching(devices: Sequence[Device], token: str) -> list[Device]:
     """Return the devices of one entry of a list: a number, or the start of one UUID."""
     if token.isdecimal():
         return [device for device in devices if device.number == int(token)]
-    found = [device for device in devices if token and device.uuid.startswith(token)]
-    return found if len(found) == 1 else []
+    matches = [device for device in devices if token and device.uuid.startswith(token)]
+    return matches if len(matches) == 1 else []
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
@@ -104,13 +104,13 @@ def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
     list."""
     if mask is None:
         return list(devices)
-    found: list[Device] = []
+    allowed: list[Device] = []
     for token in (part.strip() for part in mask.split(",")):
         matches = matching(devices, token)
         if not matches:
             break
-        found += matches
-    return found
+        allowed += matches
+    return allowed
 
 
 def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:

@@ -72,11 +72,11 @@ def slices_of(handle: Any) -> dict[int, Any] | None:
         return None
     if not is_on:
         return None
-    found = {}
+    slices = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(pynvml.NVMLError_NotFound):
-            found[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-    return found
+            slices[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+    return slices
 
 
 class Display(NamedTuple):
@@ -123,16 +123,16 @@ class Gauges(NamedTuple):
 
 def gauges_of(handle: Any) -> Gauges:
     """Read all values. A MIG slice has the values of its GPU, except for the memory."""
-    whole = tell(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
-    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, whole)
+    whole_gpu = tell(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, whole_gpu)
     memory = memory_of(handle)
     return Gauges(
         utilisation.gpu if utilisation else None,
         int(memory.used // 2**20) if memory else None,
-        _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole)),
-        tell(pynvml.nvmlDeviceGetTemperature, whole, pynvml.NVML_TEMPERATURE_GPU),
-        throttles(whole),
-        _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole)),
+        _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole_gpu)),
+        tell(pynvml.nvmlDeviceGetTemperature, whole_gpu, pynvml.NVML_TEMPERATURE_GPU),
+        throttles(whole_gpu),
+        _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole_gpu)),
     )
 
 

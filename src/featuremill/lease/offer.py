@@ -94,15 +94,15 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
 def _asked(
     everything: Sequence[Device], given: Sequence[Device], given_by: str, asked: str
 ) -> list[Device]:
-    found: list[Device] = []
+    chosen: list[Device] = []
     for token in (part.strip() for part in asked.split(",")):
         matches = matching(everything, token)
         if not matches:
             raise UserError(_does_not_exist(everything, token))
         if not set(matches) & set(given):
             raise UserError(f"GPU {token} is hidden by {given_by}={Variable(given_by).text()}.")
-        found += [device for device in matches if device in given]
-    return found
+        chosen += [device for device in matches if device in given]
+    return chosen
 
 
 def _does_not_exist(everything: Sequence[Device], token: str) -> str:

@@ -110,9 +110,9 @@ def _is_held(path: Path) -> bool:
 def take(folder: Path, device: str, num_slots: int) -> Taking:
     """Try to take one slot of `device` divided into `num_slots`; only for the first of the
     queue."""
-    whole = open_lock(folder / f"{device}.device")
-    if not try_lock(whole, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
-        os.close(whole)
+    device_lock = open_lock(folder / f"{device}.device")
+    if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
+        os.close(device_lock)
         return Taking(None, 0, 0.0, holders(folder, device))
     others = tuple(
         holder
@@ -120,7 +120,7 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
         if not holder.name.endswith(f"of{num_slots}")
     )
     if others:
-        os.close(whole)
+        os.close(device_lock)
         return Taking(None, 0, 0.0, others)
     slot, num_taken, last_leased = None, 0, 0.0
     for number in range(num_slots):
@@ -130,13 +130,13 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
         if not try_lock(descriptor):
             num_taken += 1
         elif slot is None:
-            slot, facts = Slot(name, (descriptor, whole)), path.stat()
+            slot, facts = Slot(name, (descriptor, device_lock)), path.stat()
             # A check of another process made the empty file: its time is not that of a lease.
             last_leased = facts.st_mtime if facts.st_size else 0.0
             continue
         os.close(descriptor)
     if slot is None:
-        os.close(whole)
+        os.close(device_lock)
         return Taking(None, num_taken, 0.0, holders(folder, device))
     return Taking(slot, num_taken, last_leased)
 
@@ -173,7 +173,7 @@ def processes_with(path: Path) -> Iterator[int]:
         with contextlib.suppress(OSError):  # another user's, or ended
             for link in folder.iterdir():
                 with contextlib.suppress(OSError):
-                    found = link.stat()
-                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    open_file = link.stat()
+                    if (open_file.st_dev, open_file.st_ino) == (wanted.st_dev, wanted.st_ino):
                         yield int(folder.parent.name)
                         break

@@ -163,10 +163,10 @@ def _is_installed(package: str) -> bool:
     name = ""
     for part in package.split("."):
         name = f"{name}.{part}".lstrip(".")
-        found = PathFinder.find_spec(name, path)
-        if found is None:
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
             return False
-        path = found.submodule_search_locations
+        path = spec.submodule_search_locations
     return True
 
 

@@ -55,7 +55,7 @@ def _plain(key: str, prefix: re.Pattern[str]) -> str:
 
     transformers 5 reads gamma and beta as weight and bias, and then also saves under those names.
     """
-    bare = key[found.end() :] if (found := prefix.match(key)) else key
+    bare = key[matched.end() :] if (matched := prefix.match(key)) else key
     return re.sub(
         r"(?<=LayerNorm\.)gamma$", "weight", re.sub(r"(?<=LayerNorm\.)beta$", "bias", bare)
     )
@@ -112,9 +112,9 @@ def _rotary(
         raise ValueError("its layers differ in their rotary frequencies")
     heads = number(facts, "attention_heads", HEADS_OF_SHAPE.get((count, width), 0))
     if stored:
-        heads_stored, rest = divmod(width, 2 * len(stored[0]))
+        heads_stored, remainder = divmod(width, 2 * len(stored[0]))
         heads = heads or heads_stored
-        if rest or heads != heads_stored:
+        if remainder or heads != heads_stored:
             raise ValueError("its rotary frequencies do not fit its width and heads")
     if not heads:
         raise ValueError(

@@ -47,8 +47,8 @@ class Checkpoint(NamedTuple):
     def tensor(self, entry: Entry) -> Tensor:
         """Return the tensor of `entry`."""
         parts = self.parts(entry)
-        whole = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-        return whole.to(self.dtype(entry))
+        stacked = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        return stacked.to(self.dtype(entry))
 
     def dtype(self, entry: Entry) -> torch.dtype:
         """Return the number type of `entry` that holds all of its parts exactly."""
@@ -105,9 +105,9 @@ def width_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
     return tensors[embedding].shape[-1]
 
 
-def refuse_other_sizes(found: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+def refuse_other_sizes(actual: Mapping[str, int], facts: Mapping[str, Any]) -> None:
     """Raise ValueError if the settings differ from the sizes of the tensors."""
-    for fact, value in found.items():
+    for fact, value in actual.items():
         if number(facts, fact, value) != value:
             raise ValueError(f"its tensors have {fact} {value}, its settings have {facts[fact]}")
 
@@ -144,8 +144,8 @@ def check_tensors(
             raise ValueError(f"its tensor {key} is no part of an {title}")
         if not is_known:
             heads.add(key.partition(".")[0])
-    if rest := sorted(heads - set(common)):
-        log.info("%s left out: features are those of the encoder below", listed(rest))
+    if others := sorted(heads - set(common)):
+        log.info("%s left out: features are those of the encoder below", listed(others))
 
 
 def write(checkpoint: Checkpoint, path: Path) -> str:

@@ -83,10 +83,10 @@ def embed(
     computed = engine.compute(payloads, _refusing(payloads), progress)
     for text in computed.warnings:
         warnings.warn(text, stacklevel=2)
-    found = {
+    features = {
         field.name: _together(field.type, computed.cells(field.name)) for field in computed.schema
     }
-    return next(iter(found.values())) if is_one and len(found) == 1 else found
+    return next(iter(features.values())) if is_one and len(features) == 1 else features
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:

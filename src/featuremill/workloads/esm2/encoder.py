@@ -159,9 +159,9 @@ class Stage(NamedTuple):
         """Return the rows of every block, each of that shape. With several blocks, each writes its
         rows into a given tensor: `into`, if that is given."""
         if len(blocks) == 1:
-            found: list[Tensor] = []
-            self.each(lambda block: found.append(compute(block, None)), blocks)
-            return found[0]
+            computed: list[Tensor] = []
+            self.each(lambda block: computed.append(compute(block, None)), blocks)
+            return computed[0]
         if into is None:
             into = torch.empty(blocks[-1].rows.stop, *shape, dtype=dtype, device=self.device)
         rows = into
@@ -294,9 +294,9 @@ class Encoder:
         Element i of a head is rotated with i + d/2 (NeoX halves); as neighbours they are one
         complex number. Query times key does not change, as both are reordered alike.
         """
-        turned, rest = rows.tensor_split((2 * self.width,))
+        turned, others = rows.tensor_split((2 * self.width,))
         halves = turned.reshape(2, self.num_heads, 2, self.head_dim // 2, -1)
-        return torch.cat((halves.transpose(2, 3).reshape(turned.shape), rest))
+        return torch.cat((halves.transpose(2, 3).reshape(turned.shape), others))
 
     @torch.inference_mode()
     def representations(

@@ -59,8 +59,8 @@ def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
         UserError: extract.py has no key for a column.
     """
     refuse_outputs(["fair_esm_pt"], values)
-    found = {name: COLUMN.fullmatch(name) for name in values.names}
-    return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
+    matches = {name: COLUMN.fullmatch(name) for name in values.names}
+    return {name: (KEYS[match[1]], int(match[2])) for name, match in matches.items() if match}
 
 
 class Writer:

@@ -401,8 +401,8 @@ class _Trial:
         self._is(qkv_T3Hd, expected_T3Hd)
         return qkv_T3Hd
 
-    def _is(self, found: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
-        off = ((found.float() - expected).abs() - granted).clamp(min=0)
+    def _is(self, actual: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
+        off = ((actual.float() - expected).abs() - granted).clamp(min=0)
         # Reading the number waits for the device: a GPU reports errors or hangs only then, and that
         # must count for this operation.
         self.errors.append((self.operation, float(off.norm() / expected.norm())))

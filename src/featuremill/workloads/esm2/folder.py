@@ -83,11 +83,11 @@ def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
     if model_type != kind.model_type:
         if folder is not path:
             return {}
-        told = (
+        stated = (
             "it names no model_type" if model_type is None else f"its model_type is {model_type!r}"
         )
         raise UserError(
-            f"{config}: {told}, and an {kind.title} has {kind.model_type!r}; {kind.others}."
+            f"{config}: {stated}, and an {kind.title} has {kind.model_type!r}; {kind.others}."
         )
     settings: dict[str, Any] = {**kind.left_out, **facts}
     if reason := unlike(settings, kind):
@@ -112,10 +112,12 @@ def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> 
     if text.is_file():
         _refuse_unless_alphabet(text, text.read_text("utf-8", "replace").split(), kind)
     if fast.is_file():
-        told = json_of(fast)
+        content = json_of(fast)
         try:
-            ids = told["model"]["vocab"]
-            ids = ids | {token["content"]: token["id"] for token in told.get("added_tokens") or ()}
+            ids = content["model"]["vocab"]
+            ids = ids | {
+                token["content"]: token["id"] for token in content.get("added_tokens") or ()
+            }
             tokens = sorted(ids, key=ids.__getitem__)
         except (AttributeError, KeyError, TypeError):
             raise UserError(

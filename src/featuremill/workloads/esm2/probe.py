@@ -45,8 +45,8 @@ def ways(
         probe = _probe(Path(folder, "probe.safetensors"), sizes, entries(sizes))
         options = esm2.Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
         (stage,) = esm2.load(options, [device], probe).encoder.stages
-    found = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
-    return dict(zip(esm2.WAYS, found, strict=True))
+    chosen = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
+    return dict(zip(esm2.WAYS, chosen, strict=True))
 
 
 def _probe(path: Path, sizes: Sizes, entries: Iterable[Entry]) -> Weights:

@@ -190,14 +190,14 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
     from featuremill.workloads.esm2 import checkpoint, conversion
 
     _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path, has_head)
-    sha256 = conversion.write(found, path)
-    metadata = found.metadata()
+    opened = checkpoint.read(source.path, has_head)
+    sha256 = conversion.write(opened, path)
+    metadata = opened.metadata()
     if source.kind == "published":
         metadata["license"] = PUBLISHED_LICENSE
     name = source.name
     if source.kind == "local" and name not in PUBLISHED:
-        name = f"esm2_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
+        name = f"esm2_t{opened.sizes.num_layers}_w{opened.sizes.width}-{sha256[:8]}"
     return Converted(name, sha256, metadata)
 
 
