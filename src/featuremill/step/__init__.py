@@ -70,6 +70,9 @@ class Project(NamedTuple):
     ahead: Callable[[str], Ahead | None] = _unknown
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
+    samples: str = ""
+    """The sheet of samples, in a project with one. Ids are then unique within a sample, and
+    `Features.ids_of` returns `<sample>/<id>`."""
 
     @property
     def folder(self) -> str:
@@ -196,7 +199,8 @@ class MakesRecords(Protocol):
 
     def records(self, asked: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set reads the kind
-        that its `of` names, else the kind of its own name, else the first."""
+        that its `of` names, else the kind of its own name, else the first. In a project with
+        samples each is a sheet of such files; if one of them changes, the sheet changes."""
 
     def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
         """Return the same files, made in `folder` if they are missing or outdated."""

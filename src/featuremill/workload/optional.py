@@ -239,3 +239,19 @@ class TakesOtherOptions(Protocol):
     def with_options(self, model: Any, options: Any) -> Any:
         """Return the loaded model with other resolved `options` of the same weights and device;
         None if these need another `load`."""
+
+
+@runtime_checkable
+class TakesPublished(Protocol):
+    """Vectors that others computed and published; for `featuremill store import`."""
+
+    def published(
+        self, source: Path, fasta: Path, declared: str, layer: int | None
+    ) -> Iterator[tuple[Any, pa.Table, int]]:
+        """Yield vectors of the proteins in `fasta`: the options by which a run takes them, whose
+        `declared` says whose they are; a table of each payload's sha256 and its values; and how
+        many proteins had none so far. Nothing where none has a vector.
+
+        Raises:
+            UserError: `source` has none, or they are not of one kind.
+        """

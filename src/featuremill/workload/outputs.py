@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from featuremill.base.errors import UserError
 from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import Format as Format
-from featuremill.store.formats import Kind
+from featuremill.store.formats import Kind, module_of
 from featuremill.store.formats import kind_of as kind_of
 from featuremill.store.formats import refuse_outputs as refuse_outputs
 
@@ -61,6 +61,16 @@ class Writer(Protocol):
 
     def close(self) -> None:
         """Finish the file."""
+
+
+def open_writer(name: str, target: Target) -> Writer:
+    """Return the writer of the output called `name`, opened on `target`.
+
+    Raises:
+        UserError: when the values hold nothing that this format could store.
+    """
+    writer: Writer = module_of(name).Writer(target)
+    return writer
 
 
 def by_sample(block: pa.Table) -> Iterator[tuple[str, pa.Table]]:

@@ -173,6 +173,11 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
+def converted(model: str, layout: str) -> WeightsFile | None:
+    """Return what an earlier conversion of a published model says; None where there was none."""
+    return WeightsFile.find(cache_folder() / layout / f"{model}.json")
+
+
 def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
     """Return the record of the weights of `model`. Its checkpoint is converted, unless the cache
     has it or the workload converts none."""
