@@ -1,4 +1,4 @@
-"""The supervisor of a shard's workers: restarts them, and tells bad records from bad devices.
+"""The supervisor of a shard's workers: restarts them, and separates bad records from bad devices.
 
 When a worker dies with batches in flight, their records are suspected: the next worker runs each of
 them alone, and a record that kills a worker alone becomes a failed row. When a worker dies with

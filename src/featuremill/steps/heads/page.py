@@ -57,7 +57,7 @@ WITH_COUNTS = 32
 
 
 def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = ()) -> None:
-    """Write the page of the head called `name` to `path`, with what is said of `samples`."""
+    """Write the page of the head called `name` to `path`, with the figures of `samples`."""
     shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
     write_of(
         path,

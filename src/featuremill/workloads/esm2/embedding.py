@@ -99,7 +99,7 @@ def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
 
 
 def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
-    """Return what says in a sentence why one of `payloads` cannot be computed."""
+    """Return a function that reports, in a sentence, why one of `payloads` cannot be computed."""
 
     def refuse(place: int, reason: str) -> None:
         if reasons.kind_of(reason) is reasons.NOT_FINITE:

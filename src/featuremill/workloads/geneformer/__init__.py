@@ -77,8 +77,8 @@ REASONS = (cells.UNKNOWN,)
 SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
-"""`cosine` compares the cell with the perturbed cell, as the option `shift` says; float64, since it
-is near 1. NaN if the gene is not among the cell's `tokens`."""
+"""`cosine` compares the cell with the perturbed cell, by the option `shift`; float64, since it is
+near 1. NaN if the gene is not among the cell's `tokens`."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
 """The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
 cell's."""
