@@ -4,6 +4,7 @@ verdicts."""
 import csv
 import json
 import logging
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,12 +14,14 @@ from programs import Verbs, fasta
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.inputs import labels as labels_of
 from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
-from featuremill.steps.heads.labels import read
+from featuremill.steps.heads.labels import of_fragments, read
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
+from featuremill.steps.verdicts.write import write
 
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
@@ -282,6 +285,58 @@ def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch
     assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
     assert (tmp_path / "out/sample=mine/notes.txt").exists()
     assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+def predict(path, rows):
+    """Write predictions as head predict does; `rows` have sample, id and the score of virus."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["sample", "id", "class", "score_others", "score_virus"])
+        table.writerows([sample, id, "", 1 - score, score] for sample, id, score in rows)
+    return path
+
+
+def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
+    """The last contig of a has the name of the first of b, and what is said of each is its own."""
+    of_sample = CONTIGS | {"a": CONTIGS["a"][:1]}
+    done = translated(tmp_path, of_sample)
+    ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
+    score = {"a": 0.75, "b": 0.25}
+    rows = [(*features.split_id(id), score[id[0]]) for id in ids]
+    path = predict(tmp_path / "p.tsv", rows)
+    write(tmp_path / "out", path, tmp_path / "v.tsv", by="mean")
+    assert [(r["sample"], r["contig"], r["verdict"]) for r in rows_of(tmp_path / "v.tsv")] == [
+        ("a", "c1", "virus"),
+        ("b", "c1", "others"),
+        ("b", "c2", "-"),
+        ("none", "c1", "-"),
+    ]
+    counts = [int(r["fragments"]) for r in rows_of(tmp_path / "v.tsv")]
+    assert sum(counts) == done.fragments
+    page = (tmp_path / "v.html").read_text()
+    assert '<bdi>b</bdi></td><td class="number">2</td><td class="number">1</td>' in page
+    (table,) = re.findall(r'id="contig-rows">(.*?)</script>', page)
+    assert json.loads(table)["columns"][:3] == ["sample", "contig", "verdict"]
+    assert json.loads(table)["rows"][1][:3] == ["b", "c1", "others"]
+    # Without what is of b, its fragments have no prediction, and those of a theirs.
+    write(tmp_path / "out", predict(path, rows[: counts[0]]), tmp_path / "v.tsv")
+    told = [(r["sample"], r["verdict"], r["status"]) for r in rows_of(tmp_path / "v.tsv")[:2]]
+    assert told == [("a", "virus", "ok"), ("b", "-", "failed")]
+    with pytest.raises(UserError, match=r"'b/c1_chunk_1F1' is no fragment of .* another order"):
+        write(tmp_path / "out", predict(path, rows[::-1][counts[1] - 1 :]), tmp_path / "v.tsv")
+    without = path.read_text().replace("sample\t", "").replace("a\t", "").replace("b\t", "")
+    path.write_text(without)
+    with pytest.raises(UserError, match="'c1_chunk_1F1' is no fragment of"):
+        write(tmp_path / "out", path, tmp_path / "v.tsv")
+
+
+def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
+    translated(tmp_path)
+    found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
+    of, num_without = of_fragments(found, tmp_path / "out")
+    assert {id.partition("_")[0] for id in of} == {"a/c1"}
+    assert num_without == 1
+    assert set(of.values()) == {found["a/c1"]}
 
 
 def files_in(folder):
