@@ -26,7 +26,7 @@ from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, labels, samples, source
 from featuremill.lease.devices import devices_for
-from featuremill.status import state
+from featuremill.status.reader import unseen_by_snakemake
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -197,7 +197,7 @@ def forget_what_is_not_whole(results: str) -> None:
     if not folder.plan.exists():
         return
     try:
-        found = state.unseen_by_snakemake(folder.root)
+        found = unseen_by_snakemake(folder.root)
     except UserError:  # which the verbs say in their turn
         found = []
     if not found:  # a plan of many shards takes a while to read

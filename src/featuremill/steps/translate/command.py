@@ -320,14 +320,14 @@ def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
 
 def _cut(paths: Sequence[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
     """Write the fragments of all contigs; return how many contigs and nucleotides there were."""
-    from featuremill.inputs import nucleotides
+    from featuremill.steps.translate.contigs import contigs_in
     from featuremill.steps.translate.folder import Contigs
     from featuremill.steps.translate.ids import Ids
 
     progress = Progress(log, "translating", "nucleotides")
     num_with = num_without = num_refused = num_letters = longest = before = 0
     refused: Record | None = None
-    cuts = way.cut(Ids().checked(nucleotides(paths)))
+    cuts = way.cut(Ids().checked(contigs_in(paths)))
     end: tuple[None, list[Fragment]] = (None, [])
     for (contig, fragments), (following, _) in pairwise(chain(cuts, [end])):
         assert contig  # only the last one is none
