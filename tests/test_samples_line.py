@@ -80,6 +80,7 @@ def runs(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("line")
     rng = np.random.default_rng(0)
     of_sample = {sample: proteins(sample, rng) for sample in SAMPLES}
+    of_sample["e"][0] = of_sample["c"][0]  # the same sequence, of another group
     sheet = {
         "patient": {s: PATIENT.get(s, s) for s in SAMPLES},
         "site": {s: ["lake", "sea", ""][SAMPLES.index(s) % 3] for s in SAMPLES},
