@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, fasta, random_records
 
-from featuremill import features
+from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
 from featuremill.features import split_id
@@ -166,3 +167,41 @@ def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, t
     found = transferred(tmp_path, run, labels, group="sample")
     judged = [row for row in found.rows if row["known"]]
     assert judged and all(split_id(row["nearest"])[0] != row["sample"] for row in judged)
+
+
+# ---- autoencoders ----
+
+
+def test_an_autoencoder_sees_the_residues_of_all_samples_and_names_whose_a_record_is(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+    sae = tmp_path / "small"
+    asked = ("--features", 24, "--k", 4, "--steps", 10, "--batch", 32, "--held-out", 0.3)
+    for words in (
+        ("train", run, "--vectors", "residues", *asked, "--device", "cpu", "--output", sae),
+        ("encode", run, "--sae", sae, "--output", tmp_path / "active.parquet"),
+        ("report", run, "--sae", sae),
+    ):
+        assert __main__.main(["sae", *map(str, words)]) == 0
+    distinct = {text for records in SAMPLES.values() for _, text in records} - {"MKWL", "MK1"}
+    assert features.open_parts(run, "residues").num_of_row.sum() == sum(map(len, distinct))
+    table = pq.read_table(tmp_path / "active.parquet")
+    assert table.column_names == ["sample", "id", "features"]
+    active = {
+        (row["sample"], row["id"]): {one["feature"]: one["value"] for one in row["features"]}
+        for row in table.to_pylist()
+    }
+    assert list(active) == [
+        (sample, id)
+        for sample, records in SAMPLES.items()
+        for id, _ in records
+        if id not in ("fails", "bad")
+    ]
+    rows = rows_of(sae / "features.tsv")
+    for row in rows:
+        value = active[row["sample"], row["id"]][int(row["feature"])]
+        assert float(row["value"]) == pytest.approx(value, rel=1e-5)
+    assert {row["sample"] for row in rows} == set(SAMPLES)
+    text = (sae / "report.html").read_text()
+    assert all(f"{row['sample']}/{row['id']}" in text for row in rows)

@@ -13,6 +13,7 @@ from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section, Several
 
 KEY = "autoencoders"
+TAKES_SAMPLES = True
 ABOUT = (
     "Sparse autoencoders by name, each trained on the vectors of a set of features (docs/sae.md). "
     "They go to `results/<run>/autoencoders/<name>/`."
