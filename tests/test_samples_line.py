@@ -4,6 +4,7 @@ verdicts."""
 import csv
 import json
 import logging
+import re
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,14 @@ from programs import Verbs, fasta
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.inputs import labels as labels_of
+from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
-from featuremill.steps.heads.labels import read
+from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.translate import names as names_of
+from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
+from featuremill.steps.verdicts.write import write
 
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
@@ -191,3 +197,147 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
 def rows_of(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file, delimiter="\t"))
+
+
+# ---- contigs ----
+
+CONTIGS = {
+    "b": [("c1", "GCTGCTGCTGCTGCT"), ("c2", "TAATTAGTTAATTAGTTAA")],
+    "a": [("c1", "AAAAAAAAAAAA"), ("c3", "ATGAAAGTTCTGGCT")],
+    "none": [("c1", "TAATTAGTTAATTAGTTAA")],
+}
+"""Two samples with a contig c1 each, and one whose contigs have a stop in each frame."""
+
+
+def translated(folder, of_sample=CONTIGS, *more):
+    """Translate these samples into `folder`, from where a run is started; return its summary."""
+    write_sheet(folder, of_sample, site={sample: f"at {sample}" for sample in of_sample})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = ("--samples", "samples.tsv", "--output", "out", "--by", "chunks", *more)
+        assert __main__.main(["translate", *words]) == 0
+    return Translation.read(folder / "out/translate.json")
+
+
+def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
+    """Its folder is what its files alone would give, and the fragments say whose they are."""
+    monkeypatch.chdir(tmp_path)
+    done = translated(tmp_path)
+    assert done.samples == ["a", "b", "none"]
+    assert done.contigs.read == 5
+    for sample in CONTIGS:
+        words = ("translate", f"{sample}.fa", "--output", f"alone/{sample}", "--by", "chunks")
+        assert __main__.main([*words]) == 0
+        assert files_in(tmp_path / f"out/sample={sample}") == files_in(tmp_path / "alone" / sample)
+    whole(tmp_path / "out")
+    tables = fragments(tmp_path / "out", ["contig", "id"])
+    pairs = [pair for some in tables for pair in zip(*some.to_pydict().values(), strict=True)]
+    assert len(pairs) == done.fragments
+    assert {contig for contig, _ in pairs} == {"a/c1", "a/c3", "b/c1"}
+    assert all(id.startswith(f"{contig}_chunk_") for contig, id in pairs)
+    listed = [row["contig"] for row in untranslated(tmp_path / "out")]
+    assert listed == ["b/c2", "none/c1"]
+    for kind, file in (("proteins", "proteins.faa.gz"), ("nucleotides", "nucleotides.fna.gz")):
+        sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
+        assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
+        assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
+
+
+def test_an_edited_sheet_translates_what_is_new(tmp_path):
+    """And a sheet is another one where only the content of a file is: Snakemake looks at it."""
+    first = translated(tmp_path)
+    sheet = tmp_path / "out/proteins.samples.parquet"
+    names = {s: tmp_path / f"out/sample={s}/translate.json" for s in CONTIGS}
+    before = {s: path.stat().st_mtime_ns for s, path in names.items()}
+    content = sheet.read_bytes()
+    assert translated(tmp_path) == first
+    assert {s: path.stat().st_mtime_ns for s, path in names.items()} == before
+    assert sheet.read_bytes() == content
+    less = {s: CONTIGS[s] for s in ("a", "b")}
+    other = translated(tmp_path, less | {"b": [("c1", "GCTGCTGCTGCTGCA")]})
+    assert not names["none"].parent.exists()
+    assert names["a"].stat().st_mtime_ns == before["a"]
+    assert names["b"].stat().st_mtime_ns != before["b"]
+    assert (other.fragments, other.samples) == (first.fragments, ["a", "b"])
+    assert sheet.read_bytes() != content
+    write = Translation.read(names["a"])
+    write.model_copy(update={"by": "orfs"}).write(names["a"])
+    with pytest.raises(
+        UserError, match=r"sample=a/translate\.json: it is not what translate wrote"
+    ):
+        whole(tmp_path / "out")
+
+
+def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch):
+    translated(tmp_path)
+    (tmp_path / "out/translate.json").unlink()  # as Snakemake does before the job
+    monkeypatch.chdir(tmp_path)
+    words = ("--output", "out", "--by", "chunks")
+    assert __main__.main(["translate", "a.fa", *words]) == 0
+    assert sorted(files_in(tmp_path / "out")) == sorted((*names_of.FILES, names_of.SUMMARY))
+    assert "samples" not in json.loads((tmp_path / "out/translate.json").read_text())
+    translated(tmp_path)
+    kept = {*names_of.SHEETS.values(), names_of.SUMMARY, *(f"sample={s}" for s in CONTIGS)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == kept
+    (tmp_path / "out/sample=mine").mkdir()
+    (tmp_path / "out/sample=mine/notes.txt").touch()
+    (tmp_path / "out/translate.json").unlink()
+    assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
+    assert (tmp_path / "out/sample=mine/notes.txt").exists()
+    assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+def predict(path, rows):
+    """Write predictions as head predict does; `rows` have sample, id and the score of virus."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["sample", "id", "class", "score_others", "score_virus"])
+        table.writerows([sample, id, "", 1 - score, score] for sample, id, score in rows)
+    return path
+
+
+def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
+    """The last contig of a has the name of the first of b, and what is said of each is its own."""
+    of_sample = CONTIGS | {"a": CONTIGS["a"][:1]}
+    done = translated(tmp_path, of_sample)
+    ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
+    score = {"a": 0.75, "b": 0.25}
+    rows = [(*features.split_id(id), score[id[0]]) for id in ids]
+    path = predict(tmp_path / "p.tsv", rows)
+    write(tmp_path / "out", path, tmp_path / "v.tsv", by="mean")
+    assert [(r["sample"], r["contig"], r["verdict"]) for r in rows_of(tmp_path / "v.tsv")] == [
+        ("a", "c1", "virus"),
+        ("b", "c1", "others"),
+        ("b", "c2", "-"),
+        ("none", "c1", "-"),
+    ]
+    counts = [int(r["fragments"]) for r in rows_of(tmp_path / "v.tsv")]
+    assert sum(counts) == done.fragments
+    page = (tmp_path / "v.html").read_text()
+    assert '<bdi>b</bdi></td><td class="number">2</td><td class="number">1</td>' in page
+    (table,) = re.findall(r'id="contig-rows">(.*?)</script>', page)
+    assert json.loads(table)["columns"][:3] == ["sample", "contig", "verdict"]
+    assert json.loads(table)["rows"][1][:3] == ["b", "c1", "others"]
+    # Without what is of b, its fragments have no prediction, and those of a theirs.
+    write(tmp_path / "out", predict(path, rows[: counts[0]]), tmp_path / "v.tsv")
+    told = [(r["sample"], r["verdict"], r["status"]) for r in rows_of(tmp_path / "v.tsv")[:2]]
+    assert told == [("a", "virus", "ok"), ("b", "-", "failed")]
+    with pytest.raises(UserError, match=r"'b/c1_chunk_1F1' is no fragment of .* another order"):
+        write(tmp_path / "out", predict(path, rows[::-1][counts[1] - 1 :]), tmp_path / "v.tsv")
+    without = path.read_text().replace("sample\t", "").replace("a\t", "").replace("b\t", "")
+    path.write_text(without)
+    with pytest.raises(UserError, match="'c1_chunk_1F1' is no fragment of"):
+        write(tmp_path / "out", path, tmp_path / "v.tsv")
+
+
+def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
+    translated(tmp_path)
+    found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
+    of, num_without = of_fragments(found, tmp_path / "out")
+    assert {id.partition("_")[0] for id in of} == {"a/c1"}
+    assert num_without == 1
+    assert set(of.values()) == {found["a/c1"]}
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}

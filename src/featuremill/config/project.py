@@ -83,6 +83,11 @@ class Project(NamedTuple):
         return [Path("results") / name for name in self.runs]
 
     @property
+    def files(self) -> list[str]:
+        """Every file that its records come from; a sheet of samples comes first."""
+        return configs.files_named(self.inputs, self.samples)
+
+    @property
     def rules(self) -> list[str]:
         """The files with the steps' rules."""
         return [str(step_of(key).RULES) for key in self.sections]
@@ -194,7 +199,7 @@ def _features(
         seen = _seen(config.run, inputs, [config.run], sections, config.samples)
         if files := _records(seen):
             file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
-            config = config.model_copy(update={"inputs": (file,)})
+            config = config.model_copy(update=_reading(file, seen))
         runs = {config.run: Run(config, source, places)}
         return Project(config.run, inputs, runs, sections, source, places, seen.samples)
     configs.refuse_impossible(raw, source, places)
@@ -220,7 +225,8 @@ def _features(
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
         own = dict(one)
         if files:
-            records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
+            file = _file_of(own.pop(OF, None), name, files, named, inside, (OF,))
+            records |= _reading(file, seen)
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
     return Project(whole.run, inputs, runs, sections, source, places, whole.samples)
@@ -239,6 +245,11 @@ def _records(seen: step.Project) -> dict[str, str]:
         for key, one in _makers(seen.sections).items()
         for kind, file in one.records(seen.sections[key], seen).items()
     }
+
+
+def _reading(file: str, seen: step.Project) -> dict[str, Any]:
+    """Return what of a config has it read `file`, which a step makes: of samples, a sheet."""
+    return {"samples": file} if seen.samples else {"inputs": (file,)}
 
 
 def _file_of(
@@ -260,7 +271,8 @@ def _file_of(
 
 def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
     """Return the files of records of each run by its name: what steps make of the inputs is made in
-    `folder` where it is not there; nothing of a run that reads the inputs themselves."""
+    `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
+    themselves."""
     seen = project.seen
     now = {
         file: made
@@ -272,7 +284,7 @@ def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
         )
     }
     return {
-        name: [now[path] for path in run.config.inputs if path in now]
+        name: [now[path] for path in (*run.config.inputs, run.config.samples) if path in now]
         for name, run in project.runs.items()
     }
 

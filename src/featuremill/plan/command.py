@@ -180,7 +180,7 @@ def _planned(
     old = spool_old_shards(folder, names, scratch / "old")
     offer = NOTHING
     if stores := shared.open_layers(config.store):
-        offer = look_up(folder, stores, recipe, spooled.folders, scratch, processes)
+        offer = look_up(folder, stores, recipe, sizing.values, spooled.folders, scratch, processes)
     not_computed = {name for name in names if not folder.part(recipe, name).exists()}
     cutter = Cutter(folder, spooled.folders, tally.records, old, processes, offer, not_computed)
     mean_bytes = tally.total_bytes / (tally.records - tally.refused)

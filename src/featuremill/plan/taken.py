@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import errno
 import logging
+import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from featuremill.plan.buckets import Bucket, Integers, OldShard, buckets_of
 from featuremill.plan.processes import Processes
 from featuremill.store import shared
+from featuremill.store.parts import OTHER_COLUMNS, columns_of
 from featuremill.store.plan import PlannedShard, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.shared_index import Level, chosen, find, keep_index, levels_of
@@ -64,11 +68,13 @@ def look_up(
     folder: Results,
     stores: Sequence[Path],
     recipe: str,
+    values: pa.Schema,
     spools: list[Path],
     scratch: Path,
     processes: Processes,
 ) -> Offer:
-    """Look up every distinct spooled payload in `stores`, the first of which is written.
+    """Look up every distinct spooled payload in `stores`, the first of which is written. A part
+    whose columns are not these `values` is not taken, and noted.
 
     Raises:
         OSError: where a store cannot be read.
@@ -80,19 +86,42 @@ def look_up(
             raise
     hits = scratch / "hits"
     hits.mkdir()
-    for left in reversed(range(TRIES)):
-        levels, paths = _levels(folder, stores, recipe, scratch / f"index-{left}")
+    left = TRIES
+    while True:
+        new = Path(tempfile.mkdtemp(dir=scratch))
+        levels, paths = _levels(folder, stores, recipe, new)
         tasks = [(spools, number, levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
         except OSError as error:
+            left -= 1
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        else:
+            continue
+        if not _refused(folder, [list(paths.values())[number] for number in _hit(hits)], values):
             break
     sizes = {name: size for level, _ in levels for name, size in level.parts.items()}
     return Offer(paths, [OldShard(name, sizes[name], 0, 0) for name in paths], hits)
+
+
+def _hit(hits: Path) -> list[int]:
+    """Return the numbers of the parts that have any hit."""
+    found = [np.unique(np.fromfile(path, HIT)["part"]).tolist() for path in hits.iterdir()]
+    return sorted(set[int]().union(*found))
+
+
+def _refused(folder: Results, paths: Sequence[Path], values: pa.Schema) -> bool:
+    """Note those of the parts at `paths` that have other columns, and tell whether there are any;
+    one that cannot be read is left to merge."""
+    found: dict[str, tuple[shared.Identity, str]] = {}
+    for path in paths:
+        before = shared.identity_of(path)
+        with suppress(OSError, pa.ArrowException):
+            if not columns_of(path).equals(values):
+                found[str(path)] = before, f"{path}: {OTHER_COLUMNS}"
+    shared.note_unusable(folder, found)
+    return bool(found)
 
 
 def _levels(

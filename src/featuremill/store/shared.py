@@ -323,12 +323,16 @@ def _unusable_path(folder: Results) -> Path:
     return folder.store / "unusable.json"
 
 
-def note_unusable(folder: Results, path: Path, identity: Identity, problem: str) -> None:
-    """Write down that the run cannot use the part at `path` of a store, and why."""
-    told = {"identity": identity and list(identity), "problem": problem}
-    with _noting:  # parts are opened by several threads
-        known = read_json(_unusable_path(folder)) or {}
-        write_json(_unusable_path(folder), {**known, str(path): told})
+def note_unusable(folder: Results, found: Mapping[str, tuple[Identity, str]]) -> None:
+    """Write down which parts of stores, by their paths, the run cannot use, and why."""
+    told = {
+        path: {"identity": identity and list(identity), "problem": problem}
+        for path, (identity, problem) in found.items()
+    }
+    if told:
+        with _noting:  # parts are opened by several threads
+            known = read_json(_unusable_path(folder)) or {}
+            write_json(_unusable_path(folder), {**known, **told})
 
 
 def unusable(folder: Results) -> set[str]:

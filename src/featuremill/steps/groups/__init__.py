@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section
+from featuremill.steps.tables import Table
 
 KEY = "groups"
 TAKES_SAMPLES = True
@@ -27,6 +26,7 @@ COMMANDS = {
         "featuremill.steps.groups.command",
     )
 }
+TABLE = Table(KEY, ".parquet", ".members.tsv", ("groups", "pooled", "missing"))
 Pool = Literal["mean", "max", "sum"]
 POOLS: tuple[Pool, ...] = ("mean", "max", "sum")
 _ONE = {"enum": list(POOLS)}
@@ -111,47 +111,13 @@ def problems_of_files(
             yield (name, "vectors"), str(error)
 
 
-def table_of(name: str, project: Project) -> str:
-    """Return the table of pooled vectors."""
-    return f"{project.folder}/{KEY}/{name}.parquet"
-
-
-def files_of(table: str) -> Sequence[str]:
-    """Return all files that belong to a table; itself is the last one."""
-    stem = table.removesuffix(".parquet")
-    return f"{stem}.json", f"{stem}.members.tsv", table
-
-
 def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
     """Return each table, with the members of its groups and what it was made of."""
-    found = []
-    for name, one in asked.items():
-        files = files_of(table_of(name, project))
-        card = Path(files[0])
-        found.append(
-            Made(
-                f"{KEY}.{name}",
-                files,
-                [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
-                [f"{project.logs}/{KEY}/{name}.log"],
-                [f"{project.folder}/{KEY}"],
-                is_other=partial(_is_other, card),
-                figures=partial(_figures, card),
-            )
+    return [
+        TABLE.made(
+            name,
+            project,
+            [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
         )
-    return found
-
-
-def _figures(card: Path) -> Mapping[str, int]:
-    counts = json.loads(card.read_text("utf-8"))["counts"]
-    return {key: counts[key] for key in ("groups", "pooled", "missing")}
-
-
-def _is_other(card: Path, late: Sequence[str]) -> bool:
-    """Tell whether one of these files has another content than when the table was made."""
-    from featuremill.store.files import sha256_of
-
-    if not late:
-        return False
-    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
-    return any(known.get(path) != sha256_of(Path(path)) for path in late)
+        for name, one in asked.items()
+    ]

@@ -17,7 +17,7 @@ rule groups:
         ),
         table=lambda wildcards: [*filter(None, [groups_asked[wildcards.groups].table])],
     output:
-        table=groups.table_of("{groups}", mill.project),
+        table=groups.TABLE.of("{groups}", mill.project),
         members=f"{mill.project.folder}/groups/{{groups}}.members.tsv",
         card=f"{mill.project.folder}/groups/{{groups}}.json",
     log:

@@ -25,7 +25,7 @@ from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, listed, records
 from featuremill.features import Features, split_id
 from featuremill.inputs import labels
-from featuremill.steps.groups import Pool, files_of
+from featuremill.steps.groups import TABLE, Pool
 from featuremill.store.files import replacing, sha256_of, write_json
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def pool(chosen: Chosen) -> None:
     missing_G = np.zeros(len(grouping.keys), np.int64)
     sums = Sums(len(grouping.keys), of.width)
     counts = Counter[str]()
-    card, members, table = map(Path, files_of(str(chosen.output)))
+    card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with replacing(table) as table_path, replacing(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
@@ -278,6 +278,6 @@ def _say(chosen: Chosen, counts: Mapping[str, int]) -> None:
     groups = counted(counts["groups"], "group", "groups")
     log.info("%s: %s of %s", chosen.output, groups, records(counts["pooled"]))
     if num_missing := counts["missing"]:
-        _, members, _ = files_of(str(chosen.output))
+        _, members, _ = TABLE.files(str(chosen.output))
         says = counted(num_missing, "member has", "members have")
         log.warning("%s no vector: %s lists each with the reason.", says, members)

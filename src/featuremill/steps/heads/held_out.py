@@ -37,7 +37,7 @@ class HeldOut(NamedTuple):
     """In the order of the card's classes."""
 
 
-def write(path: Path, held_out: HeldOut, classes: Sequence[str], has_samples: bool) -> str:
+def write(path: Path, held_out: HeldOut, classes: Sequence[str], has_samples: bool = False) -> str:
     """Write `held_out` to `path`; return the file's sha256."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -51,7 +51,7 @@ def id_columns(has_samples: bool) -> list[str]:
 
 
 def id_cells(id: str, has_samples: bool) -> Sequence[str]:
-    """Return what stands in them."""
+    """Return the cells of these columns."""
     return split_id(id) if has_samples else (id,)
 
 
