@@ -61,7 +61,7 @@ class Grouping(NamedTuple):
     columns: Sequence[str]
     """What tells groups apart; in a table of records of samples, also the sample."""
     keys: Sequence[Sequence[str]]
-    """What stands in these columns, of each group."""
+    """The values of these columns, for each group."""
     number_of: Callable[[str], int | None]
     """Returns the number of a record's group; None where it has none."""
     ids: Sequence[str]
