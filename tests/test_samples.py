@@ -256,6 +256,16 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     assert by_site.labels.texts == ["01"] * 3 + ["sea"] * 2
     with pytest.raises(UserError, match=r"samples\.tsv: there is no column 'sight'"):
         facts.read(run.root, label="sight")
+    table = run.root.parent / "kinds.tsv"
+    table.write_text("sample\tid\tkind\nlate\tp1\tx\nearly\tp1\ty\nlate\tp2\tz\n")
+    assert facts.read(run.root, False, table, "kind").labels.texts == [None, "y", None, "x", None]
+    frame = pd.read_csv(table, sep="\t")
+    frame.to_parquet(table.with_suffix(".parquet"))
+    found = facts.read(run.root, False, table.with_suffix(".parquet"), "kind")
+    assert found.labels.texts == [None, "y", None, "x", None]
+    frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
+    with pytest.raises(UserError, match="there is no column 'sample'"):
+        facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
     assert '<td class="text">early</td>' in text and text.count("<meter") == 2
