@@ -19,7 +19,7 @@ from featuremill import features
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.words import records
-from featuremill.features import Rows
+from featuremill.features import Rows, split_id
 from featuremill.steps.autoencoders import card, network
 from featuremill.steps.autoencoders.card import Card
 from featuremill.store.files import replacing
@@ -111,8 +111,10 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
     if output.suffix != ".parquet":
         raise UserError(f"{output}: active features are a .parquet; give a name that ends so.")
     encoder = Encoder(run, sae, takes_any_recipe, threads)
+    vectors = encoder.vectors
     schema = pa.schema(
-        {"id": pa.string(), "features": ACTIVE}, metadata={"featuremill": _provenance(encoder.card)}
+        {**dict.fromkeys(vectors.id_columns, pa.string()), "features": ACTIVE},
+        metadata={"featuremill": _provenance(encoder.card)},
     )
     num_done = 0
     with (
@@ -120,7 +122,9 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
         pq.ParquetWriter(temporary, schema, compression="zstd") as file,
     ):
         for block in encoder.blocks():
-            columns = [pa.array(block.ids), active(block, encoder.card.options.features)]
+            of_id = [split_id(id) if vectors.has_samples else (id,) for id in block.ids]
+            columns = [pa.array(cells) for cells in zip(*of_id, strict=True)]
+            columns.append(active(block, encoder.card.options.features))
             file.write_table(pa.table(columns, schema=schema))
             num_done += len(block.ids)
         file.close()

@@ -14,6 +14,7 @@ import torch
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
+from featuremill.features import Parts, split_id
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.encode import Encoder
@@ -88,7 +89,7 @@ def report(
     held, top = look(encoder)
     ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
     names = names_of(Results(encoder.vectors.root).records, ids_M)
-    _write_features(page.with_name(FEATURES), top, names)
+    _write_features(page.with_name(FEATURES), top, names, encoder.vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
     write_page(page, sae.name, str(run), encoder.card, held, top, names, [*map(json.loads, lines)])
     log.info(
@@ -158,11 +159,14 @@ def _strongest(
     return np.take_along_axis(values, best, 1), np.take_along_axis(names, best, 1)
 
 
-def _write_features(path: Path, top: Top, names: Names) -> None:
+def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["feature", "frequency", "rank", "id", "value", "description"])
+        table.writerow(
+            ["feature", "frequency", "rank", *vectors.id_columns, "value", "description"]
+        )
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value) in enumerate(top.records_of(feature), 1):
-                columns = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                of_id = map(one_line, split_id(id) if vectors.has_samples else (id,))
+                columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 table.writerow([*columns, one_line(names.descriptions[id])])
