@@ -218,8 +218,10 @@ def test_without_a_store_no_file_says_anything_of_one(tmp_path):
 
 def test_the_environment_names_stores_and_a_config_has_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
-    assert shared.layers(()) == [tmp_path / "a", tmp_path / "b"]
-    assert shared.layers(("/c",)) == [Path("/c")]
+    assert shared.layers(()) == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert shared.layers(("/c",)) == ["/c"]
+    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a:https://b.org/c:s3://d")
+    assert shared.layers(()) == [f"{tmp_path}/a", "https://b.org/c", "s3://d"]
     monkeypatch.setenv("FEATUREMILL_STORE", "")
     assert shared.layers(()) == []
 
@@ -707,7 +709,7 @@ def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
     assert run.num_rows(run.finish()) == (0 if harm == "old" else 4)
     assert run.data() == fresh(tmp_path / "fresh", run)
     shared_index.keep_index(store, recipe)
-    assert all(map(shared_index._opened, levels_in(store))), "it is whole again"
+    assert all(map(shared_index.opened, levels_in(store))), "it is whole again"
 
 
 def keys(*texts):
