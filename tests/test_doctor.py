@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 import torch
 from conftest import ROOT
+from documents import section
 from encoder_models import write
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, Desk, Said, wait_for
@@ -37,7 +38,7 @@ from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
 NO_CUDA = {"cuda": None, "fails": {"GPU-0": "no"}}
-DOCUMENTED = set(re.findall(r"`[a-z-]+`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
+DOCUMENTED = set(re.findall(r"`[a-z-]+`", section(ROOT / "docs" / "json.md", "Doctor")))
 PRETEND = ROOT / "tests" / "pretend_torch"
 
 

@@ -330,6 +330,10 @@ def test_a_name_is_looked_up_in_the_cache_of_hugging_face(tmp_path, folder, foun
     assert weights.suggested("esmc") == "esmc_300m"
     (place / "snapshots" / "c0ffee").unlink()
     weights.refuse_missing("esmc_300m", "esmc")  # what was converted is enough
+    ahead = esmc.weights_ahead(esmc.Options(model="esmc_300m"))
+    assert ahead.metadata == found.metadata
+    with pytest.raises(UserError, match=r"^esmc_300m: .* hf download biohub/ESMC-300M here, or"):
+        weights.refuse_missing("esmc_300m", "scores")  # that has no head
     assert weights.convert("esmc_300m", workload="esmc").sha256 == found.sha256
 
 

@@ -18,7 +18,8 @@ import featuremill
 from featuremill import config, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
-from featuremill.inputs import samples
+from featuremill.inputs import labels, samples
+from featuremill.steps import heads
 
 SHEET = "sample\tfile\tsite\n"
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad", "safetensors"]
@@ -78,12 +79,38 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
     [
         ({"inputs": ["a.fa"]}, "with samples, the files stand in the sheet"),
         ({"samples": "~/s.tsv"}, "works only in a shell"),
-        ({"heads": {"h": {"labels": "l.csv", "column": "c"}}}, "this step takes no samples"),
     ],
 )
 def test_a_config_with_samples_is_checked(keys, problem):
     with pytest.raises(UserError, match=problem):
         project.validate({"samples": "s.tsv", "workload": "composition", **keys})
+
+
+def test_a_step_that_does_not_know_samples_is_refused(monkeypatch):
+    monkeypatch.delattr(heads, "TAKES_SAMPLES")
+    told = {"samples": "s.tsv", "heads": {"h": {"labels": "l.csv", "column": "c"}}}
+    with pytest.raises(UserError, match="heads: this step takes no samples; leave it out"):
+        project.validate({"workload": "composition", **told})
+
+
+def test_labels_are_of_a_record_of_a_sample(tmp_path):
+    """Two samples have an id in common, which is two records with labels of their own."""
+    table = tmp_path / "labels.tsv"
+    table.write_text("id\tsample\tkind\tgenus\np1\tb\tx\tg\np1\ta\ty\tg\np2\ta\t\tg\n")
+    found, num_empty = labels.read(table, "kind", None, of_samples=True)
+    assert found == {"b/p1": ("x", "b", 2), "a/p1": ("y", "a", 3)}
+    assert [features.split_id(id) for id in found] == [("b", "p1"), ("a", "p1")]
+    assert num_empty == 1
+    groups, _ = labels.read(table, "kind", "genus", of_samples=True)
+    assert {label.group for label in groups.values()} == {"g"}
+    with pytest.raises(UserError, match=r":3: 'p1' has a label in line 2 already"):
+        labels.read(table, "kind", None)
+    table.write_text("id\tsample\tkind\np1\t\tx\n")
+    with pytest.raises(UserError, match=r":2: this row does not say whose 'p1' is"):
+        labels.read(table, "kind", None, of_samples=True)
+    table.write_text("id\tkind\np1\tx\n")
+    with pytest.raises(UserError, match=r"no column 'sample'; add it"):
+        labels.read(table, "kind", None, of_samples=True)
 
 
 def test_without_samples_nothing_tells_of_them():
@@ -165,6 +192,7 @@ def test_every_table_says_which_sample(of_samples):
     assert list(zip(rows["sample"], rows["id"], strict=True)) == keys
     assert len(np.load(run.root / "embeddings.npy")) == len(ROWS)
     opened = features.open(run.root, "composition")
+    assert opened.samples() == {"sample": ["early", "late"], "site": ["01", "sea"]}
     assert [id for ids, _ in opened.blocks() for id in ids] == names
     assert opened.rows_of(["late/p1"]) == {"late/p1": 3}
     assert opened.records_of(np.array([4]))[4].id == "late/p3"

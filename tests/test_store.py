@@ -40,6 +40,7 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 from featuremill.workloads import composition
+from featuremill.workloads.imported.files import read
 
 OUTPUTS = ["parquet", "npy"]
 SPAWN = multiprocessing.get_context("spawn")
@@ -525,7 +526,7 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
         for number, id in enumerate(("1", "2", b"3")):
             made = file.create_dataset(str(number), data=np.full(2, int(id), np.float32))
             made.attrs["original_id"] = id
-    published = store_exchange._of_hdf5(tmp_path / "in.h5")
+    published = read(tmp_path / "in.h5", None)
     assert {id: published.of(key)[0] for id, key in published.keys.items()} == {
         "1": 1,
         "2": 2,
@@ -535,7 +536,7 @@ def test_a_number_that_is_a_dataset_is_not_the_protein_of_that_id(tmp_path):
         for number in (0, 2):
             file.create_dataset(str(number), data=np.ones(2)).attrs["original_id"] = "1"
     with pytest.raises(UserError, match="datasets 0 and 2 are both of '1'"):
-        store_exchange._of_hdf5(tmp_path / "twice.h5")
+        read(tmp_path / "twice.h5", None)
 
 
 @pytest.mark.parametrize("write", [write_uniprot, write_bio_embeddings, write_fair_esm])

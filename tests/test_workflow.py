@@ -21,7 +21,7 @@ from featuremill.config import validate
 from featuremill.flow.preflight import asked_by, refuse_another_config
 from featuremill.flow.screen import Failures, RefusedError
 from featuremill.flow.summary import closing_words
-from featuremill.status.state import read_state
+from featuremill.status.reader import RunReader
 from featuremill.store import run_lock
 
 RECORDS = random_records(100)
@@ -76,7 +76,7 @@ def test_what_is_gone_is_made_again(workflow):
     assert "100 of 100 records have features" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
-    (typed,) = read_state(root).next
+    (typed,) = RunReader(root).look_closely().next
     assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
     workflow(NO_REPORT)
     assert len(workflow.news()) == 100 and workflow.data() == before
@@ -84,11 +84,11 @@ def test_what_is_gone_is_made_again(workflow):
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
     part.unlink()
     (root / "per-protein.h5").write_bytes(b"cut")
-    assert read_state(root).next == [typed]
+    assert RunReader(root).look_closely().next == [typed]
     said = workflow()
     assert "a part is gone, although there is a receipt" in said
     assert 0 < len(workflow.news()) < 100 and workflow.data() == before
-    assert read_state(root).next == []
+    assert RunReader(root).look_closely().next == []
 
 
 def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is_read(

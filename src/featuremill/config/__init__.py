@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -287,16 +287,24 @@ def from_json(text: str) -> Config:
 
 
 def files_of(config: Records) -> list[str]:
-    """Return every file that the records come from; a sheet of samples comes first.
+    """Return every file that the records come from, as `files_named` does."""
+    return files_named(config.inputs, config.samples)
+
+
+def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
+    """Return the `inputs` or, where there is a sheet of samples, that and the files in it; the
+    sheet alone where a step is still to make it.
 
     Raises:
         UserError: when the sheet cannot be read.
     """
-    if not config.samples:
-        return list(config.inputs)
+    if not sheet:
+        return list(inputs)
+    if sheet.startswith("results/") and not Path(sheet).exists():
+        return [sheet]
     from featuremill.inputs import samples  # here: most runs have none
 
-    return [config.samples, *(row.file for row in samples.read(Path(config.samples)).rows)]
+    return [sheet, *(row.file for row in samples.read(Path(sheet)).rows)]
 
 
 def model_of(config: Config) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -77,7 +78,7 @@ ENVIRONMENT = """\
 
 <!-- written by `featuremill config-docs` from base/environment.py; changes here get lost -->
 
-None has to be set. A command's option beats its variable, and a variable beats a profile.
+You need to set none of these. A command's option beats its variable, a variable beats a profile.
 """
 
 
@@ -148,7 +149,8 @@ def environment_page() -> str:
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
-    others = ([f"`{variable}`", variable.meaning] for variable in environment.OF_OTHERS)
+    groups = itertools.groupby(environment.OF_OTHERS, lambda variable: variable.meaning)
+    others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
     lines = [
         *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),

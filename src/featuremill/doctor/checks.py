@@ -1,4 +1,4 @@
-"""What is wrong with the machine and with each GPU, and what to do: docs/doctor.md lists it all."""
+"""What is wrong with the machine and with each GPU, and what to do; docs/json.md has the codes."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Issue(NamedTuple):
 
     severity: Severity
     code: str
-    """Its name for scripts; docs/doctor.md lists them."""
+    """Its name for scripts; docs/json.md lists them."""
     what: str
     remedy: str
     gpu: str | None = None

@@ -1,4 +1,4 @@
-"""The doctor's answer: as JSON, of which docs/doctor.md describes each key, and from that for
+"""The doctor's answer: as JSON, of which docs/json.md describes each key, and from that for
 people, calm and within 80 columns."""
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def values_in_batches(
             values = compute.values_of(workload, model, chosen, batch.budget)
         except Exception as error:
             if not (isinstance(error, RecordFailed) or faults.is_out_of_memory(error)):
-                with plugin_errors.told(name, "prepare, run or collect"):
+                with plugin_errors.attributed_to(name, "prepare, run or collect"):
                     raise
             if not compute.make_room(queue, batch, error):
                 refuse_all(batch.rows[0], compute.reason_of(error))

@@ -21,12 +21,12 @@ from typing import Any
 import pyarrow as pa
 
 from featuremill.base import faults
+from featuremill.base.arrays import digests
 from featuremill.base.errors import WorkloadError
 from featuremill.extract import compute
 from featuremill.extract.batches import Batch, Queue
 from featuremill.extract.hang_timer import Watch
 from featuremill.store.journal import Journal
-from featuremill.store.shard_file import digests
 from featuremill.workload import RecordFailed, Workload, plugin_errors
 
 MOST_IN_FLIGHT = 2

@@ -211,7 +211,7 @@ class Worker:
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
         try:
-            with plugin_errors.told(self.job.settings.workload, "load"):
+            with plugin_errors.attributed_to(self.job.settings.workload, "load"):
                 _import_torch(self.options.PACKAGES)
                 self.model = self.workload.load(self.options, self.devices, self.weights)
         except Exception as error:

@@ -20,6 +20,7 @@ from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Record
 from featuremill.features.table import Matrix, Rows
 from featuremill.store.failed import Failure
+from featuremill.store.ledger import split_id
 
 __all__ = [
     "NOWHERE",
@@ -35,4 +36,5 @@ __all__ = [
     "columns_of",
     "open",
     "open_parts",
+    "split_id",
 ]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
@@ -27,7 +28,6 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
-from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.features")
 

@@ -242,10 +242,10 @@ def start_totals(run_folders: Sequence[Path]) -> threading.Event:
 
 
 def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
-    from featuremill.status.top.reader import Reader  # here: jobs that wait for it need not
-    from featuremill.status.top.view import totals_line
+    from featuremill.status.reader import RunReader  # here: jobs that wait for it need not
+    from featuremill.status.screen import totals_line
 
-    readers = {folder: Reader(folder) for folder in run_folders}
+    readers = {folder: RunReader(folder) for folder in run_folders}
     due = dict.fromkeys(run_folders, 0.0)
     while not is_over.wait(LOOK_SECONDS):
         for folder, reader in readers.items():

@@ -20,17 +20,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.finite import not_finite
 from featuremill.base.progress import Progress
+from featuremill.base.space import take_space
 from featuremill.merge.parallel import in_order
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
 from featuremill.store.disk_space import expected_bytes
-from featuremill.store.files import take_space
 from featuremill.store.parts import Part
-from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(

@@ -158,7 +158,7 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     workload = find_workload(name)
     if not isinstance(workload, DrawsFigures):
         return ()
-    with plugin_errors.told(name, "figures"):
+    with plugin_errors.attributed_to(name, "figures"):
         return workload.figures(
             table.schema.names, lambda columns: (batch for _, batch in table.batches(columns))
         )

@@ -69,6 +69,9 @@ class Project(NamedTuple):
     ahead: Callable[[str], Ahead | None] = _unknown
     """Returns what the features called so are going to have; None where that is not known yet, of a
     finished run elsewhere, and everywhere but in `problems_of_files`."""
+    samples: str = ""
+    """The sheet of samples, in a project that has one: ids are unique within a sample then, and
+    `Features.ids_of` gives `<sample>/<id>`."""
 
     @property
     def folder(self) -> str:
@@ -195,7 +198,8 @@ class MakesRecords(Protocol):
 
     def records(self, asked: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set takes what its
-        `of` names, or is called by; without either, the first."""
+        `of` names, or is called by; without either, the first. In a project with samples each is a
+        sheet of them: another one where a file of it is another."""
 
     def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
         """Return the same files, made in `folder` where they are not there and up to date."""

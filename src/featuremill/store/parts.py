@@ -15,6 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.store import command_line, shared
@@ -23,7 +24,7 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
-from featuremill.store.shard_file import Digests, beginnings, digests
+from featuremill.store.shard_file import beginnings
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 OTHER_COLUMNS = "its columns are not those that the workload gives now"

@@ -25,10 +25,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.arrays import Digests, digests
 from featuremill.base.progress import Progress
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of, read_columns
-from featuremill.store.shard_file import Digests, beginnings, digests
+from featuremill.store.shard_file import beginnings
 from featuremill.store.shared import Shelf, open_folder, own_folder, publishing
 
 NUM_BUCKETS = 256

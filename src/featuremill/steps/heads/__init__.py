@@ -14,6 +14,7 @@ from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
 
 KEY = "heads"
+TAKES_SAMPLES = True
 ABOUT = (
     "Classifiers by name, each on one or several sets of features (docs/heads.md): "
     "`results/<run>/heads/<name>/`. Each classifies the project's records: "
@@ -35,16 +36,18 @@ class Head(Section):
 
     labels: str | None = None
     """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
-    translates, of its contigs."""
+    translates, of its contigs. In a project with samples it has a column `sample`, too; if not
+    given, labels are of samples, and stand in their sheet."""
     column: str | None = None
     """Its column of classes."""
     group: str | None = None
-    """A column of groups that folds keep whole, such as a genus. If not given, each record by
-    itself, or each contig."""
+    """A column of groups that folds keep whole, such as a genus; also one of the sheet of samples,
+    such as a patient. If not given, each record by itself, or each contig; in a project with
+    samples, each sample."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     folder: str | None = None
-    """The folder of a head that is there already, in place of labels."""
+    """The folder of a head that is there already, in place of one that is trained."""
     any_recipe: bool = False
     """Whether it takes features that were made otherwise than those it was trained on, as one must
     that was imported."""
@@ -58,9 +61,9 @@ class Head(Section):
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Head:
-        if bool(self.labels) == bool(self.folder):
+        if bool(self.labels or self.column) == bool(self.folder):
             raise ValueError("give labels and column to train it, or the folder where it is")
-        if bool(self.labels) != bool(self.column):
+        if self.labels and not self.column:
             raise ValueError("labels and column belong together: name a table, and a column of it")
         if self.folder and (self.group or self.kind):
             raise ValueError("group and kind are of the training; with a folder there is none")
@@ -126,6 +129,8 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
             continue
         if len(head.vectors) not in (0, 1, len(sets)):
             yield (name, "vectors"), f"give one for all, or one for each of {listed(sets)}."
+        if head.column and not (head.labels or project.samples):
+            yield (name, "column"), "labels and column belong together: name a table with labels."
         for more, runs in head.predict.items():
             if len(runs) != len(sets):
                 yield (name, "predict", more), f"give {counted(len(sets), 'folder')}, as in `of`."
@@ -138,17 +143,21 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that lack a column, heads that are not there or take other features."""
     from featuremill.features import chosen
-    from featuremill.inputs import labels
+    from featuremill.inputs import samples
     from featuremill.steps.heads.card import CARD, Card
 
+    about: list[str] = []
+    if project.samples:
+        about = [*samples.read(Path(project.samples)).about]
     for name, head in asked.items():
-        if head.labels:
+        if head.column:
             for key in ("column", "group"):
                 try:
                     if column := getattr(head, key):
-                        labels.check(Path(head.labels), column)
+                        _check_column(head, key, column, project.samples, about)
                 except UserError as error:
-                    yield (name, key if Path(head.labels).is_file() else "labels"), str(error)
+                    is_there = not head.labels or Path(head.labels).is_file()
+                    yield (name, key if is_there else "labels"), str(error)
                     break
             names = head.of or tuple(project.features)
             for place, of in enumerate(names):
@@ -164,6 +173,16 @@ def problems_of_files(
         else:
             problem = f"{head.folder}: there is no head here; featuremill head import makes one."
             yield (name, "folder"), problem
+
+
+def _check_column(head: Head, key: str, column: str, sheet: str, about: Sequence[str]) -> None:
+    """Raise UserError where labels or groups have no such column, or a table is no such."""
+    from featuremill.inputs import columns, labels
+
+    if head.labels is None:
+        columns.find_named(Path(sheet), about, column)
+    elif key != "group" or column not in about:
+        labels.check(Path(head.labels), column, of_samples=bool(sheet))
 
 
 def _unfit(card: Card, asked: Head, project: Project) -> str:
@@ -212,11 +231,11 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
     for name, head in asked.items():
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
-        if head.labels:
+        if not head.folder:
             fragments = fragments_of(project)
             manifests = [f"{run}/manifest.json" for run in features_of(head, project)]
             made_of = [
-                head.labels,
+                *([head.labels] if head.labels else []),
                 *manifests,
                 *([f"{fragments}/translate.json"] * bool(fragments)),
             ]
@@ -249,13 +268,13 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
     return found
 
 
-def _is_other(card: Path, labels: str, late: Sequence[str]) -> bool:
+def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
     """Return whether a head was trained on other features, or on labels that have changed since."""
     from featuremill.steps.heads.card import Card
     from featuremill.store.files import sha256_of
 
-    if any(path != labels for path in late):
-        return True
+    if labels is None or any(path != labels for path in late):
+        return bool(late)
     found = Card.find(card) if late else None
     return bool(found and not (found.labels and found.labels.sha256 == sha256_of(Path(labels))))
 

@@ -31,16 +31,17 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
     add(
         "--labels",
         type=Path,
-        required=True,
         metavar="TABLE",
-        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups",
+        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups; of "
+        "runs with samples also a column sample (without TABLE, the columns are those of the sheet "
+        "of samples)",
     )
     add("--column", required=True, help="the column of the classes")
     add(
         "--group",
         metavar="COLUMN",
         help="records that have the same value here, such as a genus, are never on both sides of a "
-        "fold (default: each record by itself)",
+        "fold (default: each record by itself, or each sample)",
     )
     add(
         "--fragments",

@@ -177,11 +177,12 @@ def chosen_and_fitted(
     calibrated scores have the least log-loss on items whose group was not seen. The calibration is
     that of the same logits."""
     folds_N = inner_folds(groups_N, y_N)
-    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in range(FOLDS)]
+    folds = np.unique(folds_N).tolist()  # of few groups some folds are empty
+    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in folds]
     found, losses = [], []
     for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
         logits_NC = np.empty((len(y_N), num_classes))
-        for fold, one in enumerate(of_setting):
+        for fold, one in zip(folds, of_setting, strict=True):
             logits_NC[folds_N == fold] = one.logits_NC
         calibrated = calibration.fitted(logits_NC, y_N)
         losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))

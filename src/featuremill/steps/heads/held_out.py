@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from featuremill.base.errors import IntegrityError
 from featuremill.steps.heads.card import HELD_OUT, Card
-from featuremill.steps.heads.joined import Source
+from featuremill.steps.heads.joined import Source, id_cells, id_columns
 from featuremill.store.files import sha256_of
+from featuremill.store.ledger import full_ids
 
 Scores = npt.NDArray[np.float64]
 YES, NO, UNKNOWN = "yes", "no", "unknown"
@@ -28,6 +29,7 @@ class HeldOut(NamedTuple):
     """The labelled records, in the order of the run."""
 
     ids: list[str]
+    """Of samples, `<sample>/<id>`; the table has a column of each."""
     sha256s: list[str]
     labels: list[str]
     groups: list[str]
@@ -35,12 +37,14 @@ class HeldOut(NamedTuple):
     """In the order of the card's classes."""
 
 
-def write(path: Path, held_out: HeldOut, classes: Sequence[str]) -> str:
+def write(path: Path, held_out: HeldOut, classes: Sequence[str], has_samples: bool) -> str:
     """Write `held_out` to `path`; return the file's sha256."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    columns = {"id": held_out.ids, "sha256": held_out.sha256s}
+    cells = zip(*(id_cells(id, has_samples) for id in held_out.ids), strict=True)
+    columns = dict(zip(id_columns(has_samples), map(list, cells), strict=True))
+    columns["sha256"] = held_out.sha256s
     columns |= {"label": held_out.labels, "group": held_out.groups}
     scores = {f"score_{name}": held_out.scores_NC[:, n] for n, name in enumerate(classes)}
     pq.write_table(pa.table({**columns, **scores}), path, compression="zstd")
@@ -63,9 +67,8 @@ def read(folder: Path, card: Card) -> HeldOut | None:
         raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
     table = pq.read_table(path)
     scores = [table[f"score_{name}"].to_numpy() for name in card.classes]
-    ids, sha256s, labels, groups = (
-        table[name].to_pylist() for name in ("id", "sha256", "label", "group")
-    )
+    ids = full_ids(table).to_pylist()
+    sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))
     return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))
 
 

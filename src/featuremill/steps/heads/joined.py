@@ -1,4 +1,5 @@
-"""Features of several runs side by side, joined by id, in bounded memory.
+"""Features of several runs side by side, joined by id or, of samples, by sample and id, in bounded
+memory.
 
 The first run is read from its beginning to its end, and rows of the others are found by id. Nothing
 is padded: an id that one run lacks is listed, with the reason where that run has one.
@@ -6,17 +7,18 @@ is padded: an id that one run lacks is listed, with the reason where that run ha
 
 from __future__ import annotations
 
+import csv
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
-from featuremill.base.text import clipped
+from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted, listed
-from featuremill.features import NOWHERE, Features, Index, Matrix
+from featuremill.features import NOWHERE, Features, Index, Matrix, split_id
 from featuremill.steps.heads.virnucpro import FileFeatures
 
 NOT_THERE = "it has no such record"
@@ -43,6 +45,16 @@ def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
     return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
 
 
+def id_columns(has_samples: bool) -> list[str]:
+    """Return the columns of a table that say which record a row is of."""
+    return ["sample", "id"] if has_samples else ["id"]
+
+
+def id_cells(id: str, has_samples: bool) -> Sequence[str]:
+    """Return the cells of these columns."""
+    return split_id(id) if has_samples else (id,)
+
+
 class Lacking(NamedTuple):
     """A record that has no vector in one of the runs."""
 
@@ -52,12 +64,36 @@ class Lacking(NamedTuple):
     reason: str
 
 
+def lacking_writer(file: TextIO, has_samples: bool) -> Callable[[Lacking], object]:
+    """Write the head of a table of records that lack features; return what writes a row."""
+    table = csv.writer(file, delimiter="\t", lineterminator="\n")
+    table.writerow([*id_columns(has_samples), *Lacking._fields[1:]])
+
+    def write(lacking: Lacking) -> None:
+        cells = [*id_cells(lacking.id, has_samples), *lacking[1:]]
+        table.writerow(map(one_line, cells))
+
+    return write
+
+
 class Joined:
     """Features side by side: those records that have all of them, in the order of the first."""
 
     def __init__(self, parts: Sequence[Source], wanted: Container[str] | None = None) -> None:
-        """Read the ids of all but the first; `wanted` are the only ids of interest."""
+        """Read the ids of all but the first; `wanted` are the only ids of interest.
+
+        Raises:
+            UserError: when some are of samples and others are not.
+        """
         self._parts, self._wanted = parts, wanted
+        self.has_samples = parts[0].has_samples
+        for part in parts:
+            if part.has_samples != self.has_samples:
+                of_samples, other = (part, parts[0]) if part.has_samples else (parts[0], part)
+                raise UserError(
+                    f"{of_samples.name}: its records are of samples, and those of {other.name} are "
+                    "not, so they cannot be matched; name features of the same sheet."
+                )
         self._others = [Index(part) for part in parts[1:]]
         self._failures = [
             {failure.id: f"{failure.status}: {failure.reason}" for failure in part.failures()}
@@ -119,6 +155,11 @@ class Joined:
                 yield self._lacking(id, number)
                 for others in self._failures[number + 1 :]:
                     others.pop(id, None)
+
+    @property
+    def name(self) -> str:
+        """What people call the features, all of them."""
+        return listed(part.name for part in self._parts)
 
     def first_id(self) -> str:
         """Return an id that the first has."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 
@@ -14,6 +14,9 @@ from featuremill.report.chart import categories
 from featuremill.report.page import write_of
 from featuremill.steps.heads.card import MISSING, Card
 from featuremill.workload.figures import Figure, Panel, drawn, specification, values
+
+if TYPE_CHECKING:
+    from featuremill.steps.heads.train import OfSample
 
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
@@ -43,6 +46,8 @@ TERMS = (
     ),
 )
 MOST_TEXT = 30
+MOST_SAMPLES = 200
+"""Rows of the table of samples."""
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
 """The least and the most side of a cell of the confusion matrix."""
@@ -51,8 +56,9 @@ WITH_COUNTS = 32
 """Pixels of a cell in which its count fits."""
 
 
-def write_page(path: Path, name: str, card: Card) -> None:
-    """Write the page of the head called `name` to `path`."""
+def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = ()) -> None:
+    """Write the page of the head called `name` to `path`, with what is said of `samples`."""
+    shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
@@ -74,6 +80,8 @@ def write_page(path: Path, name: str, card: Card) -> None:
         card=card,
         table=list(zip(card.classes, card.confusion, strict=True)),
         missing=MISSING,
+        samples=sorted(shown),
+        num_samples=len(samples),
     )
 
 

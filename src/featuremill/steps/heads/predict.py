@@ -19,7 +19,16 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.steps.heads import card, held_out, network
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
+from featuremill.steps.heads.joined import (
+    CHOOSING,
+    Joined,
+    Lacking,
+    Source,
+    id_cells,
+    id_columns,
+    lacking_writer,
+    spread,
+)
 from featuremill.steps.heads.virnucpro import FileFeatures, open_files
 from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
@@ -70,15 +79,14 @@ def predict(
     with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
-            WRITERS[output.suffix](temporary, head) as write,
+            WRITERS[output.suffix](temporary, head, joined.has_samples) as write,
         ):
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow(Lacking._fields)
+            write_lacking = lacking_writer(file, joined.has_samples)
 
             def tell(lacking: Lacking) -> None:
                 nonlocal num_missing
                 num_missing += 1
-                table.writerow([one_line(text) for text in lacking])
+                write_lacking(lacking)
 
             for ids, vectors in joined.blocks(tell):
                 scores_NC = network.softmax(network.logits(tensors, vectors))
@@ -198,10 +206,10 @@ def _columns(head: card.Card) -> list[str]:
 
 
 @contextmanager
-def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
+def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["id", "class", *_columns(head), held_out.COLUMN])
+        table.writerow([*id_columns(has_samples), "class", *_columns(head), held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
@@ -209,13 +217,13 @@ def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
             names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
                 texts = [f"{score:.9g}" for score in scores]
-                table.writerow([one_line(id), name, *texts, is_seen])
+                table.writerow([*map(one_line, id_cells(id, has_samples)), name, *texts, is_seen])
 
         yield write
 
 
 @contextmanager
-def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
+def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -223,7 +231,7 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = {"id": pa.string(), "class": pa.string()}
+    columns = dict.fromkeys([*id_columns(has_samples), "class"], pa.string())
     columns |= dict.fromkeys(_columns(head), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
@@ -233,8 +241,9 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
             names = [head.classes[number] for number in scores_NC.argmax(1)]
+            cells = zip(*(id_cells(id, has_samples) for id in ids), strict=True)
             arrays = [
-                pa.array(ids),
+                *map(pa.array, cells),
                 pa.array(names),
                 *map(pa.array, scores_NC.T.copy()),
                 pa.array(seen),

@@ -119,6 +119,7 @@ class FileFeatures:
     recipe: str | None = None
     """It is unknown."""
     settings: Settings | None = None
+    has_samples = False
 
     def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
         self.paths, self._ids, self._vectors = paths, ids, vectors

@@ -61,7 +61,7 @@ class Recipe:
         self._budget = plugin_errors.batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
-            with plugin_errors.told(name, "load"):
+            with plugin_errors.attributed_to(name, "load"):
                 self._model: Any = self.workload.load(self.options, devices, found)
         except Exception as error:
             if not faults.is_out_of_memory(error):

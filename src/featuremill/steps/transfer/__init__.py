@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,6 +10,7 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
+from featuremill.steps.tables import Table
 
 KEY = "transfer"
 ABOUT = (
@@ -29,6 +28,7 @@ COMMANDS = {
         "featuremill.steps.transfer.command",
     ),
 }
+TABLE = Table(KEY, ".tsv", ".missing.tsv", ("transferred", "without"))
 
 
 class Transfer(Section):
@@ -155,49 +155,13 @@ def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool
     return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
-def table_of(name: str, project: Project) -> str:
-    """Return the table of transferred labels."""
-    return f"{project.folder}/{KEY}/{name}.tsv"
-
-
-def files_of(table: str) -> Sequence[str]:
-    """Return all files that belong to a table; itself is the last one."""
-    stem = table.removesuffix(".tsv")
-    return f"{stem}.json", f"{stem}.missing.tsv", table
-
-
 def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
     """Return each table, with the records that have no label and what is known of its accuracy."""
-    found = []
-    for name, one in asked.items():
-        files = files_of(table_of(name, project))
-        made_of = [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))]
-        log = f"{project.logs}/{KEY}/{name}.log"
-        card = Path(files[0])
-        found.append(
-            Made(
-                f"{KEY}.{name}",
-                files,
-                made_of,
-                [log],
-                [f"{project.folder}/{KEY}"],
-                is_other=partial(_is_other, card),
-                figures=partial(_figures, card),
-            )
+    return [
+        TABLE.made(
+            name,
+            project,
+            [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))],
         )
-    return found
-
-
-def _figures(card: Path) -> Mapping[str, int]:
-    counts = json.loads(card.read_text("utf-8"))["counts"]
-    return {key: counts[key] for key in ("transferred", "without")}
-
-
-def _is_other(card: Path, late: Sequence[str]) -> bool:
-    """Return whether one of these files has another content than when the table was made."""
-    from featuremill.store.files import sha256_of
-
-    if not late:
-        return False
-    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
-    return any(known.get(path) != sha256_of(Path(path)) for path in late)
+        for name, one in asked.items()
+    ]

@@ -23,7 +23,7 @@ from featuremill.base.words import counted, records
 from featuremill.features import Features
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
-from featuremill.steps.transfer import files_of
+from featuremill.steps.transfer import TABLE
 from featuremill.steps.transfer.neighbours import Found, Matrix, Metric, Reference
 from featuremill.store.files import replacing, sha256_of, write_json
 
@@ -112,7 +112,7 @@ def transfer(chosen: Chosen) -> None:
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
         _refuse_other_features(of, reference)
     known = _known(reference, labelled, chosen)
-    card, missing, table = map(Path, files_of(str(chosen.output)))
+    card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
     with replacing(table) as rows_path, replacing(missing) as missing_path:
         with (
@@ -301,6 +301,6 @@ def _say(chosen: Chosen, told: Mapping[str, Any]) -> None:
             judged["commonest_label"],
         )
     if num_without := counts["without"]:
-        _, missing, _ = files_of(str(chosen.output))
+        _, missing, _ = TABLE.files(str(chosen.output))
         says = counted(num_without, "record has no label", "records have no label")
         log.warning("%s: %s lists them.", says, missing)
