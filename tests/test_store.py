@@ -224,8 +224,8 @@ def test_the_environment_names_stores_and_a_config_has_precedence(tmp_path, monk
     monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
     assert shared.layers(()) == [f"{tmp_path}/a", f"{tmp_path}/b"]
     assert shared.layers(("/c",)) == ["/c"]
-    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a:https://b.org/c:s3://d")
-    assert shared.layers(()) == [f"{tmp_path}/a", "https://b.org/c", "s3://d"]
+    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a:https://b.org:80/c:s3://d:/e")
+    assert shared.layers(()) == [f"{tmp_path}/a", "https://b.org:80/c", "s3://d", "/e"]
     monkeypatch.setenv("FEATUREMILL_STORE", "")
     assert shared.layers(()) == []
 

@@ -183,7 +183,7 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
     for url in lookup.remote:
         for shelf in remote.shelves(url, lookup.recipe):
             there = {name: own.part(name) for name in shelf.parts()}
-            for level in shelf.levels(lookup.stores[0], lookup.recipe):
+            for level in shelf.levels(lookup.stores[0], lookup.recipe) if there else ():
                 add(level, there, shelf)
     return found
 

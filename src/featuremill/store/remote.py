@@ -31,7 +31,7 @@ log = logging.getLogger("featuremill.store")
 
 
 def shelves(url: str, recipe: str) -> list[RemoteShelf]:
-    """Return where the store at `url` has parts of `recipe`.
+    """Return where the store at `url` may have parts of `recipe`.
 
     Raises:
         UserError: when it cannot be read, or nothing is listed there.
@@ -52,8 +52,7 @@ def shelves(url: str, recipe: str) -> list[RemoteShelf]:
             f"store: {url}: no folder is listed there; check the address, and that the server "
             "lists folders."
         )
-    found = [store.below(name).below(recipe) for name in publishers if name != shared.RUNS]
-    return [shelf for shelf in found if shelf.parts()]
+    return [store.below(name).below(recipe) for name in publishers]
 
 
 def _limits(url: str) -> dict[str, Any]:

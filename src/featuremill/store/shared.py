@@ -40,6 +40,8 @@ RUNS = "runs"
 """The folder of a publisher that is of no recipe."""
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Of what is published, where the store's own folder lets everybody read."""
+LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
+"""One of several stores with `:` between: an address, perhaps with a port, or a folder."""
 log = logging.getLogger("featuremill.store")
 _noting = threading.Lock()
 Identity = tuple[int, int, int] | None
@@ -49,7 +51,7 @@ Identity = tuple[int, int, int] | None
 def layers(asked: Sequence[str]) -> list[str]:
     """Return the stores that a config asks for, or else the environment: all are read, and the
     first is written; none where a run keeps its parts to itself."""
-    found = asked or [path for path in re.split(f"{os.pathsep}(?!//)", STORE.value()) if path]
+    found = asked or LAYER.findall(STORE.value())
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in found]
 
 
