@@ -24,12 +24,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import featuremill
-from featuremill.merge.outputs import open_writer
 from featuremill.steps.search.nearest import METRICS, Metric
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.formats import bytes_of, digest_of_result, files
 from featuremill.store.plan import Counts, Lengths, Settings
-from featuremill.workload.outputs import Target
+from featuremill.workload.outputs import Target, open_writer
 
 ROWS_A_BLOCK = 50_000
 PASSES = 3

@@ -38,16 +38,16 @@ from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
-PROGRAMS = ("featuremill", "snakemake", "without_internals")
+PROGRAMS = ("featuremill", "snakemake", "without_internals", "killed")
 IMPORTED = (
     *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
     *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),
-    *("steps.search.command", "doctor.command", "workload.weights", "status.top.command"),
+    *("steps.search.command", "doctor.command", "workload.weights", "status.top"),
     # What they import when they know what they are asked for.
     *(
         "status.state",
         "status.view",
-        "status.top.watch",
+        "status.watch",
         "doctor.findings",
         "steps.search.queries",
         "report.page",

@@ -40,7 +40,7 @@ def test_nobody_takes_the_name_of_one_of_featuremills_own(tmp_path, monkeypatch,
     assert workloads()[-1] == "zebra" and workloads().count("composition") == 1
     assert formats.names()[-1] == "zebra" and formats.names().count("parquet") == 1
     assert find_workload("composition").__name__ == "featuremill.workloads.composition"
-    assert formats.module_of("parquet").__name__ == "featuremill.merge.outputs.parquet"
+    assert formats.module_of("parquet").__name__ == "featuremill.outputs.parquet"
     assert plugin_errors.who("composition") == "workload composition"
     assert plugin_errors.who("zebra") == "workload zebra (package thief 1)"
     assert not plugin_errors.is_strangers("composition") and plugin_errors.is_strangers("zebra")

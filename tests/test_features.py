@@ -66,7 +66,7 @@ def run(request, computed, tmp_path_factory):
     """Return a copy of it, whose results are of one kind, in several files and row groups."""
     folder = Results(shutil.copytree(computed.root, tmp_path_factory.mktemp("run") / "test"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("featuremill.merge.outputs.parquet_dataset.ROWS_A_FILE", 17)
+        patch.setattr("featuremill.outputs.parquet_dataset.ROWS_A_FILE", 17)
         patch.setattr("featuremill.merge.gather.BLOCK_BYTES", 8_000)
         merge(folder, SOURCES[request.param], 2)
     return folder

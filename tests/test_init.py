@@ -9,7 +9,6 @@ import re
 from pathlib import Path
 
 import pytest
-import xxhash
 import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
 from conftest import PLUGINS
@@ -263,31 +262,6 @@ def test_refusals(
     assert sentence in capsys.readouterr().err
     assert Path("there.yaml").read_text() == "mine"
     assert set(folder.iterdir()) == before
-
-
-def test_two_sequences_under_one_id_are_found_in_several_passes(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """As in a plan: with more records than are held in memory, refused ones among them."""
-    monkeypatch.setattr("featuremill.plan.spool.CHUNK_RECORDS", 7)
-    monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_PASS", 37)
-    monkeypatch.setattr("featuremill.plan.repeats.KEYS_A_BLOCK", 5)
-    records = [f">p{number}\nMKV{'L' * number}\n>\n\n" for number in range(300)]
-    write("same.fa", "".join(records * 2))
-    assert main(["init", "same.fa"]) == 0
-    write("two.fa", "".join([*records, *records[:200], ">p11\nMK\n", ">p12\nMK\n", *records]))
-    assert main(["init", "two.fa"]) == 0
-    said = "two.fa:45 and two.fa:2001: the id 'p11' stands for two different sequences; a run "
-    assert f"{said}refuses both; rename or remove one of them." in capsys.readouterr().err
-
-
-def test_ids_whose_hashes_alone_are_equal_are_left_to_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashes = {b"a": 7, b"b": 7}
-    digest = xxhash.xxh3_64_intdigest
-    monkeypatch.setattr(
-        xxhash, "xxh3_64_intdigest", lambda b, seed=0: hashes.get(b) or digest(b, seed)
-    )
-    assert main(["init", write("a.fa", ">a\nMKV\n>b\nMKT\n")]) == 0
 
 
 def test_what_the_jobs_lack_here_is_said(

@@ -28,7 +28,6 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge import gather, provenance
 from featuremill.merge.command import merge
 from featuremill.merge.export import export
-from featuremill.merge.outputs import open_writer
 from featuremill.plan.needs import needs_of_run
 from featuremill.store.disk_space import needs_of_outputs
 from featuremill.store.formats import (
@@ -44,7 +43,7 @@ from featuremill.store.formats import (
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
-from featuremill.workload.outputs import Target
+from featuremill.workload.outputs import Target, open_writer
 
 LONG = "word " * 80 + "end"
 HEADERS = {

@@ -19,7 +19,7 @@ from featuremill.extract.in_process import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
-from featuremill.status.state import read_state
+from featuremill.status.reader import RunReader
 from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
 from featuremill.workload import RecordFailed
@@ -232,7 +232,7 @@ def test_status_and_report_say_the_same_kinds(failed):
     root = failed.run_folder.root
     told = {
         (one["status"], one["kind"], one["reason"], one["remedy"])
-        for one in read_state(root).as_json()["reasons"]
+        for one in RunReader(root).look_closely().as_json()["reasons"]
     }
     expected = {
         ("failed", kind, beginning.partition(":")[0]) for kind, beginning in FAILING.values()

@@ -26,13 +26,12 @@ from featuremill.features import table
 from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.merge.outputs import open_writer
 from featuremill.steps.search import hits, nearest, recipe
 from featuremill.steps.search.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
 from featuremill.store.results import Results
-from featuremill.workload.outputs import Target
+from featuremill.workload.outputs import Target, open_writer
 from featuremill.workloads.esm2 import VERSION
 
 ESCAPE = "\x1b[31mred"
@@ -263,7 +262,7 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
 def test_every_output_gives_the_same_hits(run, outputs, monkeypatch):
     asked = [id for id, _ in RECORDS if id not in VECTORLESS]
     expected = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
-    monkeypatch.setattr("featuremill.merge.outputs.parquet_dataset.ROWS_A_FILE", 11)
+    monkeypatch.setattr("featuremill.outputs.parquet_dataset.ROWS_A_FILE", 11)
     merge(run, outputs, 0)
     found = featuremill.search(run.root, asked, 7, column="composition", metric="l2")
     pd.testing.assert_frame_equal(found, expected)

@@ -32,15 +32,14 @@ from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
 from featuremill.lease import condition, folder, slots, turnstile
-from featuremill.merge.hdf5 import dataset_name
-from featuremill.merge.outputs import open_writer
+from featuremill.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal_log
 from featuremill.store.parts import open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
-from featuremill.workload.outputs import Target
+from featuremill.workload.outputs import Target, open_writer
 
 NOBODY = 65534
 GOOD = b">good\nMKVLA\n"

@@ -18,16 +18,19 @@ import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
+from documents import section
 from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for
 
 from featuremill.base.errors import UserError
+from featuremill.config import runs
 from featuremill.flow.preflight import forget_what_is_not_whole
 from featuremill.merge.clean import check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
-from featuremill.status.state import read_state
+from featuremill.status.project import ProjectReader
+from featuremill.status.reader import RunReader
 from featuremill.store import journal, journal_log, lock_holder, run_lock
 from featuremill.store.delivery import Accounts
 from featuremill.store.files import sealed
@@ -35,7 +38,7 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
+DOCUMENT = section(ROOT / "docs" / "json.md", "Status")
 
 
 def status(verbs, *more, folder="results/test"):
@@ -47,7 +50,12 @@ def status(verbs, *more, folder="results/test"):
 
 def found(folder, verifies=False):
     """Return the same as the JSON, without a process."""
-    return read_state(folder, verifies).as_json()
+    return RunReader(folder).look_closely(verifies).as_json()
+
+
+def page_of(folder):
+    """Return the lines for people, without a process."""
+    return list(view.lines(ProjectReader(runs.named(folder)).look_closely()))
 
 
 def codes(answer):
@@ -100,7 +108,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
 def test_done_is_said_with_what_has_no_features():
     counts = Accounts(input=12, ok=9, failed=0, refused=3, duplicate=0)
     delivered = SimpleNamespace(delivery=SimpleNamespace(counts=counts))
-    state = SimpleNamespace(plan=True, exit_status=0, delivery=delivered)
+    state = SimpleNamespace(is_close=True, plan=True, exit_status=0, delivery=delivered)
     assert view.verdict(state) == "done: 9 of 12 records have features, 3 were refused."
     delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
     assert view.verdict(state) == "done."
@@ -379,9 +387,7 @@ def test_partial_results_are_called_so(run):
     answer = found(run.root)
     partial = ["partial/embeddings", "partial/embeddings.parquet"]
     assert answer["partial"] == partial and answer["exit_status"] == 0
-    assert any(
-        "partial/embeddings.parquet: what was" in line for line in view.lines(read_state(run.root))
-    )
+    assert any("partial/embeddings.parquet: what was" in line for line in page_of(run.root))
 
 
 def test_without_snakemake_the_verbs_are_named_and_mend(run, environment, monkeypatch):
@@ -417,7 +423,7 @@ def test_what_is_no_run_is_one_sentence(verbs):
     assert f"  {COMMAND}\n" in stdout
     with (planless / "store" / "plan.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        page = list(view.lines(read_state(planless)))
+        page = page_of(planless)
         assert "planning now." in page[:2] and "Type next, when that has ended" in page
         assert found(planless)["is_planning"] and found(planless)["exit_status"] == 1
 
@@ -494,7 +500,7 @@ def test_every_key_is_documented_and_always_there(failed, run):
 def test_the_page_is_within_80_columns(failed, run):
     first(run, "store/parts/*/*.arrows").unlink()
     for folder in (failed.run_folder.root, run.root):
-        page = list(view.lines(read_state(folder)))
+        page = page_of(folder)
         folders = [line for line in page if str(folder) not in line]
         assert len(folders) > 10
         told = [line for line in folders if not re.search("snakemake -|featuremill run ", line)]
@@ -520,7 +526,7 @@ def test_what_somebody_elsewhere_said_is_told_as_that(run):
     assert answer["shards"]["unclear"] == 1 and answer["exit_status"] == 1
     (shown,) = answer["running"]
     assert (shown["host"], shown["devices"]) == ("elsewhere", ["a GPU"])
-    assert any("its lock cannot be" in line for line in view.lines(read_state(run.root)))
+    assert any("its lock cannot be" in line for line in page_of(run.root))
 
 
 HAMMER = """
@@ -646,7 +652,7 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     assert status(verbs, "--verify")[0] == 0
 
 
-@pytest.mark.parametrize("verb", ["status", "status.top"])
+@pytest.mark.parametrize("verb", ["command", "top"])
 def test_help_does_not_wait_for_what_reads_configs(verb):
-    code = f"import sys, featuremill.{verb}.command; assert 'pydantic' not in sys.modules"
+    code = f"import sys, featuremill.status.{verb}; assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import NOT_IMPORTED, ROOT
+from documents import section
 from nvml_node import Gpu
 from programs import wait_for
 from rich.console import Console
@@ -25,15 +26,15 @@ from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
 from featuremill.flow import screen
-from featuremill.status import shards
-from featuremill.status.top import view, watch
-from featuremill.status.top.jobs import TelemetryTail
-from featuremill.status.top.reader import Reader
+from featuremill.status import screen as view
+from featuremill.status import shards, watch
+from featuremill.status.jobs import TelemetryTail
+from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.json_file import JsonFile
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
+DOCUMENT = section(ROOT / "docs" / "json.md", "Top")
 FAR_AWAY = "node7"
 
 
@@ -51,7 +52,7 @@ def visited(verbs, **given):
 
 def looked(run):
     """Return what a first look at the run finds, as programs get it."""
-    return Reader(run.folder.root).look().as_json()
+    return RunReader(run.folder.root).look().now_as_json()
 
 
 def drawn(scene, width=120):
@@ -103,6 +104,8 @@ def test_time_left_goes_by_the_jobs_of_late_and_by_the_newest_parts(tmp_path):
     run.finish(4, C, seconds=60.0)  # with its start-up: so do those that wait now
     rest = looked(run)["time_left"]
     assert rest["seconds"] == pytest.approx((60 + 160 + 2 * 60) / 2) and rest["parts"] == 1
+    closely = RunReader(run.folder.root).look_closely()
+    assert closely.as_json()["time_left"] == rest and closely.speed == 15, "status says the same"
     for number in (2, 3):
         run.finish(number, C, seconds=60.0)
     assert looked(run)["time_left"]["seconds"] == pytest.approx(160), "slow is the last one"
@@ -113,7 +116,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     found = looked(run)
     assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
-    scene = Reader(run.folder.root).look()
+    scene = RunReader(run.folder.root).look()
     assert "time left not known: every job waits for a device" in view.totals_line(scene)
     assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
     waiting.has(A)
@@ -130,7 +133,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
         run.finish(number, A)
     jobs = [run.start(num_finished + number, device) for number, device in enumerate((A, B))]
     jobs[1].die()
-    reader = Reader(run.folder.root)
+    reader = RunReader(run.folder.root)
     assert len(reader.look().jobs) == 1, "nobody holds the other one's lock"
     read = []
     monkeypatch.setattr(shards, "held_by", lambda lock: held(read.append(lock)))
@@ -148,7 +151,7 @@ def test_only_what_is_new_is_read(tmp_path, monkeypatch, num_finished):
 
 
 def test_a_shard_is_told_of_from_job_to_job(run):
-    reader = Reader(run.folder.root)
+    reader = RunReader(run.folder.root)
     assert reader.look().phase == "idle"
     job = run.start(0, A)
     job.sample(400)
@@ -179,7 +182,7 @@ def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
     for step in range(300):
         for job in jobs:
             job.sample(step, seconds=1.0)
-    reader = Reader(run.folder.root)
+    reader = RunReader(run.folder.root)
     scene = reader.look()
     console = Console(file=io.StringIO(), force_terminal=True, width=120, height=40)
     began, looks = time.process_time(), 20
@@ -199,7 +202,7 @@ def test_a_job_of_another_node_is_judged_by_what_it_appends(run, skew):
     """Its lock cannot be seen from here, and its clock may be wrong."""
     job = run.start(0, A, clock=run.now + skew, host=FAR_AWAY, holds=False)
     job.sample(100, seconds=0)
-    reader = Reader(run.folder.root)
+    reader = RunReader(run.folder.root)
     (first,) = reader.look().jobs
     assert (first.state, first.host) == ("unclear" if skew < 0 else "running", FAR_AWAY)
     job.sample(200, seconds=1)
@@ -231,7 +234,7 @@ def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypa
 def test_a_held_lock_without_news_is_said(run):
     job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
-    scene = Reader(run.folder.root).look()
+    scene = RunReader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
     assert scene.speed is None and scene.time_left is None
@@ -249,14 +252,14 @@ def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
 
 def test_a_job_without_telemetry_is_known_by_its_lock(run):
     run.start(0, A, says=False)
-    (job,) = Reader(run.folder.root).look().jobs
+    (job,) = RunReader(run.folder.root).look().jobs
     assert (job.state, job.pid, job.devices[0].name) == ("running", 4242, "NVIDIA L4")
     shown = "\n".join(drawn(looked_at(run)))
     assert job.speed is None and re.search(r"^L4 +00000000 ", shown, re.M)
 
 
 def looked_at(run):
-    return Reader(run.folder.root).look()
+    return RunReader(run.folder.root).look()
 
 
 def test_telemetry_that_is_cut_garbled_or_begun_anew_is_followed(tmp_path, run):

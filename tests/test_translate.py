@@ -29,8 +29,8 @@ from hypothesis import strategies as st
 from programs import Desk, wait_for
 
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.inputs import contigs, fasta, kinds, nucleotides
-from featuremill.steps.translate import chunks, folder, ids, orfs
+from featuremill.inputs import fasta, kinds, nucleotides
+from featuremill.steps.translate import chunks, contigs, folder, ids, orfs
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
 from featuremill.workload import Record
@@ -413,11 +413,11 @@ def test_a_chromosome_on_one_line_takes_its_own_size_in_memory(tmp_path, environ
     program = """
 import resource, sys
 from pathlib import Path
-from featuremill.inputs import contigs, nucleotides
-list(nucleotides([Path(sys.argv[2])]))
+from featuremill.steps.translate.contigs import contigs_in
+list(contigs_in([Path(sys.argv[2])]))
 now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (now + 65_000_000,) * 2)
-print([(record.id, len(record.payload)) for record in nucleotides([Path(sys.argv[1])])])
+print([(record.id, len(record.payload)) for record in contigs_in([Path(sys.argv[1])])])
 """
     few = write(tmp_path / "few.fna", [("c", "ACGT")])
     done = subprocess.run(

@@ -32,7 +32,7 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.config.runs import named
-from featuremill.status.project import ProjectState, read_project
+from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.steps.heads import card, predict
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.names import LOCK
@@ -383,7 +383,13 @@ def translated(tmp_path, monkeypatch):
 def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     def made():
         runs = named(Path("soil.yaml"))
-        found = dict(zip((one.label for one in runs.steps), read_project(runs).steps, strict=True))
+        found = dict(
+            zip(
+                (one.label for one in runs.steps),
+                ProjectReader(runs).look_closely().steps,
+                strict=True,
+            )
+        )
         return found["translate"], found["heads.kinds"]
 
     assert made() == ("yes", "yes")

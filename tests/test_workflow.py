@@ -21,7 +21,7 @@ from featuremill.config import validate
 from featuremill.flow.preflight import asked_by, refuse_another_config
 from featuremill.flow.screen import Failures, RefusedError
 from featuremill.flow.summary import closing_words
-from featuremill.status.state import read_state
+from featuremill.status.reader import RunReader
 from featuremill.store import run_lock
 
 RECORDS = random_records(100)
@@ -76,7 +76,7 @@ def test_what_is_gone_is_made_again(workflow):
     assert "100 of 100 records have features" in workflow(NO_REPORT)
     assert workflow.news() == [] and workflow.data() == before
     shutil.rmtree(workflow.run_folder.store)
-    (typed,) = read_state(root).next
+    (typed,) = RunReader(root).look_closely().next
     assert not {"plan", "--rerun-incomplete", "--forcerun"} & set(typed.split())
     workflow(NO_REPORT)
     assert len(workflow.news()) == 100 and workflow.data() == before
@@ -84,11 +84,11 @@ def test_what_is_gone_is_made_again(workflow):
     part = next((workflow.run_folder.store / "parts").rglob("*.arrows"))
     part.unlink()
     (root / "per-protein.h5").write_bytes(b"cut")
-    assert read_state(root).next == [typed]
+    assert RunReader(root).look_closely().next == [typed]
     said = workflow()
     assert "a part is gone, although there is a receipt" in said
     assert 0 < len(workflow.news()) < 100 and workflow.data() == before
-    assert read_state(root).next == []
+    assert RunReader(root).look_closely().next == []
 
 
 def test_a_failed_record_stops_no_shard_and_one_that_is_mended_before_a_retry_is_read(
@@ -386,18 +386,18 @@ def test_the_closing_words_name_what_has_no_features(tmp_path):
     path = tmp_path / "manifest.json"
     path.write_text(json.dumps(manifest))
     said = closing_words(str(tmp_path))
-    twice = "\n5 duplicates: the same id and sequence as a record before\n"
-    assert twice in said and "1,067 of 1,072 records have their features" in said
+    assert said.startswith("\n1,067 of 1,072 records have features, 5 are duplicates:\n")
     assert "failed.tsv" not in said, "it does not list them"
     counts |= {"ok": 67, "failed": 1000, "refused": 0}
     path.write_text(json.dumps(manifest))
-    without = f"\nWithout features: 1,000 failed: see {tmp_path}/failed.tsv"
-    assert without + twice in closing_words(str(tmp_path))
+    said = closing_words(str(tmp_path))
+    assert "1,000 failed, 5 are duplicates:" in said
+    assert f"\n  {tmp_path}/failed.tsv: the records without features\n" in said
     counts |= {"input": 1, "ok": 1, "failed": 0, "duplicate": 0}
     path.write_text(json.dumps(manifest))
     said = closing_words(str(tmp_path))
-    assert said.startswith("\n1 of 1 record has its features:\n")
-    assert "Without" not in said and "duplicate" not in said
+    assert said.startswith("\n1 of 1 record has features:\n")
+    assert "failed.tsv" not in said and "duplicate" not in said
 
 
 def test_snakemakes_tidying_behind_our_own_failures_is_not_told():

@@ -16,13 +16,14 @@ from __future__ import annotations
 # What this imports, every verb does before it answers Ctrl-C: so neither typing nor pathlib.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from featuremill.api import compute, engine, forget_model
     from featuremill.features.loading import load, load_matrix
-    from featuremill.steps.search.command import search
-    from featuremill.workloads import embed
 
+    embed: Callable[..., Any]
+    search: Callable[..., Any]
     SNAKEFILE: str
     """The workflow: in the wheel beside this file, in a checkout at its root."""
 
@@ -45,18 +46,21 @@ _WHERE = {
     "forget_model": "api",
     "load": "features.loading",
     "load_matrix": "features.loading",
-    "search": "steps.search.command",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Look up what is asked for only now, so that `import featuremill` costs nothing."""
+    from importlib import import_module
+
     if name == "embed":  # the default workload brings it
         from featuremill.workload import DEFAULT, find_workload
 
         return getattr(find_workload(DEFAULT), name)
+    if name == "search":  # a step brings it, with the command of this name
+        from featuremill.step.finding import commands
+
+        return getattr(import_module(commands()[name].module), name)
     if name not in _WHERE:
         raise AttributeError(f"module 'featuremill' has no attribute {name!r}")
-    from importlib import import_module
-
     return getattr(import_module(f"featuremill.{_WHERE[name]}"), name)

@@ -62,7 +62,7 @@ MODULES = {
     "weights": "workload.weights",
     "export": "merge.export",
     "store": "merge.store_command",
-    "top": "status.top.command",
+    "top": "status.top",
     "retry": "plan.retry",
     "clean": "merge.clean",
     "audit": "doctor.audit.command",

@@ -8,6 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+Digests = npt.NDArray[np.bytes_]
+
 
 def matrix(column: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
     """Return a fixed_size_list[width] column of n rows as an array of shape (n, width)."""
@@ -34,6 +36,16 @@ def matrices(column: pa.ChunkedArray) -> list[npt.NDArray[Any]]:
             width = inner.type.list_size
             found.append(_numbers(inner.flatten()).reshape(-1, width))
     return found
+
+
+def digests(column: pa.ChunkedArray) -> Digests:
+    """Return a binary(32) column as a NumPy array of 32-byte strings."""
+    chunks = [
+        np.frombuffer(c.buffers()[1], "S32", count=len(c), offset=c.offset * 32)
+        for c in column.chunks
+        if len(c)
+    ]
+    return np.concatenate(chunks) if chunks else np.empty(0, "S32")
 
 
 def _numbers(flat: pa.Array) -> npt.NDArray[Any]:

@@ -26,7 +26,7 @@ from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, labels, samples, source
 from featuremill.lease.devices import devices_for
-from featuremill.status import state
+from featuremill.status.reader import unseen_by_snakemake
 from featuremill.store import command_line, formats, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -197,7 +197,7 @@ def forget_what_is_not_whole(results: str) -> None:
     if not folder.plan.exists():
         return
     try:
-        found = state.unseen_by_snakemake(folder.root)
+        found = unseen_by_snakemake(folder.root)
     except UserError:  # which the verbs say in their turn
         found = []
     if not found:  # a plan of many shards takes a while to read
@@ -445,7 +445,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     table, column = config.labels.file, config.labels.column
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
-            labels.check(Path(table), column)
+            labels.check(Path(table), column, of_samples=bool(config.samples))
 
 
 def refuse_missing_input(
@@ -470,6 +470,14 @@ def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
         if not (path.startswith(f"{folder}/") or Path(path).exists())
         and not Path(one.files[-1]).exists()
     ]
+    if any(run.config.samples != named.samples for run in named.runs.values()):  # a step reads it
+        with refusing(f"{named.places.get(('samples',), named.named)}: samples"):
+            sheet = samples.read(Path(named.samples))
+            for run in named.runs.values():
+                if run.config.labels.column and not run.config.labels.file:
+                    sheet.refuse_unknown(run.config.labels.column)
+            if missing:
+                sheet.refuse_missing()
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)

@@ -117,11 +117,14 @@ def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Ite
 
 
 def nucleotides(
-    inputs: Sequence[Path], options: NucleotideOptions | None = None
+    inputs: Sequence[Path],
+    options: NucleotideOptions | None = None,
+    fasta: str = kinds.NUCLEOTIDES.fasta,
 ) -> Iterator[Record]:
     """Stream the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper
-    case, U as T; of FASTQ, the qualities are dropped."""
-    return _stream(inputs, _kind(options or NucleotideOptions()))
+    case, U as T; of FASTQ, the qualities are dropped. `fasta` is a module whose
+    `read(path, kind)` reads FASTA in another way."""
+    return _stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
 
 
 def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Record]:
@@ -139,7 +142,7 @@ def spelled(inputs: Sequence[Path], make: letters.Make, options: TableOptions) -
 def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:
     """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
     the values of `options.payload_columns()` (`featuremill.inputs.cells` says how)."""
-    return _stream(inputs, _kind(options or RowOptions()))
+    return _stream(inputs, _kind_of(options or RowOptions()))
 
 
 def columns_taken(path: Path, options: BaseModel) -> str:
@@ -147,13 +150,17 @@ def columns_taken(path: Path, options: BaseModel) -> str:
     if not isinstance(options, TableOptions | RowOptions) or not _is_table(path):
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
-    return _kind(options).taken(path, names).described
+    return _kind_of(options).taken(path, names).described
 
 
-def _kind(options: TableOptions | RowOptions) -> kinds.Kind:
+def _kind_of(options: TableOptions | RowOptions) -> kinds.Kind:
     """Return what the options of a workload say that it makes of a record."""
     if isinstance(options, RowOptions):
         return kinds.Rows(options.id_column, options.payload_columns())
+    return _kind(options)
+
+
+def _kind(options: TableOptions) -> kinds.Sequences:
     is_dna = isinstance(options, NucleotideOptions)
     if isinstance(options, SequenceOptions):
         is_dna = options.alphabet == "nucleotides"
@@ -201,8 +208,8 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
         line = _first_line(path) if kind.has_fastq else ""
         format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
-        if kind.of_entries and format is FASTA:
-            return import_module("featuremill.inputs.contigs")
+        if format is FASTA:
+            return import_module(kind.fasta)
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     return import_module(_module(format))
 

@@ -39,6 +39,8 @@ class Sequences(NamedTuple):
     has_fastq: bool = False
     of_entries: bool = False
     """Of a flat file's entries themselves; else of the proteins that they code."""
+    fasta: str = "featuremill.inputs.fasta"
+    """The module that reads FASTA."""
     chosen: columns.Named = columns.Named()
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:

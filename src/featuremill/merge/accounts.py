@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
@@ -27,7 +28,7 @@ from featuremill.store.failed import COLUMNS, Failure
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
 from featuremill.store.results import Results
-from featuremill.store.shard_file import digests, read_verified
+from featuremill.store.shard_file import read_verified
 
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
 """What the lists need of the manifest."""

@@ -12,14 +12,13 @@ from pathlib import Path
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import Gatherer
-from featuremill.merge.outputs import open_writer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ledger
 from featuremill.store.delivery import Written
 from featuremill.store.files import remove, replacing, replacing_folder, write_json
 from featuremill.store.formats import files, format_of, sidecar_of, told
 from featuremill.store.results import Results
-from featuremill.workload.outputs import Target, Writer
+from featuremill.workload.outputs import Target, Writer, open_writer
 
 log = logging.getLogger("featuremill.merge")
 

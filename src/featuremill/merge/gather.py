@@ -20,17 +20,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.finite import not_finite
 from featuremill.base.progress import Progress
+from featuremill.base.space import take_space
 from featuremill.merge.parallel import in_order
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ledger
 from featuremill.store.disk_space import expected_bytes
-from featuremill.store.files import take_space
 from featuremill.store.parts import Part
-from featuremill.store.shard_file import digests
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(
@@ -115,7 +115,10 @@ class Gatherer:
         self.values = found[0].values if found else pa.schema([])
         for part in found:
             if not part.values.equals(self.values):
-                raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
+                raise IntegrityError(
+                    f"{part.path}: its columns are not those of the other parts; raise the "
+                    "workload's VERSION, and run the same command again."
+                )
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1

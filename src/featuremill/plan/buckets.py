@@ -13,10 +13,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.arrays import Digests, digests
 from featuremill.plan.spool import BUCKET, NUM_BUCKETS, bucket_path
 from featuremill.store.files import digest_of
 from featuremill.store.results import Results
-from featuremill.store.shard_file import SHARD, Digests, digests, read_shard
+from featuremill.store.shard_file import SHARD, read_shard
 
 NOWHERE = -1
 OLD_KEY = np.dtype([("sha256", "S32"), ("shard", "<i4"), ("row", "<i4"), ("bytes", "<i8")])

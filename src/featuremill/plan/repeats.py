@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -87,15 +87,6 @@ def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int
             for ordinal, sha256 in [(first, first_sha256), *others]
         }
     return np.array(repeats, np.int64)
-
-
-def conflict(first: Mapping[str, Any], second: Mapping[str, Any]) -> str:
-    """Return the sentence for two records with the same id and different payloads."""
-    places = f"{first['source']}:{first['line']} and {second['source']}:{second['line']}"
-    return (
-        f"{places}: the id {first['id'][:100]!r} stands for two different sequences; "
-        "a run refuses both; rename or remove one of them."
-    )
 
 
 def same_hash(ids_paths: Sequence[Path]) -> Iterator[tuple[Ordinals, Ordinals]]:

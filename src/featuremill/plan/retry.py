@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.arguments import add_runs
+from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
@@ -38,7 +39,7 @@ from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import digests, read_shard, read_verified
+from featuremill.store.shard_file import read_shard, read_verified
 from featuremill.workload import know_reasons
 
 log = logging.getLogger("featuremill.retry")

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.progress import Progress
+from featuremill.base.space import take_space
 from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
-from featuremill.store.files import take_space
 from featuremill.store.plan import PlannedShard
 from featuremill.store.results import Results
 from featuremill.store.shard_file import write_shard

@@ -201,11 +201,6 @@ def bucket_path(folder: Path, number: int) -> Path:
     return folder / f"bucket-{number:03d}.arrows"
 
 
-def hash_of(id: str, sample: int) -> int:
-    """Return the hash of an id, which is that of one record in each sample."""
-    return xxhash.xxh3_64_intdigest(id.encode(), seed=sample)
-
-
 class Spool(ExitStack):
     """The files that one process spools into; a context manager."""
 
@@ -282,6 +277,7 @@ class Spool(ExitStack):
                 self._buckets[number].write_batch(batch.slice(start, end - start))
         keys = np.empty(len(accepted), ID_KEY)
         keys["ordinal"] = ordinals
-        ids, samples = chunk.good(chunk.ids), chunk.good(chunk.samples)
-        keys["hash"] = list(map(hash_of, ids, samples))
+        # The hash of an id is that of one record in each sample.
+        named = zip(chunk.good(chunk.ids), chunk.good(chunk.samples), strict=True)
+        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in named]
         self._ids.write(keys.tobytes())

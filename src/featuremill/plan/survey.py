@@ -1,21 +1,15 @@
 """What an input holds, for `init`: its records counted in one pass, in bounded memory.
 
-Plan has all rows on disk and compares them (`repeats.py`). Here 24 bytes a record go to a temporary
-file to find an id that stands for two sequences: hashes of its id and of its payload.
+An id that stands for two payloads is found by plan, which has all rows on disk (`repeats.py`).
 """
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
-from itertools import islice
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-import numpy as np
-import xxhash
 from pydantic import BaseModel
 
 from featuremill import inputs
@@ -23,9 +17,8 @@ from featuremill.base.reasons import head_of
 from featuremill.base.words import counted
 from featuremill.inputs import columns_taken, source
 from featuremill.plan.reading import with_progress
-from featuremill.plan.repeats import conflict, same_hash
-from featuremill.plan.spool import ID_KEY, Chunk, Tally, chunks_of, hash_of
-from featuremill.workload import Record, Workload, optional
+from featuremill.plan.spool import Chunk, Tally, chunks_of
+from featuremill.workload import Workload, optional
 from featuremill.workload.plugin_errors import records_of
 
 
@@ -40,8 +33,6 @@ class Survey:
         """Length and id of the longest good record."""
         self.first_refused: dict[str, str] = {}
         """Where the first record stands that was refused for each reason."""
-        self.conflict = ""
-        """A sentence on the first id that stands for two different payloads, if any does."""
 
     def count(self, chunk: Chunk) -> None:
         """Count in the records of a chunk."""
@@ -87,8 +78,6 @@ class Survey:
             yield f"{count:,} of them: {note}"
         for reason, count in tally.refusals.most_common():
             yield f"{count:,} refused: {reason} (first: {self.first_refused[reason]})"
-        if self.conflict:
-            yield self.conflict
 
 
 def surveyed(
@@ -99,14 +88,9 @@ def surveyed(
     samples: Mapping[str, int] = MappingProxyType({}),
 ) -> Survey:
     """Read all records of `paths` and count what there is; `samples` are as in `chunks_of`."""
-    found = Survey()
-    with _Ids() as ids:
-        for chunk in with_progress(
-            chunks_of(records_of(name, workload, paths, options), 0, samples)
-        ):
-            found.count(chunk)
-            ids.add(chunk)
-        found.conflict = ids.first_conflict(records_of(name, workload, paths, options))
+    found, records = Survey(), records_of(name, workload, paths, options)
+    for chunk in with_progress(chunks_of(records, 0, samples)):
+        found.count(chunk)
     return found
 
 
@@ -121,53 +105,3 @@ def names(paths: Sequence[Path]) -> str:
     """Return the paths for people: the first three, and how many more."""
     shown = ", ".join(str(path) for path in paths[:3])
     return shown if len(paths) <= 3 else f"{shown} and {len(paths) - 3} more"
-
-
-class _Ids(ExitStack):
-    """The ids of good records and what stands under them; a context manager."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        folder = Path(self.enter_context(tempfile.TemporaryDirectory()))
-        self._paths = folder / "ids.bin", folder / "payloads.bin"
-        self._files = [self.enter_context(path.open("wb")) for path in self._paths]
-        self._num_written = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Take note of the good records of the next chunk."""
-        good = [number for number, reason in enumerate(chunk.reasons) if not reason]
-        keys = np.empty(len(good), ID_KEY)
-        keys["hash"] = [hash_of(chunk.ids[n], chunk.samples[n]) for n in good]
-        keys["ordinal"] = self._num_written + np.arange(len(good))
-        payloads = np.array([xxhash.xxh3_64_intdigest(chunk.payloads[n]) for n in good], "<u8")
-        for file, values in zip(self._files, (keys, payloads), strict=True):
-            file.write(values.tobytes())
-            file.flush()
-        self._num_written += len(good)
-
-    def first_conflict(self, records: Iterable[Record]) -> str:
-        """Return a sentence that names the places of the first two records with one id and two
-        payloads, or ""; `records` are the same ones anew, read only then."""
-        if found := self._first_conflict():
-            good = (record for record in records if not record.reason)
-            first = next(islice(good, found[0], None))
-            second = next(islice(good, found[1] - found[0] - 1, None))
-            if first.id == second.id:  # else only their hashes are equal, which plan looks into
-                return conflict(first._asdict(), second._asdict())
-        return ""
-
-    def _first_conflict(self) -> tuple[int, int] | None:
-        """Return the numbers, among the good records, of the two whose second one comes first."""
-        ids_path, payloads_path = self._paths
-        if not self._num_written:
-            return None
-        payloads = np.memmap(payloads_path, "<u8", "r")
-        pairs = []
-        for ordinals, groups in same_hash([ids_path]):
-            is_new = np.append(True, groups[1:] != groups[:-1])
-            firsts = ordinals[np.flatnonzero(is_new)[np.cumsum(is_new) - 1]]
-            others = payloads[ordinals] != payloads[firsts]
-            if others.any():
-                second = int(ordinals[others].min())
-                pairs.append((int(firsts[ordinals == second][0]), second))
-        return min(pairs, key=lambda pair: pair[1], default=None)

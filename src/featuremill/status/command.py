@@ -27,9 +27,9 @@ def run(arguments: argparse.Namespace) -> int:
     # Here and not above: other verbs, and --help, do not pay for it.
     from featuremill.config.runs import named
     from featuremill.status import view
+    from featuremill.status.project import ProjectReader
 
-    runs = named(arguments.run_folder)
-    found = view.read(runs, arguments.verify)
+    found = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
     if arguments.json:
         said = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
     else:

@@ -4,45 +4,26 @@ whose receipts count failed rows, and of records.parquet what says whose rows th
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from featuremill.base.text import clipped
-from featuremill.status.shards import Shard
 from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, by_number, reason_of
 from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
-MOST_PARTS = 100
-"""Parts with failed rows that a quick look reads: more of them fail for the same reasons."""
-
-
-class Failures(NamedTuple):
-    """What there is to say of the records of a run without values."""
-
-    groups: list[Group]
-    unread: int
-    """Failed rows of parts that were not read."""
-    is_manifest_readable: bool
-
 
 def read_failures(
-    results: Results, plan: Plan, shards: Iterable[Shard], reads_all: bool
-) -> Failures:
-    """Return the failed and refused input records by reason, from the parts of finished `shards`:
-    those of the first MOST_PARTS parts with failed rows, if it does not read all."""
-    finished = [(s.name, s.receipt) for s in shards if s.receipt and s.state == "finished"]
-    failing = [(name, receipt.failed) for name, receipt in finished if receipt.failed]
-    chosen = failing if reads_all else failing[:MOST_PARTS]
-    unread = sum(number for _, number in failing[len(chosen) :])
-    failed = {name: failed_in_part(results, plan.recipe, name) for name, _ in chosen}
+    results: Results, plan: Plan, failed: Mapping[str, Mapping[int, Reason]]
+) -> tuple[list[Group], bool]:
+    """Return the failed and refused input records by reason, of the rows of parts that `failed`;
+    and whether records.parquet can be read."""
     counts: Counter[Reason] = Counter()
     for text, number in plan.refusals.items():
         counts[reason_of("refused", text)] += number
@@ -59,7 +40,7 @@ def read_failures(
         for reason, n in counts.items()
     ]
     groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
-    return Failures(groups, unread, is_readable)
+    return groups, is_readable
 
 
 def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reason]:

@@ -1,53 +1,61 @@
-"""How the runs of one config stand together."""
+"""How the runs of one folder or config stand together, with what steps make around them."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from featuremill.base.log import last_error
+from featuremill.base.errors import UserError
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
-from featuremill.status.sources import again_after
-from featuremill.status.state import (
-    DONE,
-    DONE_WITH_FAILURES,
-    NOT_DONE,
-    STATES,
-    RunState,
-    is_run,
-    read_state,
-)
-from featuremill.store import run_lock
-from featuremill.store.results import Results
+from featuremill.status.reader import RunReader
+from featuremill.status.sources import ended_with
+from featuremill.status.state import DONE, DONE_WITH_FAILURES, NOT_DONE, STATES, Phase, RunState
 
-VERSION = 1
-"""Of the JSON."""
+VERSION, VERSION_NOW = 1, 1
+"""Of the JSON of several runs: of `status`, and of `top`."""
 
 
 @dataclass
 class ProjectState:
-    """All of them, as they were found."""
+    """All of them at one moment."""
 
     runs: Runs
-    states: dict[str, RunState | None] = field(default_factory=dict)
-    """Of each run, by its name in the config; None of one that was not begun."""
+    states: Mapping[str, RunState]
+    """Of each run, by its name in the config."""
     steps: list[str] = field(default_factory=list)
     """Of what steps make, in the order of `runs.steps`: as `Made.stands` has it."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
     """What is counted in it, in the same order."""
+    is_close: bool = False
+    """Whether it is a close look, which finds all that follows."""
     problems: list[Problem] = field(default_factory=list)
     """How the last try of a step ended that is not there."""
     next: list[str] = field(default_factory=list)
     """What to type."""
 
     @property
+    def alone(self) -> RunState | None:
+        """The run, where there is one and nothing around it."""
+        return next(iter(self.states.values())) if self.runs.is_one else None
+
+    @property
+    def time(self) -> float:
+        """When they were looked at first, in seconds since 1970."""
+        return min(run.time for run in self.states.values())
+
+    @property
     def begun(self) -> list[RunState]:
         """The runs that were begun."""
-        return [state for state in self.states.values() if state]
+        return [state for state in self.states.values() if state.is_begun]
+
+    @property
+    def phase(self) -> Phase:
+        """What goes on: of several runs, what does most."""
+        return min((run.phase for run in self.states.values()), key=get_args(Phase).index)
 
     @property
     def is_running(self) -> bool:
@@ -67,65 +75,87 @@ class ProjectState:
     @property
     def exit_status(self) -> int:
         """0 done, 1 not done, 2 done with failures: that of the least."""
-        if not all(self.states.values()) or set(self.steps) - {"yes"}:
+        found = {state.exit_status for state in self.states.values()}
+        if set(self.steps) - {"yes"}:
             return NOT_DONE
-        found = {state.exit_status for state in self.begun}
         return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as one object, as docs/status.md explains it."""
+        """Return a close look as one object, as docs/json.md explains it."""
+        if self.alone:
+            return self.alone.as_json()
+        made = zip(self.runs.steps, self.steps, self.figures, strict=True)
         return {
             "version": VERSION,
             "config": str(self.runs.given),
             "state": STATES[self.exit_status],
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,
-            "runs": {name: one and one.as_json() for name, one in self.states.items()},
+            "runs": {
+                name: one.as_json() if one.is_begun else None for name, one in self.states.items()
+            },
             "steps": {
-                made.label: {"files": list(made.files), "made": state, "figures": dict(figures)}
-                for made, state, figures in zip(
-                    self.runs.steps, self.steps, self.figures, strict=True
-                )
+                one.label: {"files": list(one.files), "made": state, "figures": dict(figures)}
+                for one, state, figures in made
             },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
         }
 
-    def read_runs(self, verifies: bool) -> None:
-        """Look at each run; hash the files if it `verifies`."""
-        for name, folder in zip(self.runs.names, self.runs.folders, strict=True):
-            is_begun = is_run(Results(folder), run_lock.read(folder))
-            self.states[name] = read_state(folder, verifies, self.runs.given) if is_begun else None
+    def now_as_json(self) -> dict[str, Any]:
+        """Return it as one object, as docs/json.md explains it."""
+        if self.alone:
+            return self.alone.now_as_json()
+        return {
+            "version": VERSION_NOW,
+            "config": str(self.runs.given),
+            "phase": self.phase,
+            "runs": [run.now_as_json(is_alone=False) for run in self.states.values()],
+            "status": self.as_json() if self.is_close else None,
+        }
 
 
-def read_project(runs: Runs, verifies: bool = False) -> ProjectState:
-    """Return how the `runs` stand; hash the files if it `verifies`.
+class ProjectReader:
+    """Reads them, as often as it is asked to."""
 
-    Raises:
-        UserError: when files of theirs cannot be read.
-    """
-    state = ProjectState(runs)
-    state.read_runs(verifies)
-    state.steps = [made.stands() for made in runs.steps]
-    for made, one in zip(runs.steps, state.steps, strict=True):
-        state.figures.append({} if one == "no" else made.figures())
-    if not state.is_at_work:
-        found = zip(runs.steps, state.steps, strict=True)
-        failed = [made for made, one in found if one != "yes"]
-        logs = [(made.label, Path(log)) for made in failed for log in made.logs]
-        state.problems = [*step_problems(logs)]
-    state.next = what_to_type(state)
-    return state
+    def __init__(self, runs: Runs) -> None:
+        self._runs = runs
+        self._readers = [RunReader(folder, runs.given) for folder in runs.folders]
+
+    def look(self) -> ProjectState:
+        """Return how far they are.
+
+        Raises:
+            IntegrityError: when a plan is not what was written.
+            UserError: when a newer featuremill wrote it.
+        """
+        looks = [reader.look() for reader in self._readers]
+        return ProjectState(self._runs, dict(zip(self._runs.names, looks, strict=True)))
+
+    def look_closely(self, verifies: bool = False) -> ProjectState:
+        """Return the same with all that there is to say; hash the files if it `verifies`.
+
+        Raises:
+            UserError: when they were not begun, or cannot be read.
+        """
+        runs, states = self._runs, {}
+        places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
+        if runs.given not in runs.folders and not any(place.exists() for place in places):
+            raise UserError(f"{runs.given}: this run has not started yet; type {runs.again()}.")
+        for name, reader in zip(runs.names, self._readers, strict=True):
+            states[name] = reader.look_closely(verifies, must_be=runs.is_one)
+        state = ProjectState(runs, states, [made.stands() for made in runs.steps], is_close=True)
+        made = [*zip(runs.steps, state.steps, strict=True)]
+        state.figures = [{} if stands == "no" else one.figures() for one, stands in made]
+        if not state.is_at_work:
+            logs = [(one.label, log) for one, stands in made if stands != "yes" for log in one.logs]
+            for label, log in logs:
+                state.problems += ended_with("step_failed", f"{label}: the last try", Path(log))
+        state.next = state.alone.next if state.alone else _what_to_type(state)
+        return state
 
 
-def step_problems(logs: Iterable[tuple[str, Path]]) -> Iterator[Problem]:
-    """Yield how the last tries ended of steps, each with a log, that are not there."""
-    for label, log in logs:
-        if error := last_error(log):
-            yield Problem("step_failed", f"{label}: the last try failed: {error}", again_after(log))
-
-
-def what_to_type(state: ProjectState) -> list[str]:
+def _what_to_type(state: ProjectState) -> list[str]:
     """Return what to type: nothing while a Snakemake is at work, or when all is done."""
     if state.is_running:
         return []

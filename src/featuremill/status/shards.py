@@ -5,13 +5,13 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from featuremill.store import lock_holder
 from featuremill.store.journal_log import read_log
-from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
@@ -76,14 +76,6 @@ class Shard(NamedTuple):
         return self.cost * (1 - self.num_rows / max(1, self.records))
 
 
-class Held(NamedTuple):
-    """A shard that somebody is at."""
-
-    shard: Shard
-    state: Literal["running", "unclear"]
-    holder: Holder
-
-
 class Shards:
     """The shards of one plan: all of them at once, and then again and again what is new.
 
@@ -94,33 +86,31 @@ class Shards:
         self, results: Results, plan: Plan, receipts: Mapping[str, Receipt] | None = None
     ) -> None:
         """`receipts` are known and need not be read."""
-        self.receipts: dict[str, Receipt] = dict(receipts or {})
-        """Those that were read, each once, in the order in which they were found."""
+        self.by_name: dict[str, Shard] = {}
+        """As they were at the last look, in the order of the plan."""
+        self._receipts: dict[str, Receipt] = dict(receipts or {})
         self._results = results
         self._recipe = plan.recipe
         self._planned = {entry.shard: entry for entry in plan.shards}
         self._declared = results.root / "receipts" / plan.recipe
         self._parts = results.store / "parts" / plan.recipe
         self._journals = results.store / "journals" / plan.recipe
-        self._open: dict[str, Shard] = {}
-        """Those that have not ended."""
         self._idle: dict[str, Mark | None] = {}
         """Shards that nobody was at, and how their lock files were then."""
 
-    def read(self) -> list[Shard]:
-        """Return all shards, in the order of the plan.
+    def read(self) -> None:
+        """Look at all shards anew.
 
         Receipts are looked at before parts, and parts before locks: so what finishes meanwhile is
         never taken for lost.
         """
         names = listed(self._declared)
         declared = {
-            name: self.receipts.get(name) or self._results.find_receipt(self._recipe, name)
+            name: self._receipts.get(name) or self._results.find_receipt(self._recipe, name)
             for name in self._planned
             if f"{name}.json" in names
         }
         parts, journals = listed(self._parts), listed(self._journals)
-        found = []
         for name, entry in self._planned.items():
             receipt, is_there = declared.get(name), f"{name}.arrows" in parts
             trouble: Trouble = "receipt" if name in declared and receipt is None else ""
@@ -128,65 +118,58 @@ class Shards:
                 receipt = self._results.find_kept_receipt(self._recipe, name)
             state: State = "finished" if is_there and receipt else "waiting"
             shard = Shard(name, entry.records, entry.cost, state, receipt, trouble=trouble)
-            has_ended = state == "finished"
-            found.append(shard if has_ended else self._unfinished(shard, entry, journals))
-        self.take(found)
-        return found
-
-    def take(self, shards: Iterable[Shard]) -> None:
-        """Take it that all `shards` of the plan stand like this."""
-        for shard in shards:
-            self._take(shard)
+            self._take(shard if shard.has_ended else self._unfinished(shard, journals))
         self._idle = {}
 
-    def look(self) -> tuple[list[Held], list[str]]:
-        """Bring the shards up to date that had not ended; return those that somebody is at, and
-        the names of those that nobody is at any more."""
-        held, left = [], []
+    def look(self) -> list[str]:
+        """Bring the shards up to date that had not ended; return those that nobody is at any
+        more."""
+        left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
-        for shard in [shard for name, shard in self._open.items() if name in touched]:
+        for shard in [one for one in self.by_name.values() if not one.has_ended]:
             name = shard.name
-            if f"{name}.json" in declared and shard.state != "lost" and self._has_finished(shard):
-                continue
-            if f"{name}.lock" not in journals:
+            if name not in touched or (f"{name}.json" in declared and self._has_finished(shard)):
                 continue
             lock = self._journals / f"{name}.lock"
-            if (mark := mark_of(lock)) == self._idle.get(name):
+            if lock.name not in journals or (mark := mark_of(lock)) == self._idle.get(name):
                 continue
             state, holder = held_by(lock)
             if state:
-                held.append(Held(shard, state, holder))
+                work = (shard.work or Work())._replace(holder=holder)
+                self._take(shard._replace(state=state, work=work))
                 self._idle.pop(name, None)
             else:
-                begun = shard._replace(state="waiting", work=None)
-                self._take(self._unfinished(begun, self._planned[name], journals))
+                self._take(self._unfinished(shard._replace(state="waiting", work=None), journals))
                 self._idle[name] = mark
                 left.append(name)
-        return held, left
+        return left
 
-    @property
-    def open(self) -> Collection[Shard]:
-        """Those that had not ended at the last look."""
-        return self._open.values()
+    def take_for_removed(self, receipts: Iterable[Receipt]) -> None:
+        """Take it that the results, of parts with these `receipts`, are whole: what has neither
+        part nor receipt was removed."""
+        by_name = {receipt.shard: receipt for receipt in receipts}
+        for shard in [*self.by_name.values()]:
+            if shard.state == "waiting" and not shard.receipt:
+                receipt = by_name.get(shard.name)
+                self._take(shard._replace(state="removed", receipt=receipt, trouble=""))
 
     def _take(self, shard: Shard) -> None:
-        if shard.has_ended:
-            self._open.pop(shard.name, None)
-        else:
-            self._open[shard.name] = shard
-        if shard.state == "finished" and shard.receipt:
-            self.receipts.setdefault(shard.name, shard.receipt)
+        self.by_name[shard.name] = shard
+        if shard.has_ended and shard.receipt:
+            self._receipts[shard.name] = shard.receipt
 
     def _has_finished(self, shard: Shard) -> bool:
         """Take a receipt that has come; tell whether the part is there with it."""
+        if shard.state == "lost":
+            return False
         receipt = self._results.find_receipt(self._recipe, shard.name)
         if receipt is None or not self._results.part(self._recipe, shard.name).exists():
             return False
         self._take(shard._replace(state="finished", receipt=receipt))
         return True
 
-    def _unfinished(self, shard: Shard, planned: PlannedShard, journals: set[str]) -> Shard:
+    def _unfinished(self, shard: Shard, journals: set[str]) -> Shard:
         """Return what there is of a shard whose part was not found."""
         data = self._results.journal(self._recipe, shard.name)
         lock, log = data.with_suffix(".lock"), data.with_suffix(".log")
@@ -205,7 +188,7 @@ class Shards:
             return shard._replace(state="unclear", work=work or Work(holder=holder))
         if shard.receipt:
             return shard._replace(state="lost")
-        if not has_size(self._results.shard(shard.name), planned.bytes):
+        if not has_size(self._results.shard(shard.name), self._planned[shard.name].bytes):
             shard = shard._replace(trouble="records")
         if work and work.batches:
             return shard._replace(state="begun", work=work._replace(holder=Holder()))

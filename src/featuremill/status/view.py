@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import datetime
 import functools
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 
 from featuremill.base import words
-from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
-from featuremill.config.runs import Runs
-from featuremill.status.project import ProjectState, read_project
+from featuremill.status.commands import Problem
+from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState, read_state
-from featuremill.status.time_left import TimeLeft
-from featuremill.store.plan import Plan
+from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
 
 WIDTH = 80
 LABEL = 11
@@ -38,6 +35,18 @@ NO_PLAN = {
     "plan_failed": "there is no plan: the last one failed.",
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
+PHASES = {
+    "planning": "planning now",
+    "starting": "started, and there is no plan yet",
+    "computing": "computing",
+    "merging": "merging now",
+    "between": "running, and no job computes at this moment",
+    "unknown": "it cannot be seen from here whether it is computed",
+    "idle": "no process computes it now",
+}
+SEPARATOR = " · "
+LONG_SECONDS, DAY_SECONDS = 600, 64_800
+"""From how long on the hour of the end is said; and its day."""
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
@@ -51,61 +60,38 @@ UNFINISHED: dict[State, str] = {
 _wrapped = functools.partial(wrapped, width=WIDTH)
 
 
-def read(runs: Runs, verifies: bool = False) -> RunState | ProjectState:
-    """Return how a run stands, or all runs of a config; hash the files if it `verifies`.
-
-    Raises:
-        UserError: when they were not begun, or cannot be read.
-    """
-    places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
-    if runs.given not in runs.folders and not any(place.exists() for place in places):
-        raise UserError(f"{runs.given}: this run has not started yet; type {runs.again()}.")
-    if not runs.is_one:
-        return read_project(runs, verifies)
-    return read_state(runs.folders[0], verifies, runs.given)
-
-
-def lines(state: RunState | ProjectState) -> Iterator[str]:
-    """Yield the lines of the page."""
-    if isinstance(state, ProjectState):
-        yield from _project_lines(state)
-        return
-    yield from _wrapped(f"{state.given}: {verdict(state)}")
+def lines(project: ProjectState) -> Iterator[str]:
+    """Yield the lines of the page, of a close look."""
+    run = project.alone
+    told = verdict(run) if run else _verdict_on_all(project)
+    yield from _wrapped(f"{run.given if run else project.runs.given}: {told}")
     yield ""
-    if state.plan:
-        for label, text in _stages(state, state.plan):
-            yield from _labelled(label, text)
-    yield from _labelled("Snakemake", _snakemake(state))
+    stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
+    if not run:
+        width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in stages))
+    last = next((state for state in project.begun if state.is_running), None)
+    last = last or next(iter(project.begun), None)
+    for label, text in [*stages, ("Snakemake", _snakemake(last) if last else "not running")]:
+        yield from _wrapped(text, f"{label:{width}}", " " * width)
     yield ""
-    yield from _jobs(state)
-    yield from _reasons(state, "failed", "Failed")
-    yield from _reasons(state, "refused", "Refused: nothing was computed of these")
-    yield from _problems(state, True, "Problems", "✗")
-    yield from _problems(state, False, "Notes", "·")
-    yield from _next(state)
-
-
-def _project_lines(whole: ProjectState) -> Iterator[str]:
-    yield from _wrapped(f"{whole.runs.given}: {_verdict_on_all(whole)}")
-    yield ""
-    made, first = _made(whole), whole.runs.num_before
-    steps = [*made[:first], *_runs(whole), *made[first:]]
-    width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in steps))
-    for label, text in steps:
-        yield from _labelled(label, text, width)
-    last = next((state for state in whole.begun if state.activity.is_running), None)
-    last = last or next(iter(whole.begun), None)
-    yield from _labelled("Snakemake", _snakemake(last) if last else "not running", width)
-    yield ""
-    for state in whole.begun:
+    for state in project.begun:
+        of = "" if run else f" in {state.given}"
         yield from _jobs(state)
-        yield from _reasons(state, "failed", f"Failed in {state.given}")
-        yield from _reasons(state, "refused", f"Refused in {state.given}")
+        yield from _reasons(state, "failed", f"Failed{of}")
+        refused = f"Refused{of}" if of else "Refused: nothing was computed of these"
+        yield from _reasons(state, "refused", refused)
     for is_in_the_way, heading, mark in ((True, "Problems", "✗"), (False, "Notes", "·")):
-        yield from _problems(whole, is_in_the_way, heading, mark)
-        for state in whole.begun:
-            yield from _problems(state, is_in_the_way, f"{heading} of {state.given}", mark)
-    yield from _next(whole)
+        yield from _problems(project.problems, is_in_the_way, heading, mark)
+        for state in project.begun:
+            of = "" if run else f" of {state.given}"
+            yield from _problems(state.problems, is_in_the_way, f"{heading}{of}", mark)
+    if project.is_running:
+        yield "Nothing to type: the snakemake that is running continues."
+    elif project.next:
+        yield "Type next, when that has ended" if project.is_at_work else "Type next"
+        yield from (f"  {command}" for command in project.next)
+    else:
+        yield "Nothing to do."
 
 
 def _verdict_on_all(whole: ProjectState) -> str:
@@ -118,30 +104,31 @@ def _verdict_on_all(whole: ProjectState) -> str:
     return "not done." if not whole.num_failed else f"not done, and {failed}"
 
 
-def _runs(whole: ProjectState) -> Iterator[tuple[str, str]]:
-    """Yield what each run is called, and how it stands."""
-    for name, state in whole.states.items():
-        if state is None:
-            yield name, "not started"
-            continue
-        rest = f"; time left: {_rest(state.time_left)}" if state.time_left else ""
-        yield name, f"{state.given}: {verdict(state).rstrip('.')}{rest}"
-
-
-def _made(whole: ProjectState) -> list[tuple[str, str]]:
-    """Return what each thing is called that a step makes, and how it stands."""
-    found = []
-    for made, state, figures in zip(whole.runs.steps, whole.steps, whole.figures, strict=True):
-        text = plain(made.progress()) if state == "no" else ""
+def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
+    """Return what each run is called, and each thing that a step makes, and how it stands."""
+    runs, made = [], []
+    for name, state in project.states.items():
+        rest = _rest(state)
+        told = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
+        runs.append((name, told if state.is_begun else "not started"))
+    for one, stands, figures in zip(
+        project.runs.steps, project.steps, project.figures, strict=True
+    ):
+        text = plain(one.progress()) if stands == "no" else ""
         counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
         if counts:
-            text = ", ".join(counts) + LATER[state]
-        found.append((made.label, f"{made.files[-1]}: {text or STEPS[state]}"))
-    return found
+            text = ", ".join(counts) + LATER[stands]
+        made.append((one.label, f"{one.files[-1]}: {text or STEPS[stands]}"))
+    first = project.runs.num_before
+    return [*made[:first], *runs, *made[first:]]
 
 
 def verdict(state: RunState) -> str:
-    """Return in a sentence how the run stands."""
+    """Return how the run stands: what goes on, or after a close look a sentence."""
+    if not state.is_close:
+        if state.phase == "between" and state.done.shards == state.total.shards:
+            return "every part is there; the results are next"
+        return PHASES[state.phase]
     if state.plan is None:
         if state.activity.is_planning:
             return "planning now."
@@ -153,7 +140,7 @@ def verdict(state: RunState) -> str:
         )
     if state.exit_status == DONE_WITH_FAILURES:
         return f"done, and {counted(state.num_failed, 'record')} failed."
-    done, total = state.num_ended, len(state.shards)
+    done, total = state.ended_sums.shards, len(state.shards)
     if state.activity.is_planning or state.activity.is_merging:
         return "planning now." if state.activity.is_planning else "merging now."
     if done == total and state.delivery.is_merged:
@@ -165,8 +152,10 @@ def verdict(state: RunState) -> str:
     return f"{text}, {running:,} running." if running else f"{text}, none running."
 
 
-def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
+def _stages(state: RunState) -> Iterator[tuple[str, str]]:
     """Yield what each stage of the run is called, and how it stands."""
+    if not (plan := state.plan):
+        return
     counts, delivered = plan.counts, state.delivery
     more = (("refused", counts.refused), ("duplicate", counts.duplicate))
     rest = [f"{number:,} {kind}" for kind, number in more if number]
@@ -189,18 +178,17 @@ def _stages(state: RunState, plan: Plan) -> Iterator[tuple[str, str]]:
         partial = ", ".join(delivered.partial)
         yield "Partial", f"{partial}: what was computed when they were asked for"
     yield "Report", REPORTED[delivered.reported]
-    if state.time_left:
-        yield "Time left", _rest(state.time_left)
+    if left := _rest(state):
+        yield "Time left", left
     if state.verified:
         yield "Verified", "inputs, parts and results were read and hashed"
 
 
 def _parts(state: RunState) -> str:
-    finished = [shard for shard in state.shards if shard.has_ended]
-    cost = sum(shard.cost for shard in state.shards)
-    share = 100 * sum(shard.cost for shard in finished) / cost if cost else 100
-    rows = counted(sum(shard.records for shard in finished), "row")  # of retries, too
-    text = f"{len(finished):,} finished ({rows}, {share:.0f} % of the work)"
+    ended, cost = state.ended_sums, state.total.cost
+    share = 100 * ended.cost / cost if cost else 100
+    rows = counted(ended.records, "row")  # of retries, too
+    text = f"{ended.shards:,} finished ({rows}, {share:.0f} % of the work)"
     if removed := state.count("removed"):
         text += f", {removed:,} of them removed since the results are complete"
     others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
@@ -225,12 +213,29 @@ def _by_gpu(state: RunState) -> str:
     return "; ".join([*told, *others])
 
 
-def _rest(rest: TimeLeft) -> str:
-    basis = f"judged by {counted(rest.parts, 'finished part')}"
-    if rest.seconds is None:
-        return f"about {duration(rest.job_seconds)} for one job after the other, {basis}"
-    jobs = f"{rest.jobs:,} jobs at a time" if rest.jobs > 1 else "one job at a time"
-    return f"about {duration(rest.seconds)} with {jobs}, {basis}"
+def _rest(state: RunState) -> str:
+    """Return how long it takes yet, where that is known."""
+    rest = state.time_left
+    if rest and rest.seconds is None:
+        return f"about {duration(rest.job_seconds)} for one job after the other"
+    return SEPARATOR.join(pace(state)) if rest else ""
+
+
+def pace(now: RunState) -> list[str]:
+    """Return how fast all devices are together, and how long it takes until every part is there."""
+    speed = [] if now.speed is None else [f"{short(now.speed)} {plain(now.cost_unit)}/s"]
+    seconds = now.time_left.seconds if now.time_left else None
+    if seconds is None:
+        why = "no batch is finished since the start"
+        if not any(not job.is_silent for job in now.at_work):
+            why = "no job is at work" if now.at_work else "every job waits for a device"
+        return [*speed, f"time left not known: {why}"]
+    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
+    until = time.strftime(shown, time.localtime(now.time + seconds))
+    return [
+        *speed,
+        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
+    ]
 
 
 def _snakemake(state: RunState) -> str:
@@ -310,9 +315,9 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
 
 
 def _problems(
-    state: RunState | ProjectState, is_in_the_way: bool, heading: str, mark: str
+    all_problems: Sequence[Problem], is_in_the_way: bool, heading: str, mark: str
 ) -> Iterator[str]:
-    problems = [one for one in state.problems if one.is_in_the_way == is_in_the_way]
+    problems = [one for one in all_problems if one.is_in_the_way == is_in_the_way]
     if not problems:
         return
     yield heading
@@ -323,21 +328,6 @@ def _problems(
         for command in problem.commands:
             yield f"    → {command}"
     yield ""
-
-
-def _next(state: RunState | ProjectState) -> Iterator[str]:
-    if state.is_running:
-        yield "Nothing to type: the snakemake that is running continues."
-    elif state.next:
-        yield "Type next, when that has ended" if state.is_at_work else "Type next"
-        for command in state.next:
-            yield f"  {command}"
-    else:
-        yield "Nothing to do."
-
-
-def _labelled(label: str, text: str, width: int = LABEL) -> list[str]:
-    return _wrapped(text, f"{label:{width}}", " " * width)
 
 
 def _moment(text: str) -> str:
@@ -353,3 +343,8 @@ def _moment(text: str) -> str:
 def duration(seconds: float) -> str:
     """Return a time in whole seconds, to two units, such as 2 h 10 min."""
     return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
+
+
+def short(value: float) -> str:
+    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
+    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")

@@ -151,17 +151,6 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def take_space(descriptor: int, start: int, size: int) -> None:
-    """Take disk space from `start` on now: a hole in a file would end in SIGBUS on a full disk.
-
-    Where the system has no such call (macOS), the file only grows.
-    """
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(descriptor, start, size)
-    else:
-        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, start + size))
-
-
 def sync(path: Path) -> None:
     """Force the file or folder `path` to disk."""
     handle = os.open(path, os.O_RDONLY)

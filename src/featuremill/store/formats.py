@@ -37,12 +37,6 @@ KINDS: Mapping[Kind, str] = {
     "table": "texts, single numbers, structs and lists of them",
 }
 """What a column of values may be."""
-ONE_BY_ONE = (
-    "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
-    "parquet_dataset is the output for so many."
-)
-
-
 log = logging.getLogger("featuremill.outputs")
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError
 from featuremill.store.files import digest_of, replacing
 from featuremill.store.results import Results
 
 SHARD = pa.schema({"sha256": pa.binary(32), "payload": pa.large_binary()})
-Digests = npt.NDArray[np.bytes_]
 
 
 def read_shard(path: Path) -> pa.Table:
@@ -66,16 +66,6 @@ def read_verified(path: Path) -> pa.Table:
             "and run the same command again to have it written anew."
         )
     return table
-
-
-def digests(column: pa.ChunkedArray) -> Digests:
-    """Return a binary(32) column as a NumPy array of 32-byte strings."""
-    chunks = [
-        np.frombuffer(c.buffers()[1], "S32", count=len(c), offset=c.offset * 32)
-        for c in column.chunks
-        if len(c)
-    ]
-    return np.concatenate(chunks) if chunks else np.empty(0, "S32")
 
 
 def beginnings(sha256: Digests) -> npt.NDArray[np.uint64]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -12,8 +10,10 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
+from featuremill.steps.tables import Table
 
 KEY = "transfer"
+TAKES_SAMPLES = True
 ABOUT = (
     "Labels by name, each transferred from the nearest labelled records in the space of the "
     "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
@@ -29,18 +29,21 @@ COMMANDS = {
         "featuremill.steps.transfer.command",
     ),
 }
+TABLE = Table(KEY, ".tsv", ".missing.tsv", ("transferred", "without"))
 
 
 class Transfer(Section):
     """Where labels come from, and which of the nearest records have a vote."""
 
     labels: str
-    """A CSV, TSV or Parquet table with a column of the records' ids."""
+    """A CSV, TSV or Parquet table with a column of the records' ids; where these are of samples, it
+    has a column `sample`, too."""
     column: str
     """Its column of labels."""
     group: str | None = None
-    """A column of groups, such as a genus: no labelled record gets its label from one of its group,
-    so that the accuracy is that for unrelated records. If not given, each record by itself."""
+    """A column of groups, such as a genus or `sample`: no labelled record gets its label from one
+    of its group, so that the accuracy is that for unrelated records. If not given, each record by
+    itself."""
     of: str | None = None
     """The set of features whose records get labels. Needed where there are several sets."""
     reference: str | None = None
@@ -98,6 +101,7 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield columns that a table of labels lacks, vectors that the features will not have, and a
     reference of other features."""
+    from featuremill import features
     from featuremill.inputs import labels
 
     for name, one in asked.items():
@@ -105,7 +109,10 @@ def problems_of_files(
             wanted = getattr(one, key)
             try:
                 if wanted and Path(one.labels).exists():
-                    labels.check(Path(one.labels), wanted)
+                    known = features_of(one, project)[-1]
+                    is_ours = known in project.features.values()
+                    of_samples = bool(project.samples) if is_ours else features.has_samples(known)
+                    labels.check(Path(one.labels), wanted, of_samples)
             except UserError as error:
                 yield (name, key), str(error)
                 break
@@ -155,49 +162,13 @@ def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool
     return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
-def table_of(name: str, project: Project) -> str:
-    """Return the table of transferred labels."""
-    return f"{project.folder}/{KEY}/{name}.tsv"
-
-
-def files_of(table: str) -> Sequence[str]:
-    """Return all files that belong to a table; itself is the last one."""
-    stem = table.removesuffix(".tsv")
-    return f"{stem}.json", f"{stem}.missing.tsv", table
-
-
 def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
     """Return each table, with the records that have no label and what is known of its accuracy."""
-    found = []
-    for name, one in asked.items():
-        files = files_of(table_of(name, project))
-        made_of = [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))]
-        log = f"{project.logs}/{KEY}/{name}.log"
-        card = Path(files[0])
-        found.append(
-            Made(
-                f"{KEY}.{name}",
-                files,
-                made_of,
-                [log],
-                [f"{project.folder}/{KEY}"],
-                is_other=partial(_is_other, card),
-                figures=partial(_figures, card),
-            )
+    return [
+        TABLE.made(
+            name,
+            project,
+            [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))],
         )
-    return found
-
-
-def _figures(card: Path) -> Mapping[str, int]:
-    counts = json.loads(card.read_text("utf-8"))["counts"]
-    return {key: counts[key] for key in ("transferred", "without")}
-
-
-def _is_other(card: Path, late: Sequence[str]) -> bool:
-    """Return whether one of these files has another content than when the table was made."""
-    from featuremill.store.files import sha256_of
-
-    if not late:
-        return False
-    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
-    return any(known.get(path) != sha256_of(Path(path)) for path in late)
+        for name, one in asked.items()
+    ]

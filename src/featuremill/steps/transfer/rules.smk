@@ -17,7 +17,7 @@ rule transfer:
         ],
         labels=lambda wildcards: transfer_asked[wildcards.transfer].labels,
     output:
-        table=transfer.table_of("{transfer}", mill.project),
+        table=transfer.TABLE.of("{transfer}", mill.project),
         missing=f"{mill.project.folder}/transfer/{{transfer}}.missing.tsv",
         card=f"{mill.project.folder}/transfer/{{transfer}}.json",
     log:

@@ -10,7 +10,8 @@ import numpy as np
 import xxhash
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import Record, nucleotides
+from featuremill.inputs import Record
+from featuremill.steps.translate.contigs import contigs_in
 
 
 class Ids:
@@ -56,7 +57,7 @@ class Ids:
             return
         place = int(np.argmin(order[same + 1]))
         first, second = (self._place(int(order[same[place] + n])) for n in (0, 1))
-        id = next(r.id for r in nucleotides([Path(second[0])]) if r.line == second[1])
+        id = next(r.id for r in contigs_in([Path(second[0])]) if r.line == second[1])
         raise UserError(
             f"{second[0]}:{second[1]}: the id {id[:60]!r} is also that of "
             f"{first[0]}:{first[1]}, and ids of fragments begin with it; rename one, or translate "

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featuremill.status.shards import Held, Holder
+from featuremill.status.shards import Holder, Shard
 from featuremill.store.telemetry import TAIL_BYTES, State, events_of, followed
 
 SPEED_SECONDS = 30.0
@@ -150,14 +150,15 @@ class Job:
         return {**asdict(self), "silent_seconds": round(self.silent_seconds, 1)}
 
 
-def job_of(held: Held, tail: TelemetryTail) -> Job:
+def job_of(shard: Shard, tail: TelemetryTail) -> Job:
     """Return what the job of a shard is doing; without telemetry, what its lock file says."""
-    shard, holder, now = held.shard, held.holder, tail.state
+    assert shard.work
+    holder, now = shard.work.holder, tail.state
     if now is None or _is_of_another(now.start, holder):
         names = holder.devices or []
         return Job(
             shard=shard.name,
-            state=held.state,
+            state=shard.state,
             host=holder.host or "",
             pid=holder.pid,
             stage="run" if names else "wait",
@@ -168,16 +169,17 @@ def job_of(held: Held, tail: TelemetryTail) -> Job:
             cost_left=shard.cost_left,
         )
     start, sample = now.start, now.sample or {}
-    stage = sample.get("stage") or ("load" if now.devices else "wait")
     rows = min(shard.records, int(sample.get("rows_done", start.get("rows_done", 0))))
     left = sample.get("cost_left", shard.cost * (1 - rows / max(1, shard.records)))
-    process = sample.get("process", {})
-    pid = start.get("pid")
+    stage, process = (
+        sample.get("stage") or ("load" if now.devices else "wait"),
+        sample.get("process", {}),
+    )
     return Job(
         shard=shard.name,
-        state=held.state if tail.is_silent() else "running",
+        state=shard.state if tail.is_silent() else "running",
         host=start.get("host", holder.host or ""),
-        pid=None if pid is None else int(pid),
+        pid=None if "pid" not in start else int(start["pid"]),
         stage=stage,
         devices=_devices(now.devices, sample) if stage != "wait" else [],
         records=shard.records,

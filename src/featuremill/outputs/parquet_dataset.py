@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.merge.outputs import parquet
+from featuremill.outputs import parquet
 from featuremill.workload.outputs import Format, Target, by_sample
 
 if TYPE_CHECKING:

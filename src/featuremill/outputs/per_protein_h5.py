@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.store.formats import ONE_BY_ONE, Format
-from featuremill.workload.outputs import Target, by_sample, need
+from featuremill.workload.outputs import Format, Target, by_sample, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+ONE_BY_ONE = (
+    "a dataset a record takes minutes for each million of them, and such a file opens slowly; "
+    "parquet_dataset is the output for so many."
+)
 
 FORMAT = Format(
     "per-protein.h5",
@@ -30,7 +34,7 @@ class Writer:
     """Writes one small dataset a record."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.merge.hdf5 import DatasetFile
+        from featuremill.outputs.hdf5 import DatasetFile
 
         self._columns = need(target.pooled(), "per_protein_h5", "a pooled value")
         self._file = DatasetFile(target, self._columns)

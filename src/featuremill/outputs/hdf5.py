@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.accession import accessions
-from featuremill.store.files import take_space
+from featuremill.base.space import take_space
 from featuremill.workload.outputs import Target
 
 TEXT = h5py.string_dtype()

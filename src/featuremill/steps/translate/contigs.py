@@ -8,11 +8,11 @@ is as there.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from featuremill.inputs import bases, source
+from featuremill.inputs import bases, nucleotides, source
 from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
 from featuremill.inputs.letters import maker
@@ -26,6 +26,11 @@ WHITE = " \t\ufeff"
 """What may stand before a line: files glued together keep their BOMs."""
 NO_LETTERS = tuple(">#;")
 """How a line of something else begins."""
+
+
+def contigs_in(paths: Sequence[Path]) -> Iterator[Record]:
+    """Stream the records of files of any kind."""
+    return nucleotides(paths, fasta=__name__)
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:

@@ -28,6 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status.top import watch  # here: other verbs do not pay for it
+    from featuremill.status import watch  # here: other verbs do not pay for it
 
     return watch.run(arguments)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.store.formats import ONE_BY_ONE, Format
-from featuremill.workload.outputs import Target, by_sample, need
+from featuremill.outputs.per_protein_h5 import ONE_BY_ONE
+from featuremill.workload.outputs import Format, Target, by_sample, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ class Writer:
     """Writes one dataset a record."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.merge.hdf5 import DatasetFile
+        from featuremill.outputs.hdf5 import DatasetFile
 
         self._columns = need(target.per_residue(), "per_residue_h5", "per_residue: true")
         self._file = DatasetFile(target, self._columns)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import textwrap
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -15,84 +16,75 @@ from rich.text import Text
 from featuremill.base import words
 from featuremill.base.text import one_line, plain
 from featuremill.base.words import counted
-from featuremill.status import view
-from featuremill.status.top.jobs import DeviceNow, Job
-from featuremill.status.top.reader import RunNow, WholeNow
-from featuremill.status.view import duration
+from featuremill.status.jobs import DeviceNow, Job
+from featuremill.status.project import ProjectState
+from featuremill.status.state import Phase, RunState
+from featuremill.status.view import SEPARATOR, duration, pace, short, verdict
 
-SEPARATOR = " · "
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 22
-LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is said; and its day."""
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
 """Reasons for lower clocks that somebody chose, or that every busy card has."""
 NOT_KNOWN = Text("–", QUIET)
-PHASES = {
-    "planning": "planning now",
-    "starting": "started, and there is no plan yet",
-    "computing": "computing",
-    "merging": "merging now",
-    "between": "running, and no job computes at this moment",
-    "unknown": "it cannot be seen from here whether it is computed",
-    "idle": "no process computes it now",
-}
 
 
-def totals_lines(now: WholeNow) -> list[str]:
-    """Return for each run how far it is, and whose that is where there are several."""
-    if now.named.is_one:
-        return [totals_line(now.runs[0])]
-    runs = [f"{one_line(plain(str(run.folder)))}: {totals_line(run)}" for run in now.runs]
-    return [*runs, *_steps(now)]
+def totals_lines(now: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -> list[str]:
+    """Return how far each run is that is in one of these `phases`, and steps that say it; each
+    with its name where there are several."""
+    runs = {name: run for name, run in now.states.items() if run.phase in phases}
+    if now.alone:
+        return [*map(totals_line, runs.values())]
+    told = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
+    return [*told, *_steps(now)]
 
 
-def _steps(now: WholeNow) -> list[str]:
+def _steps(now: ProjectState) -> list[str]:
     """Return how far steps are, of those that say it and are not done."""
-    open = [made for made in now.named.steps if not Path(made.files[-1]).exists()]
+    open = [made for made in now.runs.steps if not Path(made.files[-1]).exists()]
     told = [(made.label, made.progress()) for made in open]
     return [one_line(plain(f"{label}: {far}")) for label, far in told if far]
 
 
-def totals_line(now: RunNow) -> str:
+def totals_line(now: RunState) -> str:
     """Return how far the run is, how fast, and how long yet."""
     if now.plan is None:
-        return _phase(now)
+        return verdict(now)
     if now.phase == "computing":
         jobs = counted(len(now.at_work), "job")
         jobs += f" + {len(now.waiting):,} waiting" if now.waiting else ""
-        parts = [jobs, *_pace(now)]
+        parts = [jobs, *pace(now)]
     else:
-        parts = [_phase(now)]
+        parts = [verdict(now)]
     return SEPARATOR.join([*_done(now), *parts, *_failed(now)])
 
 
-def troubles(now: RunNow) -> list[str]:
+def troubles(now: RunState) -> list[str]:
     """Return what went wrong, each with what helps: records that failed, and jobs."""
     return [f"{what} → {remedy}" if remedy else what for what, remedy in _troubles(now)]
 
 
-def whole_screen(now: WholeNow, width: int) -> RenderableType:
+def whole_screen(now: ProjectState, width: int) -> RenderableType:
     """Return what a terminal shows of one run, or of several below each other."""
-    if now.named.is_one:
-        return screen(now.runs[0], width)
-    done, total = (sum(getattr(run, of).records for run in now.runs) for of in ("done", "total"))
-    title = Text.assemble((one_line(plain(str(now.named.given))), "bold"), "  ")
+    if now.alone:
+        return screen(now.alone, width)
+    runs = now.states.values()
+    done, total = (sum(getattr(run, of).records for run in runs) for of in ("done", "total"))
+    title = Text.assemble((one_line(plain(str(now.runs.given))), "bold"), "  ")
     title.append(f"{done:,} of {words.records(total)} of its runs")
-    parts = [part for run in now.runs for part in (Text(), screen(run, width))]
+    parts = [part for run in runs for part in (Text(), screen(run, width))]
     steps = [part for line in _steps(now) for part in (Text(), _cropped(Text(line)))]
     return Group(_cropped(title), *parts, *steps)
 
 
-def screen(now: RunNow, width: int) -> RenderableType:
+def screen(now: RunState, width: int) -> RenderableType:
     """Return what a terminal shows, what counts most above: one that is too low shows the
     beginning; one that is too narrow, of each cell."""
-    title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
-    title.append(_phase(now), WARN if now.phase in ("unknown", "idle") else GOOD)
+    title = Text.assemble((one_line(plain(str(now.given))), "bold"), "  ")
+    title.append(verdict(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     parts: list[RenderableType] = [_cropped(title)]
     if now.trouble:
         parts.append(_cropped(Text(one_line(now.trouble), BAD)))
@@ -102,7 +94,7 @@ def screen(now: RunNow, width: int) -> RenderableType:
         shards = f"{now.done.shards:,} of {counted(now.total.shards, 'shard')}"
         parts += [bar, Text(SEPARATOR.join([*_done(now), shards, *_failed(now)]))]
         if now.phase == "computing":
-            parts.append(Text(SEPARATOR.join(_pace(now))))
+            parts.append(Text(SEPARATOR.join(pace(now))))
     if now.at_work:
         parts += [Text(), _jobs_table(now)]
     parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
@@ -114,44 +106,18 @@ def screen(now: RunNow, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _phase(now: RunNow) -> str:
-    """Return what goes on; of a run that nobody is at how it stands, in status's words."""
-    if now.status:
-        return view.verdict(now.status).rstrip(".")
-    if now.phase == "between" and now.done.shards == now.total.shards:
-        return "every part is there; the results are next"
-    return PHASES[now.phase]
-
-
-def _done(now: RunNow) -> list[str]:
+def _done(now: RunState) -> list[str]:
     """Return how much of the work is done, 100 % only for all of it, and how many records."""
     most = 100 if now.done.shards == now.total.shards else 99.9
     records = f"{now.done.records:,} of {words.records(now.total.records)}"
     return [f"{min(100 * now.share, most):.1f} % of the work", records]
 
 
-def _failed(now: RunNow) -> list[str]:
-    return [f"{now.num_failed:,} failed"] if now.num_failed else []
+def _failed(now: RunState) -> list[str]:
+    return [f"{now.num_failed_rows:,} failed"] if now.num_failed_rows else []
 
 
-def _pace(now: RunNow) -> list[str]:
-    """Return how fast all devices are together, and how long it takes until every part is there."""
-    speed = [] if now.speed is None else [f"{_short(now.speed)} {plain(now.cost_unit)}/s"]
-    seconds = now.time_left.seconds if now.time_left else None
-    if seconds is None:
-        why = "no batch is finished since the start"
-        if not any(not job.is_silent for job in now.at_work):
-            why = "no job is at work" if now.at_work else "every job waits for a device"
-        return [*speed, f"time left not known: {why}"]
-    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
-    until = time.strftime(shown, time.localtime(now.time + seconds))
-    return [
-        *speed,
-        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
-    ]
-
-
-def _troubles(now: RunNow) -> list[tuple[str, str]]:
+def _troubles(now: RunState) -> list[tuple[str, str]]:
     """Return what became of how many records and why, with what helps, and the jobs that failed."""
     said = [
         (f"{words.records(one.number)} {one.status}: {one_line(plain(one.reason))}", one.remedy)
@@ -163,7 +129,7 @@ def _troubles(now: RunNow) -> list[tuple[str, str]]:
     return said + [(f"shard {n[:8]} ended: {one_line(text)}", "") for n, text in now.ended.items()]
 
 
-def _jobs_table(now: RunNow) -> Table:
+def _jobs_table(now: RunState) -> Table:
     """Return a table with a row a device or slot; where it is too narrow, names are cut first."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
     table.add_column("DEVICE", overflow="ellipsis")
@@ -207,7 +173,7 @@ def _speed(job: Job) -> Text:
         return Text("silent", WARN)
     if job.stage != "run":
         return Text({"load": "loading", "finish": "finishing"}.get(job.stage, ""), QUIET)
-    return NOT_KNOWN if job.speed is None else Text(_short(job.speed))
+    return NOT_KNOWN if job.speed is None else Text(short(job.speed))
 
 
 def _left(job: Job) -> str:
@@ -228,7 +194,7 @@ def _label(device: DeviceNow) -> str:
     return f"{text} {int(number) + 1}/{count}" if number.isdecimal() and count != "1" else text
 
 
-def _notes(now: RunNow) -> list[tuple[str, str]]:
+def _notes(now: RunState) -> list[tuple[str, str]]:
     """Return what is to be said of jobs and devices besides their numbers, a line each."""
     found = []
     for job in now.jobs:
@@ -245,11 +211,6 @@ def _notes(now: RunNow) -> list[tuple[str, str]]:
     if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
         found.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
     return found
-
-
-def _short(value: float) -> str:
-    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
-    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")
 
 
 def _cropped(text: Text) -> Text:

@@ -7,8 +7,7 @@ import binascii
 import json
 from typing import TYPE_CHECKING
 
-from featuremill.store.formats import Format
-from featuremill.workload.outputs import Target
+from featuremill.workload.outputs import Format, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -67,7 +66,7 @@ def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
-    from featuremill.store.shard_file import digests
+    from featuremill.base.arrays import digests
 
     found = digests(sha256)
     edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS

@@ -22,12 +22,11 @@ from rich.text import Text
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
-from featuremill.status import view as status_view
-from featuremill.status.state import NOT_DONE, is_run, refusing_what_cannot_be_read
-from featuremill.status.top import view
-from featuremill.status.top.reader import WholeNow, WholeReader
+from featuremill.status import screen, view
+from featuremill.status.project import ProjectReader, ProjectState
+from featuremill.status.reader import is_run, refusing_what_cannot_be_read
+from featuremill.status.state import NOT_DONE
 from featuremill.store import run_lock
-from featuremill.store.results import Results
 
 AWAIT_SECONDS = 0.5
 """Between two looks whether a run has begun."""
@@ -53,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if not arguments.once:
         _await_run(runs)
-    reader = WholeReader(runs)
+    reader = ProjectReader(runs)
     with (
         refusing_what_cannot_be_read(given),
         _ended_by_its_reader(),
@@ -61,7 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         last = _one_look(reader) if arguments.once else _watch(reader, output)
         output.end(last)
-    return last.status.exit_status if last.status else NOT_DONE
+    return last.exit_status if last.is_close else NOT_DONE
 
 
 def _await_run(runs: Runs) -> None:
@@ -70,7 +69,7 @@ def _await_run(runs: Runs) -> None:
     if not all(run_lock.is_in_results(r) and run_lock.working_folder(r).is_dir() for r in roots):
         return
     is_said = False
-    while not any(is_run(Results(root), run_lock.read(root)) for root in roots):
+    while not any(is_run(root) for root in roots):
         if not is_said:
             log.info("waiting for a run in %s (Ctrl-C ends this)", runs.given)
             is_said = True
@@ -87,23 +86,23 @@ def _ended_by_its_reader() -> Iterator[None]:
         raise SystemExit(128 + signal.SIGPIPE) from None
 
 
-def _one_look(reader: WholeReader) -> WholeNow:
+def _one_look(reader: ProjectReader) -> ProjectState:
     """Return how the runs stand; look twice where only time tells whether a job lives."""
     now = reader.look()
-    if any(job.state == "unclear" for run in now.runs for job in run.jobs):
+    if any(job.state == "unclear" for run in now.states.values() for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
         now = reader.look()
     return _known(reader, now)
 
 
-def _watch(reader: WholeReader, output: _Screen | _Lines | _Json) -> WholeNow:
+def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectState:
     """Show the runs until nobody is at them; return how they stand then."""
     was_running = False
     still_since: float | None = 0.0  # at the first look, nobody has been at it for long
     known_at = 0.0
     for now in _looks(reader, output.every_seconds):
         moment = time.monotonic()
-        was_running |= any(run.activity.is_running for run in now.runs)
+        was_running |= now.is_running
         if now.phase == "idle":
             still_since = moment if still_since is None else still_since
             if was_running or moment - still_since >= STILL_SECONDS:
@@ -112,23 +111,21 @@ def _watch(reader: WholeReader, output: _Screen | _Lines | _Json) -> WholeNow:
             still_since = None
         if now.phase == "unknown" and moment - known_at >= UNKNOWN_SECONDS:
             known_at = moment
-            if (known := _known(reader, now)).status:
+            if (known := _known(reader, now)).is_close:
                 return known
         output.look(now)
     raise AssertionError("looks do not end by themselves")
 
 
-def _known(reader: WholeReader, now: WholeNow) -> WholeNow:
+def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
     """Return the runs with what status says, if nobody is at them, or if all is done."""
     if now.phase not in ("idle", "unknown"):
         return now
     closely = reader.look_closely()
-    assert closely.status
-    is_over = now.phase == "idle" or closely.status.exit_status != NOT_DONE
-    return closely if is_over else now
+    return closely if now.phase == "idle" or closely.exit_status != NOT_DONE else now
 
 
-def _looks(reader: WholeReader, seconds: float) -> Iterator[WholeNow]:
+def _looks(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
     """Yield how the runs stand, every so many seconds; after the first look, what cannot be read is
     taken for a passing trouble of the file system."""
     now = reader.look()
@@ -141,8 +138,11 @@ def _looks(reader: WholeReader, seconds: float) -> Iterator[WholeNow]:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             trouble = f"{where}{error.strerror or error}; this is how it was before"
-            runs = [replace(run, time=time.time(), trouble=trouble) for run in now.runs]
-            now = now._replace(runs=runs)
+            states = {
+                name: replace(run, time=time.time(), trouble=trouble)
+                for name, run in now.states.items()
+            }
+            now = replace(now, states=states)
 
 
 @contextlib.contextmanager
@@ -152,8 +152,8 @@ def _output_for(arguments: argparse.Namespace) -> Iterator[_Screen | _Lines | _J
     if arguments.json:
         yield _Json(every or LINE_SECONDS, arguments.once)
     elif sys.stdout.isatty() and not (arguments.once or arguments.quiet):
-        with _Screen(every or SCREEN_SECONDS) as screen:
-            yield screen
+        with _Screen(every or SCREEN_SECONDS) as output:
+            yield output
     else:
         yield _Lines(every or LINE_SECONDS, arguments.quiet)
 
@@ -165,7 +165,7 @@ class _Screen:
         self.every_seconds = every_seconds
         self._console = Console(highlight=False)
         self._live = Live(console=self._console, screen=True, auto_refresh=False)
-        self._last: WholeNow | None = None
+        self._last: ProjectState | None = None
 
     def __enter__(self) -> _Screen:
         self._live.__enter__()
@@ -174,18 +174,18 @@ class _Screen:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
         if self._last:  # interrupted, or failed
-            for line in view.totals_lines(self._last):
+            for line in screen.totals_lines(self._last):
                 self._console.print(line, markup=False)
 
-    def look(self, now: WholeNow) -> None:
+    def look(self, now: ProjectState) -> None:
         """Draw the screen anew."""
         self._last = now
         picture = Group(
-            view.whole_screen(now, self._console.width), "", Text(view.HINT, view.QUIET)
+            screen.whole_screen(now, self._console.width), "", Text(screen.HINT, screen.QUIET)
         )
         self._live.update(picture, refresh=True)
 
-    def end(self, now: WholeNow) -> None:
+    def end(self, now: ProjectState) -> None:
         """Leave behind what status says."""
         self._last = None
         self._live.stop()
@@ -200,37 +200,37 @@ class _Lines:
         self._is_quiet = is_quiet
         self._said: set[str] = set()
 
-    def look(self, now: WholeNow) -> None:
+    def look(self, now: ProjectState) -> None:
         """Write how far the run is, and what failed since the last line."""
-        if trouble := now.runs[0].trouble:
+        if trouble := next(iter(now.states.values())).trouble:
             self._write(now, plain(trouble))
         elif not self._is_quiet:
-            for line in view.totals_lines(now):
+            for line in screen.totals_lines(now):
                 self._write(now, line)
-        for line in (line for run in now.runs for line in view.troubles(run)):
+        for line in (line for run in now.states.values() for line in screen.troubles(run)):
             if line not in self._said:
                 self._said.add(line)
                 self._write(now, line)
 
-    def end(self, now: WholeNow) -> None:
+    def end(self, now: ProjectState) -> None:
         """Write it; when nobody wants to hear of what is well, only what failed since."""
         if self._is_quiet:
             self.look(now)
         else:
             _print_end(now)
 
-    def _write(self, now: WholeNow, line: str) -> None:
-        sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(now.runs[0].time))}  {line}\n")
+    def _write(self, now: ProjectState, line: str) -> None:
+        sys.stdout.write(f"{time.strftime('%H:%M:%S', time.localtime(now.time))}  {line}\n")
         sys.stdout.flush()
 
 
-def _print_end(now: WholeNow) -> None:
+def _print_end(now: ProjectState) -> None:
     """Print what status says of a run at rest, or else the screen once."""
-    if now.status:
-        sys.stdout.write("".join(f"{line}\n" for line in status_view.lines(now.status)))
+    if now.is_close:
+        sys.stdout.write("".join(f"{line}\n" for line in view.lines(now)))
         return
     console = Console(highlight=False)
-    shown = view.whole_screen(now, console.width)
+    shown = screen.whole_screen(now, console.width)
     if console.is_terminal:
         console.print(shown)
         return
@@ -247,9 +247,9 @@ class _Json:
         self.every_seconds = every_seconds
         self._indent = 2 if is_one else None
 
-    def look(self, now: WholeNow) -> None:
+    def look(self, now: ProjectState) -> None:
         """Write the object."""
-        text = json.dumps(now.as_json(), indent=self._indent, ensure_ascii=False)
+        text = json.dumps(now.now_as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
 

@@ -12,10 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from featuremill.merge.outputs.parquet import hexadecimal
-from featuremill.store.formats import Format
-from featuremill.store.ledger import full_ids
-from featuremill.workload.outputs import Target, need
+from featuremill.outputs.parquet import hexadecimal
+from featuremill.workload.outputs import Format, Target, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +36,7 @@ class Writer:
     """Makes the whole file's datasets, then fills them row after row."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.merge.hdf5 import TEXT, ReservedFile
+        from featuremill.outputs.hdf5 import TEXT, ReservedFile
 
         first, *others = need(target.pooled(), "h5ad", "a pooled value")
         kinds = {name: target.values.field(name).type for name in (first, *others)}
@@ -88,7 +86,8 @@ class Writer:
         if self._samples:
             known = pa.array(self._samples["sample"], pa.string())
             number = pc.index_in(block["sample"], value_set=known)
-            columns |= {"name": full_ids(block), "sample": block["sample"]}
+            name = pc.binary_join_element_wise(block["sample"], block["id"], "/")
+            columns |= {"name": name, "sample": block["sample"]}
             columns |= {name: pa.array(self._samples[name]).take(number) for name in self._own}
         texts = sum(column.nbytes for column in columns.values())
         self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)
@@ -117,7 +116,7 @@ def _array(group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
 def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
     import numpy as np
 
-    from featuremill.merge.hdf5 import TEXT
+    from featuremill.outputs.hdf5 import TEXT
 
     frame = _mark(root.create_group(name), "dataframe")
     frame.attrs["_index"] = index
@@ -126,7 +125,7 @@ def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
 
 
 def _describe(root: Any, provenance: dict[str, str]) -> None:
-    from featuremill.merge.hdf5 import TEXT
+    from featuremill.outputs.hdf5 import TEXT
 
     group = _mark(_mark(root.create_group("uns"), "dict").create_group("featuremill"), "dict")
     for key, value in provenance.items():

@@ -4,6 +4,8 @@
 vector has. A record that is not among them fails.
 """
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -39,6 +41,16 @@ class Options(TableOptions):
 def records(files: Any, options: Options) -> Any:
     """Read proteins."""
     return proteins(files, options)
+
+
+def published(source: Path, fasta: Path, declared: str, layer: int | None) -> Iterator[Any]:
+    """Read vectors of files that others published."""
+    from featuremill.workloads.imported.files import lots_of, read
+
+    found = read(source, layer)
+    for first, table, num_without in lots_of(found, source, fasta):
+        told = {"width": len(first), "dtype": first.dtype.name, "declared": declared + found.about}
+        yield Options.model_validate(told), table, num_without
 
 
 def cost(payload: bytes, options: Options) -> int:

@@ -1,0 +1,349 @@
+"""The one reader of how a run stands. A look reads only what is new since the one before; a close
+look reads all, and says what is wrong and what to type.
+
+Of shards and receipts a look reads what `Shards` does not know yet; of telemetry, what was
+appended. All shards are looked at anew when the plan changes and once a minute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.text import plain
+from featuremill.base.words import counted
+from featuremill.status.commands import Commands, Fix, Problem
+from featuremill.status.delivered import read_delivery_state, taken_over
+from featuremill.status.jobs import TelemetryTail, job_of
+from featuremill.status.shards import Mark, Shards, mark_of
+from featuremill.status.sources import (
+    check_sources,
+    ended_with,
+    is_newer,
+    problems_before_plan,
+    shown,
+)
+from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
+from featuremill.status.time_left import time_left
+from featuremill.store import lock_holder, run_lock
+from featuremill.store.failed import Group, Reason, read_list
+from featuremill.store.plan import Plan
+from featuremill.store.results import Results
+from featuremill.workload import know_reasons
+
+IN_LOGS = {"crash", "hang", "error"}
+"""Kinds of failures of which a shard's log tells more."""
+TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
+"""What a run's folder holds, sooner or later."""
+ANEW_SECONDS = 60.0
+"""Between two looks at all shards."""
+MOST_FAILING_PARTS = 100
+"""Parts with failed rows that are read: more of them fail for the same reasons."""
+MOST_PARTS_A_LOOK = 5
+"""So many at once: a look must not take long when a run with many failures is opened."""
+MOST_REASONS = 10
+
+
+@contextlib.contextmanager
+def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
+    """Say in a sentence what of the run's files cannot be read in the block.
+
+    Raises:
+        UserError: with that sentence.
+    """
+    try:
+        yield
+    except IntegrityError as error:
+        raise UserError(str(error)) from None
+    except OSError as error:
+        raise UserError(
+            f"{error.filename or given}: {error.strerror or error}; while this cannot be read, "
+            "the state of the run is unknown."
+        ) from None
+
+
+def unseen_by_snakemake(root: Path) -> list[Problem]:
+    """Return what is in the way of the planned run in `root`, is found without reading values or
+    hashing results, and that Snakemake would not see by itself.
+
+    Raises:
+        UserError: when the run's files cannot be read.
+    """
+    state = RunState(given=root)
+    with refusing_what_cannot_be_read(root):
+        reader = RunReader(root)
+        reader.take_plan()
+        reader.read_planned(state, reads_reasons=False)
+    return [
+        one
+        for one in state.problems
+        if one.is_in_the_way and one.fix.again and one.fix.seen_by == "start"
+    ]
+
+
+def is_run(root: Path) -> bool:
+    """Tell whether a run has left anything in its folder, or whether somebody began one."""
+    return run_lock.read(root) is not None or any((root / name).exists() for name in TRACES)
+
+
+class RunReader:
+    """Reads one run, as often as it is asked to. What is said to type calls it as the user `named`
+    it, if that is not the folder `given`."""
+
+    def __init__(self, given: Path, named: Path | None = None) -> None:
+        self._given, self._named = given, named or given
+        self._results = Results(run_lock.whole_path(given))
+        self._mark: Mark | None = None
+        """Of the plan.json that was read."""
+        self._plan: Plan | None = None
+        self._anew_at = 0.0
+
+    def look(self) -> RunState:
+        """Return how far the run is.
+
+        Raises:
+            IntegrityError: when its plan is not what was written.
+            UserError: when a newer featuremill wrote it.
+        """
+        state = RunState(given=self._given, time=time.time(), activity=self._activity())
+        self.take_plan()
+        if self._plan:
+            if time.monotonic() >= self._anew_at:
+                self._shards.read()
+                self._anew_at = time.monotonic() + ANEW_SECONDS
+            for name in self._shards.look():
+                self._tail(name)  # which says how it ended
+            self._say_how_far(state, self._plan)
+            most = MOST_FAILING_PARTS - len(self._failed_rows)
+            self._read_reasons(state, self._plan, min(MOST_PARTS_A_LOOK, most))
+        return state
+
+    def look_closely(self, verifies: bool = False, must_be: bool = True) -> RunState:
+        """Return the same with all that there is to say; hash the files if it `verifies`.
+
+        Raises:
+            UserError: when it `must_be` a run's folder and is none, or its files cannot be read.
+        """
+        state = RunState(given=self._given, time=time.time(), is_close=True, verified=verifies)
+        with refusing_what_cannot_be_read(self._given):
+            state.activity = self._activity()
+            self.take_plan()
+            if self._plan:
+                self.read_planned(state)
+            elif must_be or is_run(self._results.root):
+                self._read_unplanned(state)
+            else:
+                state.is_begun = False
+                return state
+            commands = Commands(self._results.root, self._named, self._plan)
+            _say_what_to_type(state, self._results, commands)
+        return state
+
+    def _activity(self) -> Activity:
+        """Return who is at the run as a whole: its Snakemake, a plan or a merge."""
+        root, store = self._results.root, self._results.store
+        last = run_lock.read(root)
+        is_running = lock_holder.is_held(run_lock.path_of(root))
+        is_elsewhere = last is not None and not last.is_of_this_machine()
+        is_merging = bool(lock_holder.is_held(store / "merge.lock"))
+        # A merge holds plan's lock too.
+        is_planning = bool(lock_holder.is_held(store / "plan.lock")) and not is_merging
+        return Activity(
+            None if is_elsewhere and not is_running else is_running, last, is_planning, is_merging
+        )
+
+    def take_plan(self) -> None:
+        """Read plan.json when it is another one, and then everything anew."""
+        mark = mark_of(self._results.plan)
+        if mark == self._mark:
+            return
+        self._plan = self._results.read_plan() if mark else None
+        self._mark = mark
+        if self._plan:
+            know_reasons(self._plan.workload)
+            self._shards = Shards(self._results, self._plan)
+            self._anew_at = 0.0
+            self._tails: dict[str, TelemetryTail] = {}
+            self._failed_rows: dict[str, Mapping[int, Reason]] = {}
+            """By part, of those that were read."""
+
+    def _say_how_far(self, state: RunState, plan: Plan) -> None:
+        """Tell of the shards and the jobs, as they are known now."""
+        state.plan, state.shards = plan, [*self._shards.by_name.values()]
+        active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
+        state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
+        taken = {job.shard for job in state.jobs}
+        idle = [one for one in state.shards if not one.has_ended and one.name not in taken]
+        # Nobody knows whether a silent job goes on: what it has left may be another one's to do.
+        lively = [job for job in state.jobs if job.is_at_work and not job.is_silent]
+        others = [job for job in state.jobs if not job.is_at_work or job.is_silent]
+        state.time_left = time_left(
+            [*(shard.cost_left for shard in idle), *(job.cost_left for job in others)],
+            lively,
+            [shard.receipt for shard in state.shards if shard.receipt],
+        )
+        for name in [name for name in self._tails if self._shards.by_name[name].has_ended]:
+            del self._tails[name]
+        state.ended = {
+            name: plain(tail.state.end.get("message", ""))
+            for name, tail in self._tails.items()
+            if tail.state and tail.state.end and name not in taken
+            if tail.state.end.get("status") == "failed"
+        }
+
+    def _tail(self, name: str) -> TelemetryTail:
+        assert self._plan
+        path = self._results.telemetry(self._plan.recipe, name)
+        tail = self._tails.setdefault(name, TelemetryTail(path))
+        tail.look()
+        return tail
+
+    def _read_reasons(self, state: RunState, plan: Plan, most: int | None) -> None:
+        """Tell the commonest reasons of failed rows, having read at `most` so many parts more."""
+        failing = [
+            (shard.name, shard.receipt.failed)
+            for shard in state.shards
+            if shard.state == "finished" and shard.receipt and shard.receipt.failed
+        ]
+        if not failing:
+            return
+        from featuremill.status.failures import failed_in_part  # brings pyarrow and NumPy
+
+        for name, _ in [one for one in failing if one[0] not in self._failed_rows][:most]:
+            self._failed_rows[name] = failed_in_part(self._results, plan.recipe, name)
+        state.unread_failures = sum(n for name, n in failing if name not in self._failed_rows)
+        together = Counter[Reason]()
+        for rows in self._failed_rows.values():
+            together.update(rows.values())
+        state.reasons = [Group(*one, number) for one, number in together.most_common(MOST_REASONS)]
+
+    def _read_unplanned(self, state: RunState) -> None:
+        """Tell of a run that has no plan yet why it has none."""
+        root = self._results.root
+        if not is_run(root):
+            if not root.is_dir():
+                raise UserError(
+                    f"{state.given}: there is no such folder; runs are in results/<run>."
+                )
+            raise UserError(
+                f"{state.given}: this is no run's folder: it holds neither plan.json nor store/; "
+                "runs are in results/<run>."
+            )
+        if not state.activity.is_planning:
+            last = state.activity.owner
+            state.problems = problems_before_plan(self._results, last.weights if last else "")
+
+    def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
+        """Tell of the plan's shards and results; why records failed stands in parts, which need not
+        be read."""
+        results, plan, verifies = self._results, self._plan, state.verified
+        assert plan
+        delivery = results.find_delivery()
+        # A receipt that is not newer than the results is what merge took over into their manifest.
+        known = {} if verifies else taken_over(results, delivery)
+        self._shards = Shards(results, plan, known)
+        self._shards.read()
+        state.delivery = delivered = read_delivery_state(
+            results, plan, delivery, [*self._shards.by_name.values()], verifies
+        )
+        if delivery and delivered.is_merged:
+            self._shards.take_for_removed(delivery.receipts)
+        self._say_how_far(state, plan)
+        is_manifest_readable = not reads_reasons or self._read_failures(state, plan)
+        _say_what_is_wrong(state, results, plan, is_manifest_readable)
+
+    def _read_failures(self, state: RunState, plan: Plan) -> bool:
+        """Tell why records failed; return whether records.parquet, which says whose, can be
+        read."""
+        if state.count("removed"):
+            state.failures = read_list(self._results.root / "failed.tsv").groups
+            return True
+        self._failed_rows = {}
+        self._read_reasons(state, plan, None if state.verified else MOST_FAILING_PARTS)
+        if not (self._failed_rows or plan.refusals):
+            return True
+        from featuremill.status.failures import read_failures  # brings pyarrow
+
+        state.failures, is_readable = read_failures(self._results, plan, self._failed_rows)
+        return is_readable
+
+
+def _say_what_is_wrong(
+    state: RunState, results: Results, plan: Plan, is_manifest_readable: bool
+) -> None:
+    delivered = state.delivery
+    pending = [shard for shard in state.shards if not shard.has_ended]
+    state.problems = [
+        *check_sources(
+            results,
+            plan,
+            state.shards,
+            is_merged=delivered.is_merged,
+            is_manifest_readable=is_manifest_readable,
+            verifies=state.verified,
+        )
+    ]
+    if pending and (too_few := plan.too_few(len(state.shards))):
+        log = shown(results.logs / "plan.log")
+        advice = Fix(by_hand=f"{log} has the reason and a remedy.")
+        state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
+    if delivered.is_merged and delivered.reported != "yes":
+        log = results.logs / "report.log"
+        state.problems += ended_with("report_failed", "the last report", log, is_in_the_way=False)
+    for problem in delivered.problems:  # while there is work, older results are in order
+        is_one = problem.code != "results_older" or not pending
+        state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and is_one))
+    if state.num_failed and not delivered.is_merged:
+        what = (
+            f"{counted(state.num_failed, 'record')} failed: the results of the others come only "
+            "when max_failed is at least that."
+        )
+        by_hand = "Try them again (see above), or raise max_failed in the config."
+        state.problems.append(Problem("failed", what, Fix(by_hand=by_hand), not pending))
+
+
+def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> None:
+    state.problems = [
+        problem
+        if problem.fix.by_hand
+        else problem._replace(commands=tuple(commands.fixing([problem.fix])))
+        for problem in state.problems
+    ]
+    if not state.count("removed"):  # retry reads the parts
+        state.failures = [
+            group._replace(
+                command=commands.retry(group.kind),
+                logs=commands.logs() if group.kind in IN_LOGS else None,
+            )
+            if group.status == "failed"
+            else group
+            for group in state.failures
+        ]
+    in_the_way = [problem for problem in state.problems if problem.is_in_the_way]
+    fixes = [one.fix for one in in_the_way]
+    state.needs = _needs(state, results, in_the_way)
+    if state.needs == "report":
+        state.next = commands.report()
+    elif state.needs == "retry":
+        state.next = [commands.retry(), *commands.fixing([])]
+    elif state.needs == "run":
+        pending = [shard.name for shard in state.shards if not shard.has_ended]
+        state.next, state.forced = commands.fixing(fixes, pending), commands.forced(fixes)
+
+
+def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need:
+    """Return what is needed: nothing while a Snakemake is at work, or when all is done."""
+    if state.is_running:
+        return ""
+    if state.exit_status == DONE:
+        return "" if state.delivery.reported == "yes" else "report"
+    if state.exit_status == DONE_WITH_FAILURES:
+        return "" if state.count("removed") else "retry"
+    # Merge has counted what failed since the plan was made, with every part there.
+    has_tried_to_merge = is_newer(results.store / "failed.tsv", results.plan)
+    is_only_that = has_tried_to_merge and [one.code for one in in_the_way] == ["failed"]
+    return "retry" if is_only_that else "run"

@@ -1,1 +1,0 @@
-"""top: a run while it goes on; status, beside it, says how a run stands."""

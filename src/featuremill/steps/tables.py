@@ -1,0 +1,61 @@
+"""A table that a step makes, with a card in JSON and one more table beside it, all of one name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.step import Made, Project
+
+
+class Table(NamedTuple):
+    """The tables of one step."""
+
+    key: str
+    """The step's KEY, and the folder of the tables."""
+    suffix: str
+    """Of the table."""
+    beside: str
+    """What the other table's name has in place of the suffix."""
+    figures: tuple[str, ...]
+    """Those of the card's `counts` that status tells."""
+
+    def of(self, name: str, project: Project) -> str:
+        """Return the table that the config calls `name`."""
+        return f"{project.folder}/{self.key}/{name}{self.suffix}"
+
+    def files(self, table: str) -> Sequence[str]:
+        """Return all files that belong to a table: its card, the other table, and itself."""
+        stem = table.removesuffix(self.suffix)
+        return f"{stem}.json", f"{stem}{self.beside}", table
+
+    def made(self, name: str, project: Project, made_of: Sequence[str]) -> Made:
+        """Return the table that the config calls `name`, with what belongs to it."""
+        files = self.files(self.of(name, project))
+        return Made(
+            f"{self.key}.{name}",
+            files,
+            made_of,
+            [f"{project.logs}/{self.key}/{name}.log"],
+            [f"{project.folder}/{self.key}"],
+            is_other=partial(_is_other, Path(files[0])),
+            figures=partial(_figures, Path(files[0]), self.figures),
+        )
+
+
+def _figures(card: Path, names: Sequence[str]) -> Mapping[str, int]:
+    counts = json.loads(card.read_text("utf-8"))["counts"]
+    return {name: counts[name] for name in names}
+
+
+def _is_other(card: Path, late: Sequence[str]) -> bool:
+    """Tell whether one of these files has another content than when the table was made."""
+    from featuremill.store.files import sha256_of
+
+    if not late:
+        return False
+    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
+    return any(known.get(path) != sha256_of(Path(path)) for path in late)

@@ -1,0 +1,179 @@
+"""Vectors as others published them, in HDF5 or fair-esm's files, and the proteins they are of."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.base.accession import accessions
+from featuremill.base.errors import UserError
+from featuremill.inputs import proteins
+from featuremill.workload import Record
+
+ROWS_AT_ONCE = 50_000
+Vector = npt.NDArray[np.floating[Any]]
+
+
+class Published(NamedTuple):
+    """Vectors by the names that their file has for proteins."""
+
+    keys: dict[str, Any]
+    """By each name of a protein."""
+    of: Callable[[Any], Vector]
+    """Returns the vector of a key."""
+    about: str = ""
+    """What the file tells of them besides."""
+
+
+class Lot(NamedTuple):
+    """Some vectors of one kind."""
+
+    first: Vector
+    """Of all lots."""
+    table: pa.Table
+    """sha256 of the payload, and vector; each sequence once."""
+    num_without: int
+    """Proteins that had no vector, so far."""
+
+
+def read(source: Path, layer: int | None) -> Published:
+    """Read what is known of the vectors in a file, or in a folder of fair-esm's files.
+
+    Raises:
+        UserError: it is none of those.
+    """
+    is_hdf5 = source.is_file() and h5py.is_hdf5(source)
+    return _of_hdf5(source) if is_hdf5 else _of_fair_esm(source, layer)
+
+
+def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
+    """Yield the vectors of the proteins in `fasta`, some thousand together; none where there is
+    none.
+
+    Raises:
+        UserError: two vectors are of different kinds, or one is not finite.
+    """
+    first: Vector | None = None
+    seen: set[bytes] = set()
+    held: dict[bytes, Vector] = {}
+    num_without = 0
+    for record, names in _records_of(fasta):
+        key = next((published.keys[name] for name in names if name in published.keys), None)
+        if record.reason or key is None:
+            num_without += 1
+            continue
+        vector = published.of(key)
+        first = vector if first is None else first
+        if (vector.shape, vector.dtype) != (first.shape, first.dtype):
+            raise UserError(
+                f"{source}: the vector of {record.id} has {len(vector)} numbers in {vector.dtype}, "
+                f"and the first one {len(first)} in {first.dtype}; import each kind by itself."
+            )
+        if not np.isfinite(vector).all():
+            raise UserError(f"{source}: the vector of {record.id} is not finite; leave it out.")
+        sha256 = hashlib.sha256(record.payload).digest()
+        if sha256 in seen:
+            continue
+        seen.add(sha256)
+        if len(held) == ROWS_AT_ONCE:
+            yield Lot(first, _table(held), num_without)
+            held = {}
+        held[sha256] = vector
+    if first is not None:
+        yield Lot(first, _table(held), num_without)
+
+
+def _table(held: dict[bytes, Vector]) -> pa.Table:
+    vectors = list(held.values())
+    flat = pa.array(np.concatenate(vectors))
+    values = pa.FixedSizeListArray.from_arrays(flat, len(vectors[0]))
+    return pa.table([pa.array(held, pa.binary(32)), values], ["sha256", "imported"])
+
+
+def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
+    """Yield each record with the names by which a file of vectors may call it."""
+    records = proteins([fasta])
+    while some := list(itertools.islice(records, 10_000)):
+        found = accessions(pa.array([record.id for record in some])).to_pylist()
+        for record, accession in zip(some, found, strict=True):
+            header = f"{record.id} {record.description}".strip()
+            yield record, [header, record.id, accession]
+
+
+def _of_hdf5(path: Path) -> Published:
+    """Read UniProt's per-protein.h5, bio_embeddings' HDF5, or our own: a dataset a protein, named
+    by its accession, or by a number with the id in `original_id`."""
+    file = h5py.File(path, "r")
+    keys: dict[str, str] = {}
+    for key in file:
+        if not isinstance(file[key], h5py.Dataset):
+            raise UserError(
+                f"{path}: {key} is a group; give a file with one dataset for each protein."
+            )
+        id = file[key].attrs.get("original_id")  # then the dataset's name may be a mere number
+        if id is None:
+            names = {key.replace("%2F", "/").replace("%25", "%")}
+        else:
+            id = id.decode() if isinstance(id, bytes) else str(id)
+            names = {id, accessions(pa.array([id]))[0].as_py()}
+        for name in names:
+            if keys.setdefault(name, key) != key:
+                raise UserError(
+                    f"{path}: the datasets {keys[name]} and {key} are both of {name!r}; drop one."
+                )
+
+    def vector(key: str) -> Vector:
+        found = file[key][()]
+        if getattr(found, "ndim", 0) != 1 or found.dtype.kind != "f":
+            raise UserError(
+                f"{path}: dataset {key} is not one vector of numbers but has the shape "
+                f"{np.shape(found)}; vectors a residue cannot be imported."
+            )
+        return np.asarray(found, np.float16 if found.dtype == np.float16 else np.float32)
+
+    return Published(keys, vector)
+
+
+def _of_fair_esm(path: Path, layer: int | None) -> Published:
+    """Read `mean_representations` of fair-esm's .pt files: of one, or of all in a folder."""
+    import torch
+
+    files = sorted(path.rglob("*.pt")) if path.is_dir() else [path]
+    if not files or not all(file.suffix == ".pt" and file.is_file() for file in files):
+        raise UserError(
+            f"{path}: it is none of: a data set of `featuremill store export`, an HDF5 file with a "
+            "dataset for each protein, a .pt file of fair-esm or a folder of them; check the path."
+        )
+
+    def read(file: Path) -> Any:
+        try:
+            return torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise UserError(f"{file}: torch cannot read it ({error}); leave it out.") from None
+
+    keys: dict[str, Path] = {}
+    for file in files:
+        content = read(file)
+        if not isinstance(content, dict) or not isinstance(content.get("label"), str):
+            raise UserError(f"{file}: it is no file of fair-esm's extract.py; leave it out.")
+        if (other := keys.setdefault(content["label"], file)) != file:
+            raise UserError(f"{other} and {file} are both of {content['label']!r}; leave one out.")
+        if layer is None:  # the last one of the first file
+            layer = max(content.get("mean_representations", {}), default=0)
+
+    def vector(file: Path) -> Vector:
+        means = read(file).get("mean_representations", {})
+        if layer not in means:
+            known = ", ".join(map(str, sorted(means))) or "none"
+            raise UserError(f"{file}: it has no mean of layer {layer}; it has {known}.")
+        return np.asarray(means[layer].float().numpy(), np.float32)
+
+    return Published(keys, vector, f", layer {layer}")
