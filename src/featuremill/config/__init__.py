@@ -78,8 +78,8 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them; if not given,
-    the sheet of `samples`."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them, and in a run
+    with samples a column `sample`; if not given, the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 
@@ -147,8 +147,9 @@ class Records(Section):
 
     store: tuple[str, ...] = ()
     """Folder with finished parts that runs and people share: what it has is not computed again, and
-    what is computed is added. Of several, all are read and the first is written. Without it, and
-    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
+    what is computed is added. Of several, all are read and the first is written; the others can be
+    addresses (https://…, s3://…). Without it, and without FEATUREMILL_STORE, a run keeps its parts
+    to itself; see docs/store.md."""
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)

@@ -145,7 +145,7 @@ def _steps(installed: bool) -> list[str]:
 def environment_page() -> str:
     """Return the Markdown page on every variable that is read or set."""
     ours = (
-        [f"`{setting}`", setting.kind.words, _default(setting), setting.meaning]
+        [f"`{setting}`", _default(setting), setting.meaning]
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
@@ -155,7 +155,7 @@ def environment_page() -> str:
     groups = itertools.groupby(known, lambda variable: variable.meaning)
     others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
     lines = [
-        *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
+        *(ENVIRONMENT, *_lines(["variable", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),
     ]
     return "\n".join(lines) + "\n"

@@ -248,12 +248,12 @@ class TakesPublished(Protocol):
     def published(
         self, source: Path, fasta: Path, declared: str, layer: int | None
     ) -> Iterator[tuple[Any, pa.Table, int]]:
-        """Yield vectors of the proteins in `fasta`: the options by which a run takes them, whose
-        `declared` says whose they are; a table of each payload's sha256 and its values; and how
-        many proteins had none so far. Nothing where none has a vector.
+        """Yield, for the proteins in `fasta`: the options with which a run takes the vectors
+        (`declared` names their author); a table of each payload's sha256 and its values; and the
+        number of proteins without a vector so far. Yields nothing if no protein has a vector.
 
         Raises:
-            UserError: `source` has none, or they are not of one kind.
+            UserError: `source` has no vectors, or they are not of one kind.
         """
 
 
