@@ -106,8 +106,7 @@ NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
 """The `modifier` of a pretended Snakemake whose workflow is no module of another one."""
 
 
-@pytest.fixture(scope="session")
-def environment(nothing_of_the_users):
+def in_tests():
     """Return an environment in which child processes find featuremill and the test plug-ins.
 
     Whoever wants another one makes a copy.
@@ -115,6 +114,11 @@ def environment(nothing_of_the_users):
     # What was on the path stays behind: packages may have been unpacked beside an interpreter.
     paths = [str(ROOT / "src"), str(PLUGINS), os.environ.get("PYTHONPATH", "")]
     return MappingProxyType({**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))})
+
+
+@pytest.fixture(scope="session")
+def environment(nothing_of_the_users):
+    return in_tests()
 
 
 @pytest.fixture

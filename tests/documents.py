@@ -351,3 +351,10 @@ def pages(root):
 
 def read_page(path, root):
     return read(Path(path).read_text("utf-8"), str(Path(path).relative_to(root)))
+
+
+def section(path, heading):
+    """Return what a page has below a heading of the second level, up to the next one."""
+    _, found, text = path.read_text("utf-8").partition(f"\n## {heading}\n")
+    assert found, f"{path}: no section {heading}"
+    return text.partition("\n## ")[0]

@@ -21,6 +21,8 @@ RESEARCH_NAMES = {
     "post_attention_layernorm.bias": "ffn.layer_norm_bias",
     "mlp.down_proj.weight": "ffn.fc2_weight",
 }
+HEAD = {"dense": "0", "layer_norm": "2", "decoder": "3"}
+"""transformers' parts of the head, and their places in the others'."""
 PACKAGE_NAMES = {
     "layernorm_qkv.layer_norm_": "layernorm_qkv.0.",
     "layernorm_qkv.weight": "layernorm_qkv.1.weight",
@@ -75,11 +77,17 @@ def research_state(model, is_of_package=False):
                 else key.replace("." + old, "." + new)
             )
         found[key] = tensor
+    head = {
+        f"{HEAD[part]}.{kind}": tensor.clone()
+        for key, tensor in model.lm_head.state_dict().items()
+        for part, kind in [key.split(".")]
+    }
     if not is_of_package:
-        return {f"esmc.{key}": tensor.clone() for key, tensor in found.items()}
+        found = {f"esmc.{key}": tensor.clone() for key, tensor in found.items()}
+        return found | {f"lm_head.{key}": tensor for key, tensor in head.items()}
     for old, new in PACKAGE_NAMES.items():
         found = {key.replace(old, new): tensor for key, tensor in found.items()}
-    return found
+    return found | {f"sequence_head.{key}": tensor for key, tensor in head.items()}
 
 
 def save_research(model, folder):

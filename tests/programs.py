@@ -38,7 +38,7 @@ from featuremill.store.results import Results
 
 ROOT = Path(__file__).parents[1]
 LETTERS = "DEFGHKLMNPQRSTVWY"  # without A, C and I, so that no random sequence means harm
-PROGRAMS = ("featuremill", "snakemake", "without_internals")
+PROGRAMS = ("featuremill", "snakemake", "without_internals", "killed")
 IMPORTED = (
     *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
     *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),

@@ -67,6 +67,16 @@ class TestEsmc(WorkloadContract):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("random_esmc")
+class TestScoresOfAnEsmC(WorkloadContract):
+    workload = "scores"
+    inputs = ("few.fa",)
+    options = MappingProxyType(
+        {"model": "esmc", "dtype": "fp32", "long": "full", "marginals": ["wildtype", "masked"]}
+    )
+
+
+@pytest.mark.slow
 class TestAnOptionFile(WorkloadContract):
     workload = "numbered"
     inputs = ("few.fa",)

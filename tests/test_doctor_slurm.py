@@ -10,6 +10,7 @@ from importlib import metadata
 
 import pytest
 from conftest import ROOT
+from documents import section
 
 from featuremill.base.errors import UserError
 from featuremill.doctor import command, slurm
@@ -37,7 +38,7 @@ cheap|up|infinite|1|drained|gpu:4
 """
 PARSER = argparse.ArgumentParser()
 command.add_arguments(PARSER)
-CODES = set(re.findall(r"`(slurm-[a-z-]+)`", (ROOT / "docs" / "doctor.md").read_text("utf-8")))
+CODES = set(re.findall(r"`(slurm-[a-z-]+)`", section(ROOT / "docs" / "json.md", "Doctor")))
 KEYS = {"version", "ready", "cluster", "partitions", "issues", "versions"}
 PARTITION_KEYS = {"name", "is_default", "limit", "num_nodes", "gpus", "unusable_gpus"}
 

@@ -294,10 +294,9 @@ def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path
     shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
     page = (ROOT / "docs" / "module.md").read_text("utf-8")
     blocks = re.findall(r"^ *```snakemake\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    core, changed, handler, _, leasing = map(textwrap.dedent, blocks)
+    core, changed, handler, _ = map(textwrap.dedent, blocks)
     snakefile = tmp_path / "Snakefile"
     assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))
-    assert leasing in (EXAMPLES / "lease" / "Snakefile").read_text()
     snakefile.write_text("\n\n".join([snakefile.read_text(), changed, handler]))
     said = snakemake(tmp_path, environment, "-n")
     assert said.count("output: weights/mill_t6_8M.json") == 1

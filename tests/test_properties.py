@@ -10,6 +10,7 @@ import io
 import json
 import os
 import re
+import signal
 import tempfile
 from pathlib import Path
 
@@ -20,9 +21,11 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from broken_inputs import BROKEN
+from conftest import in_tests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plans import receipt_json, write_sealed
+from programs import Verbs, fasta
 from xopen import xopen
 
 from featuremill import config
@@ -38,6 +41,7 @@ from featuremill.store import journal, journal_log
 from featuremill.store.files import digest_of, read_json
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
+from featuremill.workloads import composition
 
 THOROUGH = 500
 RESIDUES = ALPHABET.decode()
@@ -616,8 +620,9 @@ FILES = [
 
 
 def alone(sequences):
-    """Return what a script makes of the records of a sample alone: ok ones, and counts."""
-    of_id, ok, kinds = {}, [], []
+    """Return what a script makes of the records of a sample alone: those that are ok, the ids of
+    those that are refused, and counts."""
+    of_id, ok, refused, kinds = {}, [], [], []
     for id, sequence in sequences:
         if sequence != "M?":
             of_id.setdefault(id, []).append(sequence)
@@ -627,56 +632,116 @@ def alone(sequences):
         kinds.append("refused" if is_refused else "duplicate" if is_repeat else "ok")
         if kinds[-1] == "ok":
             ok.append((id, sequence))
-    return ok, {kind: kinds.count(kind) for kind in ("ok", "refused", "duplicate")}
+        if is_refused:
+            refused.append(id)
+    return ok, refused, {kind: kinds.count(kind) for kind in ("ok", "refused", "duplicate")}
 
 
-@holds(2, 60, sheets=st.lists(SHEETS, min_size=2, max_size=2), seed=st.integers(0, 99))
-def test_samples_come_to_what_each_comes_to_alone(folder, sheets, seed):
-    for number, records in enumerate(FILES):
-        text = "".join(f">{id}\n{sequence}\n" for id, sequence in records)
-        (folder / f"{number}.fa").write_text(text)
-    sheet, run, order = folder / "samples.tsv", Results(folder), np.random.default_rng(seed)
-    settled = {"samples": str(sheet), "workload": "composition", "device": "cpu"}
-    checked = config.validate({**settled, "shards": {"cost": 60}})
-    for drawn in sheets:
-        rows = [(s, folder / f"{n}.fa", told) for s, (files, told) in drawn.items() for n in files]
-        told = [rows[number] for number in order.permutation(len(rows))]
-        files = {s: [f for of, f, _ in told if of == s] for s in drawn}
-        expected = {
-            s: alone([one for f in files[s] for one in FILES[int(f.stem)]]) for s in sorted(drawn)
-        }
-        for edit in ("", "renamed"):
-            new = {s: s + edit for s in expected}
-            head = "sample\tfile\tsite\n"
-            lines = (f"{new[s]}\t{f}\t{is_told}{edit}\n" for s, f, is_told in told)
-            sheet.write_text(head + "".join(lines))
-            if not any(ok for ok, _ in expected.values()):
-                with pytest.raises(UserError, match="refused"):
-                    plan(run, checked, None)
-                break
-            before = {path.name for path in folder.glob("store/parts/*/*.arrows")}
-            found = plan(run, checked, None).plan.as_json()
-            missing = [one for one in found["shards"] if f"{one['shard']}.arrows" not in before]
-            assert not (edit and missing), "another name or column costs nothing"
-            compute_all(folder, {**found, "shards": missing}, set(), seed=seed)
-            for shard in found["shards"]:
-                kept = run.kept_receipt(found["recipe"], shard["shard"])
-                target = run.receipt(found["recipe"], shard["shard"])
-                target.write_bytes(kept.read_bytes())  # as extract adopts it
-            merge(run, ["parquet", "parquet_dataset"], 0)
-            check_samples(folder, {new[s]: told for s, told in expected.items()})
+SAMPLE_EDITS = st.lists(
+    st.tuples(
+        SHEETS,
+        st.sampled_from(["one", "other"]),
+        st.booleans(),
+        st.sampled_from(["extract", "merge", "plan"]),
+        st.integers(0, 90).map(lambda number: (number + 14) % 91),
+        st.booleans(),
+    ),
+    min_size=1,
+    max_size=4,
+)
+"""Sheets, each with the run that has it, whether that has a store, which of its commands SIGKILL
+takes, at which change of files, and whether the sheet is edited before they are typed again."""
 
 
-def check_samples(folder, expected):
+class SampleRuns:
+    """Two runs of sheets in a folder, which may share a store."""
+
+    def __init__(self, folder, seed):
+        self.folder = folder
+        self._order = np.random.default_rng(seed)
+        for number, records in enumerate(FILES):
+            (folder / f"{number}.fa").write_text(fasta(records))
+
+    def write(self, drawn):
+        """Write a sheet; return what each of its samples comes to alone."""
+        rows = [(s, n, site) for s, (files, site) in drawn.items() for n in files]
+        rows = [rows[number] for number in self._order.permutation(len(rows))]
+        lines = (f"{s}\t{self.folder}/{n}.fa\t{site}\n" for s, n, site in rows)
+        (self.folder / "samples.tsv").write_text("sample\tfile\tsite\n" + "".join(lines))
+        files = {s: [n for of, n, _ in rows if of == s] for s in sorted(drawn)}
+        return {s: alone([one for n in files[s] for one in FILES[n]]) for s in files}
+
+    def __call__(self, name, has_store, doomed="", number=0):
+        """Carry out the commands of a run; SIGKILL takes one of them at that change of a file.
+        Return whether all ended, and the shards that were computed."""
+        verbs = Verbs(self.folder, in_tests())
+        run = verbs.run_folder = Results(self.folder / "results" / name)
+        asked = {"run": name, "samples": str(self.folder / "samples.tsv"), "device": "cpu"}
+        asked |= {"workload": "composition", "outputs": ["parquet", "parquet_dataset"]}
+        asked |= {"store": [str(self.folder / "shelf")] if has_store else []}
+        asked |= {"shards": {"cost": 60}}
+
+        def ends(verb, *words):
+            killed = ("killed", number) if verb == doomed else ()
+            said = verbs.type(*killed, "featuremill", verb, run.root, *words, status=None)
+            died = (-signal.SIGKILL, 3) if killed else ()  # 3: a worker alone
+            assert said.status in (0, *died), said.text
+            return said.status == 0
+
+        told = ("--config-json", json.dumps(asked))
+        if doomed != "plan":
+            plan(run, config.validate(asked), None, threads=1)
+        elif not ends("plan", *told, "--threads", "1"):
+            return False, []
+        found = run.read_plan()
+        missing = [s.shard for s in found.shards if not run.receipt(found.recipe, s.shard).exists()]
+        new = [name for name in missing if not run.part(found.recipe, name).exists()]
+        if sum(ends("extract", shard) for shard in missing) < len(missing):
+            return False, new
+        if doomed == "merge" and not ends("merge", *told):
+            return False, new
+        merge(run, asked["outputs"], 0)
+        return True, new
+
+
+@holds(2, 40, (Phase.generate,), edits=SAMPLE_EDITS, seed=st.integers(0, 99))
+def test_samples_come_to_what_each_comes_to_alone(folder, edits, seed):
+    """Whatever was edited, killed and taken from a store before."""
+    runs = SampleRuns(folder, seed)
+    for drawn, name, has_store, doomed, number, is_left in edits:
+        expected = runs.write(drawn)
+        if not any(ok for ok, _, _ in expected.values()):
+            continue
+        ended, _ = runs(name, has_store, doomed, number)
+        if not ended and is_left:
+            continue
+        if not ended:
+            assert runs(name, has_store)[0]
+        check_samples(folder / "results" / name, expected)
+        renamed = {f"{s}x": (files, not site) for s, (files, site) in drawn.items()}
+        expected = runs.write(renamed)
+        assert runs(name, has_store) == (True, []), "another name or column costs nothing"
+        check_samples(folder / "results" / name, expected)
+
+
+def check_samples(results, expected):
     """Assert that the tables have what each sample comes to alone, in the order of names."""
-    rows = [(s, id, vector_of(sequence)) for s, (ok, _) in expected.items() for id, sequence in ok]
+    rows = [
+        (s, id, [np.float32(text.count(letter) / len(text)) for letter in composition.LETTERS])
+        for s, (ok, _, _) in expected.items()
+        for id, text in ok
+    ]
     for table in ("embeddings.parquet", "embeddings"):
-        found = load(folder / table)
-        ids = found.index.tolist()
-        vectors = [vector.tolist() for vector in found["vector"]]
-        assert list(zip(found["sample"], ids, vectors, strict=True)) == rows
-    for _, row in pd.read_csv(folder / "samples.tsv", sep="\t").iterrows():
-        counts = expected[row["sample"]][1]
+        found = load(results / table)
+        vectors = [vector.tolist() for vector in found["composition"]]
+        assert list(zip(found["sample"], found.index, vectors, strict=True)) == rows
+    listed = pd.read_csv(results / "failed.tsv", sep="\t")
+    refused = [(s, id) for s, (_, refused, _) in expected.items() for id in refused]
+    assert list(zip(listed["sample"], listed["id"], strict=True)) == refused
+    counted = pd.read_csv(results / "samples.tsv", sep="\t").to_dict("records")
+    assert [row["sample"] for row in counted] == list(expected)
+    for row in counted:
+        counts = expected[row["sample"]][2]
         assert {kind: row[kind] for kind in counts} == counts
         assert row["records"] == sum(counts.values())
 

@@ -1,6 +1,8 @@
-"""The workload scores, held against fair-esm's own arithmetic (examples/variant-prediction)."""
+"""The workload scores, held against fair-esm's own arithmetic (examples/variant-prediction), of
+fair-esm's network and of transformers' ESM C."""
 
 import functools
+from pathlib import Path
 from types import MappingProxyType
 
 import numpy as np
@@ -9,12 +11,16 @@ import pytest
 import torch
 from esm2_models import (
     ALPHABET,
+    cosines,
     demo_proteins,
     fair_esm,
     fair_esm_bundled,
     save_fair_esm,
     save_hugging_face,
 )
+from esmc_models import esmc as esmc_model
+from esmc_models import save_package, save_research
+from safetensors.torch import load_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
@@ -45,13 +51,26 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-@pytest.fixture(scope="module", params=["random", "bundled"])
+@pytest.fixture(scope="module")
+def esm_c(cache):
+    """Return transformers' ESM C, the head's norm and biases random too, and its folder."""
+    model = esmc_model(3, 128, 256)
+    for parameter in model.lm_head.parameters():
+        parameter += torch.randn_like(parameter) * 0.05
+    model.save_pretrained(cache / "esm_c")
+    return model, str(cache / "esm_c")
+
+
+@pytest.fixture(scope="module", params=["random", "bundled", "ESM C"])
 def network(request, cache):
-    """Return fair-esm's model, and the model option that gives ours the same weights."""
+    """Return the reference, and the model option that gives ours the same weights."""
     if request.param == "bundled":
-        return fair_esm_bundled(), "mill_t6_8M"
+        return FairEsm(fair_esm_bundled()), "mill_t6_8M"
+    if request.param == "ESM C":
+        model, folder = request.getfixturevalue("esm_c")
+        return EsmC(model), folder
     model = random_network()
-    return model, str(save_fair_esm(model, cache / "random.pt"))
+    return FairEsm(model), str(save_fair_esm(model, cache / "random.pt"))
 
 
 def converted(model, cache):
@@ -112,6 +131,15 @@ class FairEsm:
         return torch.stack(rows).numpy()
 
 
+class EsmC(FairEsm):
+    """The same of the logits, of all 64 rows, that transformers' masked-language model has."""
+
+    def _log_softmax(self, sequence, masked=()):
+        with torch.inference_mode():
+            logits = self.network(self.tokens(sequence, masked)).logits
+        return torch.log_softmax(logits, dim=-1)[0, :, : len(ALPHABET)]
+
+
 LISTED = ["M1A", "K2C:A4G:I6W", "T3V", "A4G", "Q22Y:M1L"]
 EVERYTHING = {
     "dtype": "fp32",
@@ -124,12 +152,11 @@ EVERYTHING = {
 
 
 def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
-    model, name = network
+    reference, name = network
     names = [variant if variant[0] != "Q" else "M1L:Q22Y" for variant in LISTED]
     payload = variants.payload_of(PROTEINS[0].encode(), names)
     (row,) = computed(name, cache, [payload], **EVERYTHING)
     assert [each["variant"] for each in row["variants"]] == names
-    reference = FairEsm(model)
     for each in row["variants"]:
         assert len(each) == 4
         for kind in ("wildtype", "masked", "mutant"):
@@ -138,11 +165,10 @@ def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
 
 
 def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
-    model, name = network
+    reference, name = network
     payloads = [protein.encode() for protein in PROTEINS[:4]]
     kinds = ["wildtype", "masked"]
     rows = computed(name, cache, payloads, dtype="fp32", marginals=kinds)
-    reference = FairEsm(model)
     for protein, row in zip(PROTEINS, rows, strict=False):
         expected = [
             f"{old}{number}{new}"
@@ -158,12 +184,11 @@ def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
 
 
 def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(network, cache):
-    model, name = network
+    reference, name = network
     protein = "MKTAYIAKQRQISFVK"
     payload = variants.payload_of(protein.encode(), ["M1A", "R10W", "A7G:I12V"])
     asked = EVERYTHING | {"long": "chunk", "max_residues": 6, "likelihood": [], "positions": "none"}
     (row,) = computed(name, cache, [payload], **asked)
-    reference = FairEsm(model)
     # Each variant in the window around it; unmasked, each residue in the nearest of those that
     # begin at 0, 3, 6, 9 and 10.
     around = {"M1A": (0, "M1A"), "R10W": (6, "R4W"), "A7G:I12V": (6, "A1G:I6V")}
@@ -183,13 +208,12 @@ def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(netw
 
 
 def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
-    model, name = network
+    reference, name = network
     chosen = PROTEINS[:4]
     payloads = [protein.encode() for protein in chosen]
     rows = computed(name, cache, payloads, **EVERYTHING)
     alone = {"variants": "none", "log_probabilities": "wildtype", "positions": "masked"}
     (other,) = computed(name, cache, payloads[:1], dtype="fp32", **alone)
-    reference = FairEsm(model)
     tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
     for protein, row in zip(chosen, rows, strict=True):
         for kind, source in (("pseudo", "masked"), ("one_pass", "wildtype")):
@@ -218,19 +242,43 @@ def check_positions(found, protein, every):
         assert each["entropy"] == pytest.approx(-(shares * np.log(shares)).sum(), abs=1e-5)
 
 
-def test_bf16_stays_near_fp32(cache):
+@pytest.mark.parametrize("of_esm_c", [False, True])
+def test_bf16_stays_near_fp32(cache, esm_c, of_esm_c):
     if not CPU.has_bf16:
         pytest.skip("this CPU has no bf16")
+    model = esm_c[1] if of_esm_c else "mill_t6_8M"
     payloads = [protein.encode() for protein in PROTEINS]
     options = {"variants": "none", "log_probabilities": "wildtype", "likelihood": "one_pass"}
     exact, found = (
-        computed("mill_t6_8M", cache, payloads, dtype=dtype, **options)
-        for dtype in ("fp32", "bf16")
+        computed(model, cache, payloads, dtype=dtype, **options) for dtype in ("fp32", "bf16")
     )
     for one, other in zip(exact, found, strict=True):
-        differences = np.subtract(one["log_probabilities"], other["log_probabilities"])
+        pair = [np.array(each["log_probabilities"]) for each in (one, other)]
+        assert min(cosines(*pair)) >= 0.9995
+        differences = np.subtract(*pair)
         assert 0 < np.abs(differences).mean() < 0.02
         assert np.abs(differences).max() < 0.2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("shape", [(4, 960, 2560), (3, 1152, 3072)])
+def test_an_esm_c_of_true_width_scores_as_transformers_does(tmp_path, shape):
+    model = esmc_model(*shape)
+    model.save_pretrained(tmp_path / "esm_c")
+    proteins = [PROTEINS[1], *demo_proteins(1, 60)]
+    reference, payloads = EsmC(model), [protein.encode() for protein in proteins]
+    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
+    expected = [reference.every("masked", protein)[:, tokens] for protein in proteins]
+    for dtype in ("fp32", "bf16"):
+        options = {"variants": "none", "log_probabilities": "masked", "dtype": dtype}
+        rows = computed(str(tmp_path / "esm_c"), tmp_path / "cache", payloads, **options)
+        pairs = [(r["log_probabilities"], e) for r, e in zip(rows, expected, strict=True)]
+        off = max(np.abs(np.subtract(*pair)).max() for pair in pairs)
+        lowest = min(cosines(*pair).min() for pair in pairs)
+        print(f"{shape[1]} {dtype}: at most {off:.1e} off, lowest cosine {lowest:.6f}")
+        assert off <= (1e-5 if dtype == "fp32" else 0.1)
+        assert lowest >= (1 - 1e-8 if dtype == "fp32" else 0.9995)
 
 
 def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
@@ -371,6 +419,44 @@ def test_a_checkpoint_gives_the_head_in_every_form_and_esm2_stays_what_it_was(ca
     assert weights_verb.json_of("mill_t6_8M", "scores") != weights_verb.json_of("mill_t6_8M")
     with pytest.raises(UserError, match=r"no language-model head .* as an EsmForMaskedLM has"):
         converted(str(tmp_path / "bare"), cache)
+
+
+def test_every_layout_of_an_esm_c_gives_the_head(esm_c, cache, tmp_path):
+    model, folder = esm_c
+    expected = converted(folder, cache)
+    research, package = save_research(model, tmp_path / "r"), save_package(model, tmp_path / "p")
+    (pth,) = package.glob("data/weights/*.pth")
+    for place in (research, package, pth, Path(folder, "model.safetensors")):
+        assert converted(str(place), cache).sha256 == expected.sha256, place
+    model.esmc.save_pretrained(tmp_path / "bare")
+    with pytest.raises(UserError, match=r"no tensor lm_head.dense…\), as an EsmcForMaskedLM has"):
+        converted(str(tmp_path / "bare"), cache)
+
+
+def test_the_network_is_chosen_by_the_model(esm_c, cache, tmp_path):
+    ours = save_fair_esm(random_network(), tmp_path / "fair.pt")
+    of_names = ("esm2_t33_650M_UR50D", "mill_t6_8M", str(ours))
+    assert {scores.Options(model=name).limit for name in of_names} == {1022}
+    assert {scores.Options(model=name).limit for name in ("esmc_600m", esm_c[1])} == {2046}
+    assert scores.Options(model="esmc_600m", max_residues=7).limit == 7
+    found = converted(esm_c[1], cache)
+    settled = scores.resolve(scores.Options(model=esm_c[1]), CPU, found)
+    assert (settled.max_residues, settled.limit) == (2046, 2046)
+    full = scores.resolve(scores.Options(model=esm_c[1], long="full"), CPU, found)
+    assert scores.Options.model_validate(full.model_dump()) == full
+    with pytest.raises(UserError, match=r"^esmc_300m: .* hf download biohub/ESMC-300M here"):
+        weights_verb.refuse_missing("esmc_300m", "scores")
+    with pytest.raises(UserError, match=r"did you mean 'esmc_600m'\? There are esmc_300m"):
+        weights_verb.name_of("esmc_60m", "scores")
+    with pytest.raises(UserError, match="did you mean 'esm2_t33_650M_UR50D'"):
+        weights_verb.name_of("650m", "scores")
+
+
+def test_estimates_of_an_esm_c_are_of_the_numbers_in_the_file(esm_c, cache):
+    found = converted(esm_c[1], cache)
+    assert scores.weights_ahead(scores.Options(model=esm_c[1])).metadata == found.metadata
+    num_bytes = sum(tensor.nbytes for tensor in load_file(found.path).values())
+    assert scores.weights_mb(found) * 2**20 == pytest.approx(num_bytes, rel=0.01)
 
 
 SHA256_OF_MILL = "3f3a506debdb8b9ed7631473a4fdc7cf7ad17fed5cbace68f2ef6929ea1125c4"

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
+from documents import section
 from plans import read_sealed, receipt_json, write_sealed
 from programs import Desk, Verbs, wait_for
 
@@ -37,7 +38,7 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-DOCUMENT = (ROOT / "docs" / "status.md").read_text("utf-8")
+DOCUMENT = section(ROOT / "docs" / "json.md", "Status")
 
 
 def status(verbs, *more, folder="results/test"):

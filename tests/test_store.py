@@ -11,6 +11,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -27,7 +28,7 @@ from test_properties import VECTOR, holds, vector_of
 from featuremill import config, features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.extract import command as extract
-from featuremill.merge import clean, store_command
+from featuremill.merge import clean, store_command, store_exchange
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
 from featuremill.plan.command import plan
@@ -38,6 +39,8 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
+from featuremill.workload import Weights
+from featuremill.workloads import composition
 from featuremill.workloads.imported.files import read
 
 OUTPUTS = ["parquet", "npy"]
@@ -51,6 +54,9 @@ class Run:
         self.results = Results(root)
         self.stores = list(map(str, stores))
         self.hydropathy = hydropathy
+        self.version = composition.VERSION
+        self.weights = None
+        self.columns = VECTOR
         root.mkdir(parents=True, exist_ok=True)
         self.input = root / "in.fa"
 
@@ -62,7 +68,9 @@ class Run:
         told = {"inputs": [str(self.input)], "workload": "composition", "device": "cpu"}
         options = {"options": {"hydropathy": self.hydropathy}, "shards": {"cost": cost}}
         asked = config.validate({**told, **options, "store": self.stores})
-        return plan(self.results, asked, None).plan
+        workload = {"VERSION": self.version, "schema": lambda options, weights: self.columns}
+        with mock.patch.multiple(composition, **workload):
+            return plan(self.results, asked, self.weights).plan
 
     def compute(self, planned, failed=(), most=None):
         """Compute and publish what the plan asks for, as extract does; at `most` so many shards."""
@@ -71,7 +79,7 @@ class Run:
         for name in left[:most]:
             part = self.results.part(planned.recipe, name)
             if not part.exists():
-                self._compute(planned.recipe, name, failed)
+                self._compute(planned, name, failed)
             receipt = Receipt.read(part.with_suffix(".json"))
             receipt.write(self.results.receipt(planned.recipe, name))
             for store in planned.store[:1]:
@@ -79,14 +87,20 @@ class Run:
                 shared.publish(Path(store), planned.recipe, told, part, receipt)
         return left[:most]
 
-    def _compute(self, recipe, name, failed):
-        schema = journal.part_schema(VECTOR)
+    def values_of(self, sequence):
+        """Return what only this sequence has under these options, VERSION and weights."""
+        return vector_of(f"{sequence} {self.hydropathy} {self.version} {self.weights}")
+
+    def _compute(self, planned, name, failed):
+        recipe = planned.recipe
+        schema = journal.part_schema(self.columns)
         opened = journal.Journal(self.results.journal(recipe, name), schema, 10)
         made = []
         for row in read_shard(self.results.shard(name)).to_pylist():
             sequence = row["payload"].decode()
-            values = {"status": "ok", "reason": None, "other": [1.5]}
-            values["vector"] = vector_of(sequence + recipe)
+            values = {"status": "ok", "reason": None}
+            for column in self.columns:
+                values[column.name] = self.values_of(sequence)[: column.type.list_size]
             if sequence in failed:
                 values = {"status": "failed", "reason": f"bad: {sequence}"}
             made.append({"sha256": row["sha256"], **values})
@@ -98,6 +112,7 @@ class Run:
         num_failed = sum(row["status"] == "failed" for row in made)
         counts = {"rows": len(made), "ok": len(made) - num_failed, "failed": num_failed}
         told = receipt_json(shard=name, recipe=recipe, part=digest, **counts)
+        told |= {"workload_version": self.version}
         Receipt.model_validate_json(json.dumps(told)).write(part.with_suffix(".json"))
 
     def finish(self, failed=(), max_failed=0):
@@ -125,6 +140,7 @@ class Run:
 def fresh(place, run):
     """Return what a run of its own, without a store, delivers of the same input."""
     other = Run(place, hydropathy=run.hydropathy)
+    other.version, other.weights, other.columns = run.version, run.weights, run.columns
     shutil.copy(run.input, other.input)
     other.finish()
     return {
@@ -182,8 +198,7 @@ def test_features_and_the_report_read_parts_that_were_taken(tmp_path, store, fil
     parts.check()
     ids, rows = next(parts.records())
     assert ids == [f"id{n}" for n in range(40)]
-    recipe = run.results.read_plan().recipe
-    assert parts.of_rows(rows)[0].tolist() == [vector_of(one + recipe) for one in FORTY]
+    assert parts.of_rows(rows)[0].tolist() == [run.values_of(one) for one in FORTY]
     assert page._taken(run.delivery) == ["From the store: 36 distinct records, a CPU."]
 
 
@@ -207,8 +222,10 @@ def test_without_a_store_no_file_says_anything_of_one(tmp_path):
 
 def test_the_environment_names_stores_and_a_config_has_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
-    assert shared.layers(()) == [tmp_path / "a", tmp_path / "b"]
-    assert shared.layers(("/c",)) == [Path("/c")]
+    assert shared.layers(()) == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert shared.layers(("/c",)) == ["/c"]
+    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a:https://b.org:80/c:s3://d:/e")
+    assert shared.layers(()) == [f"{tmp_path}/a", "https://b.org:80/c", "s3://d", "/e"]
     monkeypatch.setenv("FEATUREMILL_STORE", "")
     assert shared.layers(()) == []
 
@@ -311,6 +328,31 @@ def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
     assert run.data() == fresh(tmp_path / "fresh", run)
 
 
+NARROW = pa.schema({"vector": pa.list_(pa.float32(), 2), "other": pa.list_(pa.float32(), 1)})
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_parts_with_other_columns_are_computed_again_and_said(tmp_path, store, filled, when):
+    """A workload that changes its columns under one VERSION blocks nobody."""
+    run = Run(tmp_path / "second", store).write(FORTY if when == "between" else FORTY[:36])
+    if when == "between":  # plan and extract
+        planned = run.plan()
+        assert planned.num_taken == 36
+    run.columns = NARROW
+    if when == "between":
+        run.compute(planned)
+        victims = [one.path for one in planned.taken]
+        with pytest.raises(IntegrityError, match="its columns are not those that the workload"):
+            merge(run.results, OUTPUTS, 0)
+        assert not run.results.plan.exists(), "Snakemake has to plan again"
+    else:
+        victims = list(map(str, parts_of(store)))
+    run.finish()
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    for victim in victims:
+        assert any(f"{victim}: its columns are not" in line for line in run.delivery.warnings)
+
+
 # ---- featuremill store ----
 
 
@@ -361,7 +403,7 @@ def test_a_finished_run_is_added_without_a_copy(tmp_path, store, caplog):
     assert f"0 parts added, {len(own)} there already" in caplog.text
     run = Run(tmp_path / "new", store).write(FORTY)
     assert run.num_rows(run.finish()) == 4
-    victim = parts_of(store)[0]
+    victim = next(path for path in parts_of(store) if path.samefile(own[0]))
     before = victim.read_bytes()
     flip(victim)
     store_command.run(arguments)
@@ -410,6 +452,22 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     flip(sorted(folder.glob("*.parquet"))[0])
     with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
         store_act(tmp_path / "bad", "import", folder)
+
+
+def test_what_is_exported_and_imported_stands_in_blocks(tmp_path, store, filled, monkeypatch):
+    """Nobody has to hold a whole part to read one."""
+    monkeypatch.setattr(store_exchange, "BLOCK_BYTES", 100)  # of rows of 48
+    store_act(store, "export", tmp_path / "out")
+    (folder,) = (tmp_path / "out").iterdir()
+    theirs = tmp_path / "theirs"
+    store_act(theirs, "import", folder)
+    for path in folder.glob("*.parquet"):
+        groups = pq.ParquetFile(path)
+        sizes = [groups.metadata.row_group(n).num_rows for n in range(groups.num_row_groups)]
+        assert max(sizes) <= 4
+    for path in parts_of(theirs):
+        with pa.ipc.open_stream(path) as stream:
+            assert max(batch.num_rows for batch in stream) <= 4
 
 
 def test_what_an_export_lacks_of_a_damaged_part_it_has_of_a_good_one(tmp_path, store, caplog):
@@ -655,7 +713,7 @@ def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
     assert run.num_rows(run.finish()) == (0 if harm == "old" else 4)
     assert run.data() == fresh(tmp_path / "fresh", run)
     shared_index.keep_index(store, recipe)
-    assert all(map(shared_index._opened, levels_in(store))), "it is whole again"
+    assert all(map(shared_index.opened, levels_in(store))), "it is whole again"
 
 
 def keys(*texts):
@@ -714,13 +772,19 @@ def test_a_workflow_computes_a_tenth_and_then_nothing(tmp_path, environment):
 
 # ---- whatever happens ----
 
+WEIGHTS = [Weights("net", Path("net.pt"), letter * 64, {}) for letter in "ab"]
+"""Of one name."""
+RUNS = st.integers(0, 3)
 ACTS = st.one_of(
     st.tuples(
         st.just("run"),
-        st.integers(0, 3),
+        RUNS,
         st.lists(st.integers(0, 40), min_size=1, max_size=25),
-        st.sampled_from([None, 1, 2]),
+        st.sampled_from([None, None, 1, 2, "removed"]),
+        st.integers(0, 99),
     ),
+    st.tuples(st.just("version"), RUNS, st.sampled_from(["1", "2"])),
+    st.tuples(st.just("weights"), RUNS, st.sampled_from([None, *WEIGHTS])),
     st.tuples(
         st.sampled_from(["flip", "remove", "flip index", "lose index", "litter"]),
         st.integers(0, 99),
@@ -728,21 +792,46 @@ ACTS = st.one_of(
 )
 
 
+def removed_under_merge(run, folder, which):
+    """Merge while a part goes that was checked already; what comes out then is whole, if any."""
+    count = merging.count
+
+    def removing(*arguments):
+        there = sorted(folder.glob("*/*/*/*.arrows"))
+        for victim in there[which % len(there) :][:1]:
+            victim.unlink()
+        return count(*arguments)
+
+    run.compute(run.plan())
+    is_hit = mock.patch.object(merging, "count", removing)
+    with is_hit, contextlib.suppress(IntegrityError, OSError):
+        run.delivery = merge(run.results, OUTPUTS, 0)
+        return
+    run.finish()
+
+
 @holds(4, 300, acts=st.lists(ACTS, min_size=3, max_size=12))
 def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
-    """Runs of two recipes and two stores, edited, killed, one after the other and in between."""
+    """Runs of two stores and several recipes, edited, killed, one after the other and in between,
+    while versions and weights change and parts go."""
     stores = [folder / "mine", folder / "shared"]
     stores[1].mkdir()
     runs = [Run(folder / f"run{n}", *stores[n % 2 :], hydropathy=n < 2) for n in range(4)]
     for number, (what, which, *more) in enumerate(acts):
         if what == "run":
-            run, (chosen, most) = runs[which], more
+            run, (chosen, most, victim) = runs[which], more
             run.write(sequences(*chosen))
-            if most is not None:  # it is killed then
+            if most == "removed":
+                removed_under_merge(run, folder, victim)
+            elif most is not None:  # it is killed then
                 run.compute(run.plan(), most=most)
                 continue
-            run.finish()
+            else:
+                run.finish()
             assert run.data() == fresh(folder / f"fresh{number}", run)
+            continue
+        if what in ("version", "weights"):
+            setattr(runs[which], what, *more)
             continue
         pattern = "*/*/*/index/*.arrow" if "index" in what else "*/*/*/*.arrows"
         there = sorted(folder.glob(pattern))

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import NOT_IMPORTED, ROOT
+from documents import section
 from nvml_node import Gpu
 from programs import wait_for
 from rich.console import Console
@@ -33,7 +34,7 @@ from featuremill.store import lock_holder, run_lock
 from featuremill.store.json_file import JsonFile
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
-DOCUMENT = (ROOT / "docs" / "top.md").read_text("utf-8")
+DOCUMENT = section(ROOT / "docs" / "json.md", "Top")
 FAR_AWAY = "node7"
 
 

@@ -238,7 +238,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
             return last._replace(options=resolved, model=kept)
     last = None  # before another one takes memory
     try:
-        with plugin_errors.told(name, "load"):
+        with plugin_errors.attributed_to(name, "load"):
             loaded = workload.load(resolved, [device], found)
     except Exception as error:
         if not faults.is_out_of_memory(error):

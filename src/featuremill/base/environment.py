@@ -130,66 +130,63 @@ POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))
 
 CACHE = Setting(
     *("CACHE", FOLDER, None),
-    "Converted weights and compiled kernels; nodes of a cluster have to share it.",
-    "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels where Triton keeps its own",
+    "Converted weights and compiled kernels. All nodes of a cluster must share it.",
+    "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels: Triton's folder",
 )
 STAGE = Setting(
     *("STAGE", FOLDER_TO_EXPAND, ""),
-    "A folder on a node's own disk to which weights are copied once; `$NAMES` in it are the job's.",
-    "weights are read where they are",
+    "A folder on a node's own disk, for [copies of weights](clusters.md#on-the-nodes-own-disk).",
+    "no copy",
 )
 STORE = Setting(
     *("STORE", LIST_OF_FOLDERS, ""),
-    "Store of finished parts that runs share, where a config names none; of several, with `:` "
-    "between, all are read and the first is written.",
-    "none: each run keeps its own",
+    "Shared [stores](store.md), if the config names none: of `a:b`, both are read, `a` is written.",
+    "none",
 )
-QUIET = Setting(
-    *("QUIET", YES_OR_NO, False),
-    "As `--quiet`, for a run's jobs too.",
-)
+QUIET = Setting(*("QUIET", YES_OR_NO, False), "1: `--quiet` for all jobs of a run.")
 DEVICES = Setting(
     *("DEVICES", LIST, ""),
-    "Lease only among these GPUs: `nvidia-smi`'s numbers, or UUIDs.",
+    "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
     "all",
 )
 BALANCED: Policy = "balanced"
-POLICY = Setting("POLICY", POLICY_NAME, BALANCED, "Which of the free GPUs a lease takes.")
-SLOTS_PER_GPU = Setting(
-    *("SLOTS_PER_GPU", NUMBER, 1), "Equal parts of a GPU, of which a lease takes one."
+POLICY = Setting(
+    *("POLICY", POLICY_NAME, BALANCED),
+    "Which free GPU a lease takes ([choices](lease.md#options)).",
 )
-MIN_FREE_MB = Setting(*("MIN_FREE_MB", NUMBER, 0), "MiB that must be free on a GPU that is leased.")
+SLOTS_PER_GPU = Setting(*("SLOTS_PER_GPU", NUMBER, 1), "Equal slots of a GPU; a lease takes one.")
+MIN_FREE_MB = Setting(*("MIN_FREE_MB", NUMBER, 0), "MiB that must be free on a leased GPU.")
 WAIT = Setting(
     *("WAIT", SECONDS_OR_NEVER, None),
-    "How long a lease waits for its GPUs.",
-    "for ever",
+    "Seconds that a lease waits for its GPUs.",
+    "no limit",
 )
 LEASE_FOLDER = Setting(
     *("LEASE_FOLDER", FOLDER, None),
-    "GPU leases: on a disk of this machine, the same for all who use its GPUs.",
+    "Locks of leases: on a disk of this machine, the same for all users of its GPUs.",
     "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
 )
 STALL_SECONDS = Setting(
     *("STALL_SECONDS", SECONDS, 600.0),
-    "A batch that takes longer, and 20 times what was predicted, is taken for a hang.",
+    "A batch that takes more seconds, and 20 times its prediction, counts as hung.",
 )
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
-    "Ways of computing that are left out, where there are others: of `triton`, `llvm`, "
-    "`adding`, `onednn`, `FA4`, `FA3`, `FA2` and `direct`. docs/troubleshooting.md has examples.",
+    "[Methods to skip](troubleshooting.md#it-is-slower-than-it-should-be), as in `FA3,FA2`: "
+    "`triton`, `llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
-    "Continue where the file system has no locks, as long as nothing else computes the run.",
+    "1: run on a file system without locks. Nothing else may compute the run.",
 )
 WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
-    "Only warn where the disk has too little free space.",
+    "1: only warn if the disk has too little free space.",
 )
 AS_PROTEINS = Setting(
     *("AS_PROTEINS", YES_OR_NO, False),
-    "Only warn where most records look like nucleotides and proteins are meant.",
+    "1: only warn if most records for a workload on proteins look like nucleotides.",
 )
 DIE_WITH_PARENT = Setting(
     *("DIE_WITH_PARENT", TEXT, ""),
@@ -237,59 +234,49 @@ SETTINGS: tuple[Setting[Any], ...] = (
 )
 """All of ours."""
 
+_GIVEN_GPUS = "The GPUs that a scheduler or container gave, if `CUDA_VISIBLE_DEVICES` is not set."
+_THREADS = "Set to the threads of a job."
+_FLASH_ATTENTION = "Where FlashAttention-4 keeps compiled kernels, and whether; set unless set."
+_ENVIRONMENT = "Of an active environment: commands are shown without a path."
 CUDA_VISIBLE_DEVICES = Variable(
-    "CUDA_VISIBLE_DEVICES", "The GPUs that were given; set for what a lease starts."
+    "CUDA_VISIBLE_DEVICES", "The GPUs that may be used; a lease sets it for its command."
 )
-SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", "Read where `CUDA_VISIBLE_DEVICES` is not set.")
-SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", "The same.")
-NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", "The same, as in containers.")
+SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", _GIVEN_GPUS)
+SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", _GIVEN_GPUS)
+NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", _GIVEN_GPUS)
 CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
 SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
 XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
-HF_HUB_CACHE = Variable(
-    "HF_HUB_CACHE", "Where Hugging Face's programs keep models, which `model:` may name."
-)
-HF_HOME = Variable("HF_HOME", "The folder around that one, if `HF_HUB_CACHE` is not set.")
-TORCH_HOME = Variable("TORCH_HOME", "Where torch keeps checkpoints that were downloaded.")
+HF_HUB_CACHE = Variable("HF_HUB_CACHE", "Where Hugging Face keeps the models that `model:` names.")
+HF_HOME = Variable("HF_HOME", "The folder around it, if `HF_HUB_CACHE` is not set.")
+TORCH_HOME = Variable("TORCH_HOME", "Where torch keeps downloaded checkpoints.")
 TRITON_CACHE_DIR = Variable(
-    "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless it is set."
+    "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless set."
 )
-TRITON_HOME = Variable("TRITON_HOME", "Where Triton's own folder is, if not in your home.")
+TRITON_HOME = Variable("TRITON_HOME", "Triton's own folder, if not in your home.")
 FLASH_ATTENTION_CUTE_DSL_CACHE_DIR = Variable(
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
-    "Where FlashAttention-4 keeps what it compiles; set to a folder in Triton's unless it is set.",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR", _FLASH_ATTENTION
 )
 FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED = Variable(
-    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
-    "Set to 1 unless it is set; 0: it is compiled anew by each job.",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", _FLASH_ATTENTION
 )
-CC = Variable("CC", "The C compiler that Triton takes; `featuremill doctor` tries it.")
-OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", "Set to a job's threads for what computes.")
-MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", "The same.")
-OPENBLAS_NUM_THREADS = Variable(
-    "OPENBLAS_NUM_THREADS", "The same; `featuremill search` takes 1 unless it is set."
-)
-OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for what computes, unless set.")
-VIRTUAL_ENV = Variable("VIRTUAL_ENV", "With one of the two, commands are shown without a path.")
-CONDA_PREFIX = Variable("CONDA_PREFIX", "See `VIRTUAL_ENV`.")
-TORCHELASTIC_RUN_ID = Variable(
-    "TORCHELASTIC_RUN_ID", "With the next four, set by `torchrun` for a rank of `sae train`."
-)
-RANK = Variable("RANK", "Which of the ranks this process is.")
-LOCAL_RANK = Variable("LOCAL_RANK", "Which of this machine's.")
-WORLD_SIZE = Variable("WORLD_SIZE", "How many there are.")
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", "Where a rank writes why it failed.")
-PATH = Variable("PATH", "A run's jobs find this `featuremill` first.")
+CC = Variable("CC", "The C compiler of Triton.")
+OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", _THREADS)
+MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", _THREADS)
+OPENBLAS_NUM_THREADS = Variable("OPENBLAS_NUM_THREADS", _THREADS)
+OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for jobs, unless set.")
+VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
+CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
+PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
     *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME, TORCH_HOME),
     *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
-    *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),
     *(VIRTUAL_ENV, CONDA_PREFIX, PATH),
 )
-"""All that belong to other programs."""
+"""All that belong to other programs; a step says what it reads besides."""
 
 
 def check() -> None:

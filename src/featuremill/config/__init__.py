@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -78,8 +78,8 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them; if not given,
-    the sheet of `samples`."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them, and in a run
+    with samples a column `sample`; if not given, the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 
@@ -147,8 +147,9 @@ class Records(Section):
 
     store: tuple[str, ...] = ()
     """Folder with finished parts that runs and people share: what it has is not computed again, and
-    what is computed is added. Of several, all are read and the first is written. Without it, and
-    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
+    what is computed is added. Of several, all are read and the first is written; the others can be
+    addresses (https://…, s3://…). Without it, and without FEATUREMILL_STORE, a run keeps its parts
+    to itself; see docs/store.md."""
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)
@@ -286,16 +287,24 @@ def from_json(text: str) -> Config:
 
 
 def files_of(config: Records) -> list[str]:
-    """Return every file that the records come from; a sheet of samples comes first.
+    """Return every file that the records come from, as `files_named` does."""
+    return files_named(config.inputs, config.samples)
+
+
+def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
+    """Return the `inputs` or, where there is a sheet of samples, that and the files in it; the
+    sheet alone where a step is still to make it.
 
     Raises:
         UserError: when the sheet cannot be read.
     """
-    if not config.samples:
-        return list(config.inputs)
+    if not sheet:
+        return list(inputs)
+    if sheet.startswith("results/") and not Path(sheet).exists():
+        return [sheet]
     from featuremill.inputs import samples  # here: most runs have none
 
-    return [config.samples, *(row.file for row in samples.read(Path(config.samples)).rows)]
+    return [sheet, *(row.file for row in samples.read(Path(sheet)).rows)]
 
 
 def model_of(config: Config) -> str | None:

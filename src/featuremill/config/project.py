@@ -3,7 +3,7 @@ several, and what steps make before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +16,14 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
-from featuremill.step import ChecksFiles, MakesRecords, TakesSamples, finding, plain_name
+from featuremill.step import (
+    ChecksFiles,
+    MakesProteins,
+    MakesRecords,
+    TakesSamples,
+    finding,
+    plain_name,
+)
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 from featuremill.workload.ahead import ahead_of
@@ -74,11 +81,18 @@ class Project(NamedTuple):
     """What to call the config."""
     places: Places = {}  # noqa: RUF012
     """Where its keys stand."""
+    samples: str = ""
+    """The sheet of samples, if there is one."""
 
     @property
     def folders(self) -> list[Path]:
         """The folder of each run, seen from where Snakemake runs."""
         return [Path("results") / name for name in self.runs]
+
+    @property
+    def files(self) -> list[str]:
+        """Every file that its records come from; a sheet of samples comes first."""
+        return configs.files_named(self.inputs, self.samples)
 
     @property
     def rules(self) -> list[str]:
@@ -88,7 +102,7 @@ class Project(NamedTuple):
     @property
     def seen(self) -> step.Project:
         """The project as steps see it."""
-        return _seen(self.name, self.inputs, self.runs, self.sections)
+        return _seen(self.name, self.inputs, self.runs, self.sections, self.samples)
 
     @property
     def made(self) -> list[step.Made]:
@@ -132,10 +146,14 @@ def validate(
 
 
 def _seen(
-    name: str, inputs: tuple[str, ...], runs: Iterable[str], sections: Mapping[str, Any]
+    name: str,
+    inputs: tuple[str, ...],
+    runs: Iterable[str],
+    sections: Mapping[str, Any],
+    samples: str,
 ) -> step.Project:
     folders = {run.rpartition("/")[2]: f"results/{run}" for run in runs}
-    return step.Project(name, inputs, folders, sections)
+    return step.Project(name, inputs, folders, sections, samples=samples)
 
 
 def problems_of_files(project: Project) -> Iterator[str]:
@@ -185,12 +203,12 @@ def _features(
         config = configs.validate(own, source, places, besides=besides)
         _refuse_path(config.run, source, places)
         inputs = config.inputs or (config.samples,)
-        seen = _seen(config.run, inputs, [config.run], sections)
+        seen = _seen(config.run, inputs, [config.run], sections, config.samples)
         if files := _records(seen):
             file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
-            config = config.model_copy(update={"inputs": (file,)})
+            config = config.model_copy(update=_reading(file, seen))
         runs = {config.run: Run(config, source, places)}
-        return Project(config.run, inputs, runs, sections, source, places)
+        return Project(config.run, inputs, runs, sections, source, places, seen.samples)
     configs.refuse_impossible(raw, source, places)
     told = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
     sets = {str(name): {} if one is None else one for name, one in told.items()}
@@ -201,7 +219,8 @@ def _features(
     whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
     _refuse_path(whole.run, source, places)
     inputs = whole.inputs or (whole.samples,)
-    seen = _seen(whole.run, inputs, [f"{whole.run}/{name}" for name in sets], sections)
+    folders = [f"{whole.run}/{name}" for name in sets]
+    seen = _seen(whole.run, inputs, folders, sections, whole.samples)
     files = _records(seen)
     records: dict[str, Any] = whole.model_dump(include={"inputs", "samples", "store"})
     runs = {}
@@ -213,10 +232,11 @@ def _features(
             raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
         own = dict(one)
         if files:
-            records |= {"inputs": (_file_of(own.pop(OF, None), name, files, named, inside, (OF,)),)}
+            file = _file_of(own.pop(OF, None), name, files, named, inside, (OF,))
+            records |= _reading(file, seen)
         config = configs.validate({"run": run, **records, **own}, named, inside)
         runs[run] = Run(config, named, inside)
-    return Project(whole.run, inputs, runs, sections, source, places)
+    return Project(whole.run, inputs, runs, sections, source, places, whole.samples)
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
@@ -232,6 +252,11 @@ def _records(seen: step.Project) -> dict[str, str]:
         for key, one in _makers(seen.sections).items()
         for kind, file in one.records(seen.sections[key], seen).items()
     }
+
+
+def _reading(file: str, seen: step.Project) -> dict[str, Any]:
+    """Return what of a config has it read `file`, which a step makes: of samples, a sheet."""
+    return {"samples": file} if seen.samples else {"inputs": (file,)}
 
 
 def _file_of(
@@ -253,7 +278,8 @@ def _file_of(
 
 def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
     """Return the files of records of each run by its name: what steps make of the inputs is made in
-    `folder` where it is not there; nothing of a run that reads the inputs themselves."""
+    `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
+    themselves."""
     seen = project.seen
     now = {
         file: made
@@ -265,9 +291,16 @@ def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
         )
     }
     return {
-        name: [now[path] for path in run.config.inputs if path in now]
+        name: [now[path] for path in (*run.config.inputs, run.config.samples) if path in now]
         for name, run in project.runs.items()
     }
+
+
+def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
+    """Return what to type to have proteins made of nucleotides, and the file of these; None where
+    no step does that."""
+    steps = (step_of(key) for key in finding.built_in())
+    return next((s.proteins_of(paths) for s in steps if isinstance(s, MakesProteins)), None)
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -52,7 +52,7 @@ class Partition(BaseModel):
 
 
 def answer(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the readiness of a cluster: docs/doctor.md describes each key.
+    """Return the readiness of a cluster: docs/json.md describes each key.
 
     Raises:
         UserError: there are no Slurm commands here, or the question is about this machine.

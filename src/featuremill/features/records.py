@@ -16,7 +16,7 @@ from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
-from featuremill.store.ledger import SAMPLE, full_ids
+from featuremill.store.ledger import SAMPLE, full_ids, samples_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -66,6 +66,11 @@ class Features:
         self.has_samples = SAMPLE in table.schema.names
         self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
         """Of the table: `full_ids` makes the ids of them."""
+
+    def samples(self) -> dict[str, list[str]]:
+        """Return the names of the samples, and each other column of their sheet, as the last plan
+        has them; nothing of a run without."""
+        return samples_of(self.folder.records) if self.has_samples else {}
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,

@@ -100,7 +100,10 @@ class Run:
 
     @property
     def inputs(self) -> list[str]:
-        """The files with the records, as Snakemake names them; a sheet of samples comes first."""
+        """The files with the records, as Snakemake names them; a sheet of samples comes first, and
+        alone where a step makes it: Snakemake knows nothing of its files."""
+        if self.config.samples.startswith(f"results/{self.config.run.partition('/')[0]}/"):
+            return [self.config.samples]
         with screen.refusing():
             return [preflight.bare(path) for path in files_of(self.config)]
 
@@ -191,8 +194,7 @@ class Flow:
         self._workflow, self._failures = workflow, failures
         self.project = named.seen
         """The project as steps see it."""
-        self.inputs = [preflight.bare(path) for path in named.inputs]
-        """The files with its records, as Snakemake names them."""
+        self._named = named
         self.steps = named.sections
         """What is asked of steps, by their keys of the config."""
         self.rules = named.rules
@@ -212,6 +214,12 @@ class Flow:
         """The expression that only the names of weights match that runs need."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
+
+    @property
+    def inputs(self) -> list[str]:
+        """The files with its records, as Snakemake names them; a sheet of samples comes first."""
+        with screen.refusing():
+            return [preflight.bare(path) for path in self._named.files]
 
     @property
     def _by_weights(self) -> dict[str, Run]:
@@ -307,7 +315,8 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
             # What a step makes of the inputs has a name of ours.
-            refuse_patterns(run.config.model_copy(update={"inputs": checked.inputs}))
+            given = {"inputs": checked.inputs, "samples": checked.samples}
+            refuse_patterns(run.config.model_copy(update=given))
     for run in checked.runs.values():
         of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run.config):

@@ -445,7 +445,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     table, column = config.labels.file, config.labels.column
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
-            labels.check(Path(table), column)
+            labels.check(Path(table), column, of_samples=bool(config.samples))
 
 
 def refuse_missing_input(
@@ -470,6 +470,14 @@ def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
         if not (path.startswith(f"{folder}/") or Path(path).exists())
         and not Path(one.files[-1]).exists()
     ]
+    if any(run.config.samples != named.samples for run in named.runs.values()):  # a step reads it
+        with refusing(f"{named.places.get(('samples',), named.named)}: samples"):
+            sheet = samples.read(Path(named.samples))
+            for run in named.runs.values():
+                if run.config.labels.column and not run.config.labels.file:
+                    sheet.refuse_unknown(run.config.labels.column)
+            if missing:
+                sheet.refuse_missing()
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)

@@ -16,6 +16,9 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.inputs import RowOptions, columns, format_of, rows, source, table
 
+SAMPLE = "sample"
+"""The column that says whose record an id is, where records are of samples."""
+
 
 class Label(NamedTuple):
     """What the table says of an id."""
@@ -23,7 +26,7 @@ class Label(NamedTuple):
     name: str
     """The label itself."""
     group: str
-    """The id itself where there are no groups."""
+    """Where there are no groups, the id itself or, of samples, the record's."""
     line: int
 
 
@@ -36,11 +39,17 @@ class Columns(RowOptions):
         return self.names
 
 
-def check(path: Path, column: str) -> None:
-    """Read the header of the table `path`; raise UserError where it has no id or no `column`."""
+def check(path: Path, column: str, of_samples: bool = False) -> None:
+    """Read the header of the table `path`; raise UserError where it has no id or no `column` or,
+    if `of_samples`, no column `sample`."""
     names = names_of(path)
     columns.find_id(path, names)
     columns.find_named(path, names, column)
+    if of_samples and SAMPLE not in names:
+        raise UserError(
+            f"{path}: the records are of samples, which may have the same ids, and this table has "
+            f"no column {SAMPLE!r}; add it."
+        )
 
 
 def names_of(path: Path) -> list[str]:
@@ -62,19 +71,23 @@ def refusing_damage(path: Path) -> Iterator[None]:
         raise UserError(f"{path}: this table is broken ({error}); export it again.") from None
 
 
-def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], int]:
+def read(
+    path: Path, column: str, group: str | None, of_samples: bool = False
+) -> tuple[dict[str, Label], int]:
     """Return the label of each id in the table `path` (CSV, TSV or Parquet, plain or compressed),
-    and how many rows have none.
+    and how many rows have none. If the records are `of_samples`, the table has a column `sample`,
+    and an id is `<sample>/<id>` here, as those of features are.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
     wanted = (column, *([group] if group else []))
     for name in wanted:
-        check(path, name)
+        check(path, name, of_samples)
     found: dict[str, Label] = {}
     num_empty = 0
-    for record in rows([path], Columns(names=wanted)):
+    whose = [SAMPLE] if of_samples else []
+    for record in rows([path], Columns(names=tuple(dict.fromkeys([*wanted, *whose])))):
         where = f"{path}:{record.line}"
         if record.reason:
             raise UserError(f"{where}: this row has no id of a record ({record.reason}); fix it.")
@@ -82,18 +95,23 @@ def read(path: Path, column: str, group: str | None) -> tuple[dict[str, Label], 
         if not cells[column]:
             num_empty += 1
             continue
-        if record.id in found:
+        if of_samples and not cells[SAMPLE]:
             raise UserError(
-                f"{where}: {clipped(record.id)!r} has a label in line {found[record.id].line} "
-                "already; leave one of them."
+                f"{where}: this row does not say whose {clipped(record.id)!r} is; fix it."
             )
-        of_group = cells[group] if group else record.id
+        id = f"{cells[SAMPLE]}/{record.id}" if of_samples else record.id
+        if id in found:
+            raise UserError(
+                f"{where}: {clipped(id)!r} has a label in line {found[id].line} already; leave one "
+                "of them."
+            )
+        of_group = cells[group] if group else cells[SAMPLE] if of_samples else id
         if not of_group:
             raise UserError(
-                f"{where}: {clipped(record.id)!r} has no {group}; give it one (its own id, where "
-                "it has no relatives), or leave the row out."
+                f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "
+                "no relatives), or leave the row out."
             )
-        found[record.id] = Label(cells[column], of_group, record.line)
+        found[id] = Label(cells[column], of_group, record.line)
     if not found:
         raise UserError(f"{path}: no row has a label in {column!r}; fill it in.")
     return found, num_empty

@@ -38,7 +38,7 @@ from featuremill.store import command_line, shared
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.files import remove
 from featuremill.store.formats import FAILED, NOTES, SAMPLES, format_of, names, outputs_of
-from featuremill.store.parts import Part, open_part, open_taken
+from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.shared_index import keep_index
@@ -248,10 +248,15 @@ def open_parts(
             return problem
 
     shown = Progress(log, "checking the parts", "parts")
-    found = []
+    found: list[Part | IntegrityError | None] = []
     for one in in_order(opened, plan.sources, num_threads):
         found.append(one)
         shown.at(len(found), len(plan.sources))
+    own = next((part for part in found[: len(plan.shards)] if isinstance(part, Part)), None)
+    for number in range(len(plan.shards), len(found)):
+        part = found[number]
+        if own and isinstance(part, Part) and not part.values.equals(own.values):
+            found[number] = refuse_taken(folder, part, only_look)
     problems = [part for part in found if isinstance(part, IntegrityError)]
     return [None if isinstance(part, IntegrityError) else part for part in found], problems
 

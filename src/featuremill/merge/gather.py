@@ -115,7 +115,10 @@ class Gatherer:
         self.values = found[0].values if found else pa.schema([])
         for part in found:
             if not part.values.equals(self.values):
-                raise IntegrityError(f"{part.path}: its columns are not those of the other parts.")
+                raise IntegrityError(
+                    f"{part.path}: its columns are not those of the other parts; raise the "
+                    "workload's VERSION, and run the same command again."
+                )
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1

@@ -20,7 +20,7 @@ from featuremill.workload.weights import model_told
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
     """Return what every result file's own attributes say."""
     options = plan.settings.options
-    names = workload.told(plan.workload, "ATTRIBUTES")
+    names = workload.optional_of(plan.workload, "ATTRIBUTES")
     said = {name: options[name] for name in names if name in options}
     versions = {
         package: ", ".join(_versions(receipts, package))
@@ -102,7 +102,7 @@ def delivery_of(
         outputs=outputs,
         parts={receipt.shard: receipt.part for receipt in receipts},
         gpu_seconds=round(sum(on_gpu), 3),
-        **_energy(own, workload.told(plan.workload, "BYTES_ARE_LENGTHS")),
+        **_energy(own, workload.optional_of(plan.workload, "BYTES_ARE_LENGTHS")),
         warnings=warnings_of(receipts),
         receipts=own,
     )

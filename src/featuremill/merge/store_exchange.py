@@ -7,9 +7,10 @@ its importer declares, with a workload that only takes vectors: no computed valu
 from __future__ import annotations
 
 import datetime
+import itertools
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workload.weights import model_told
 
 CARD = "card.json"
+BLOCK_BYTES = 8 * 2**20
+"""Of rows that are read and written together, so that no reader has to hold a whole part."""
 NO_DEVICE = Device("cpu", "", "none", has_bf16=False)
 log = logging.getLogger("featuremill.store")
 
@@ -73,13 +76,14 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     good = _good_parts(shelves)
     for count, (path, rows) in enumerate(_rows_to_give(shelves, good), 1):
         part, receipt = good[path.stem], good[path.stem].receipt
-        table = pa.Table.from_batches(part.batches()).take(pa.array(part.row_numbers()[rows]))
-        table = table.drop_columns(["status", "reason"])
-        columns = table.column_names[1:]
+        columns = part.values.names
         name = f"{path.stem}.parquet"
-        pq.write_table(table, to / name, compression="zstd")
+        schema = pa.schema([part_schema(part.values).field("sha256"), *part.values])
+        with pq.ParquetWriter(to / name, schema, compression="zstd") as file:
+            for block in _blocks(_these(part, rows), schema):
+                file.write_table(block)
         files[name] = {"sha256": sha256_of(to / name), "receipt": receipt.as_json()}
-        num_records += table.num_rows
+        num_records += len(rows)
         shown.at(count)
     card = {
         "version": 1,
@@ -98,6 +102,31 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     log.info("%s: %s of %s", to, counted(num_records, "record"), card["model"])
     if not licence:
         log.warning("the card names no licence of the weights; --licence adds it.")
+
+
+def _these(part: Part, rows: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Yield sha256 and values of these rows of the part's shard, in the order of the part."""
+    wanted = np.sort(part.row_numbers()[rows])
+    first = 0
+    for batch in part.batches():
+        start, end = np.searchsorted(wanted, [first, first + batch.num_rows])
+        few = batch.select(["sha256", *part.values.names])
+        yield few.take(pa.array(wanted[start:end] - first))
+        first += batch.num_rows
+
+
+def _blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Yield the rows of `batches` in pieces of about `BLOCK_BYTES`."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        num_rows = max(1, BLOCK_BYTES * batch.num_rows // max(1, batch.nbytes))
+        for start in range(0, batch.num_rows, num_rows):
+            held.append(batch.slice(start, num_rows))
+            if sum(piece.nbytes for piece in held) >= BLOCK_BYTES:
+                yield pa.Table.from_batches(held, schema)
+                held = []
+    if held:
+        yield pa.Table.from_batches(held, schema)
 
 
 def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
@@ -183,27 +212,37 @@ def _take_export(store: Path, source: Path) -> None:
     for name, receipt in receipts.items():
         if Path(name).name != name or sha256_of(source / name) != files[name]["sha256"]:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
-        table = pq.read_table(source / name)
-        _publish(store, recipe, settings, table, receipt)
-        num_records += table.num_rows
+        with pq.ParquetFile(source / name, pre_buffer=False) as file:
+            schema = file.schema_arrow
+            num_records += file.metadata.num_rows
+            groups = map(file.read_row_group, range(file.num_row_groups))
+            batches = itertools.chain.from_iterable(group.to_batches() for group in groups)
+            _publish(store, recipe, settings, batches, schema, receipt)
     keep_index(store, recipe)
     log.info("%s: %s of %s imported", source, counted(num_records, "record"), card.get("model"))
 
 
 def _publish(
-    store: Path, recipe: str, settings: Settings, table: pa.Table, receipt: Receipt
+    store: Path,
+    recipe: str,
+    settings: Settings,
+    batches: Iterable[pa.RecordBatch],
+    schema: pa.Schema,
+    receipt: Receipt,
 ) -> None:
     """Publish a part with these rows of (sha256, values …), made as the `receipt` says."""
-    values = pa.schema(list(table.schema)[1:]).remove_metadata()
-    schema = part_schema(values)
-    num_rows = table.num_rows
-    added = [pa.repeat("ok", num_rows), pa.nulls(num_rows, pa.string())]
-    sha256 = table["sha256"].cast(pa.binary(32))
-    columns = [sha256, *added, *table.columns[1:]]
+    values = pa.schema(list(schema)[1:]).remove_metadata()
+    num_rows = 0
     with tempfile.TemporaryDirectory(dir=shared.own_folder(store), prefix=".import.") as folder:
         path = Path(folder, "part")
-        with pa.ipc.new_stream(str(path), schema) as file:
-            file.write_table(pa.table(columns, schema=schema))
+        with pa.ipc.new_stream(str(path), part_schema(values)) as file:
+            for block in _blocks(batches, schema):
+                num = block.num_rows
+                sha256 = block["sha256"].cast(pa.binary(32))
+                columns = [sha256, pa.repeat("ok", num), pa.nulls(num, pa.string())]
+                table = pa.table([*columns, *block.columns[1:]], schema=part_schema(values))
+                file.write_table(table.combine_chunks())
+                num_rows += num
         told = {"part": digest_of_file(path), "rows": num_rows, "ok": num_rows, "failed": 0}
         shared.publish(store, recipe, settings.as_json(), path, receipt.model_copy(update=told))
 
@@ -228,7 +267,7 @@ def _take_published(
             part="",
             devices=[UsedDevice(kind="cpu", uuid="", name=device)],
         )
-        _publish(store, receipt.recipe, settings, table, receipt)
+        _publish(store, receipt.recipe, settings, table.to_batches(), table.schema, receipt)
         num_taken, num_without = num_taken + table.num_rows, without
     if asked is None:
         raise UserError(

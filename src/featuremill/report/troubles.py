@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from featuremill.base.words import counted
 from featuremill.report.shards import Shard
-from featuremill.workload import told
+from featuremill.workload import optional_of
 
 MAX_EXAMPLES = 3
 MUCH_WAITING = 0.1
@@ -69,7 +69,7 @@ KINDS = (
 
 def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
     """Return the kinds of trouble that there were, with remedies in the options of the workload."""
-    remedies, troubles = told(workload, "REMEDIES"), []
+    remedies, troubles = optional_of(workload, "REMEDIES"), []
     batches, written = (remedies.get(wish) for wish in ("smaller batches", "less written"))
     options = {
         "smaller batches": f" ({batches} in the options of {workload})" if batches else "",

@@ -42,7 +42,7 @@ class Problem(NamedTuple):
     """Something that is not as it should be."""
 
     code: str
-    """Its name for scripts; docs/status.md lists them."""
+    """Its name for scripts; docs/json.md lists them."""
     what: str
     fix: Fix
     is_in_the_way: bool = True

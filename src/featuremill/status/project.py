@@ -81,7 +81,7 @@ class ProjectState:
         return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/status.md explains it."""
+        """Return a close look as one object, as docs/json.md explains it."""
         if self.alone:
             return self.alone.as_json()
         made = zip(self.runs.steps, self.steps, self.figures, strict=True)
@@ -103,7 +103,7 @@ class ProjectState:
         }
 
     def now_as_json(self) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it."""
+        """Return it as one object, as docs/json.md explains it."""
         if self.alone:
             return self.alone.now_as_json()
         return {

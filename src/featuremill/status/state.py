@@ -193,7 +193,7 @@ class RunState:
         return DONE_WITH_FAILURES if self.num_failed else DONE
 
     def as_json(self) -> dict[str, Any]:
-        """Return a close look as one object, as docs/status.md explains it; what is not known is
+        """Return a close look as one object, as docs/json.md explains it; what is not known is
         None."""
         plan, activity, delivered = self.plan, self.activity, self.delivery
         total, ended = self.total, self.ended_sums
@@ -235,7 +235,7 @@ class RunState:
         }
 
     def now_as_json(self, is_alone: bool = True) -> dict[str, Any]:
-        """Return it as one object, as docs/top.md explains it; where it `is_alone`, a close look
+        """Return it as one object, as docs/json.md explains it; where it `is_alone`, a close look
         tells its status too."""
         total, done = self.total, self.done
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)

@@ -63,6 +63,12 @@ def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
     return pc.binary_join_element_wise(rows[SAMPLE].cast(pa.string()), rows["id"], "/")
 
 
+def split_id(full: str) -> tuple[str, str]:
+    """Return the sample and the id that `full_ids` made one of, in a run with samples."""
+    sample, _, id = full.partition("/")
+    return sample, id
+
+
 def with_full_ids(rows: pa.Table) -> pa.Table:
     """Return `rows` with what `full_ids` returns in place of the ids, and without samples."""
     if SAMPLE not in rows.schema.names:

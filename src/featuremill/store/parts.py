@@ -27,6 +27,7 @@ from featuremill.store.results import Results
 from featuremill.store.shard_file import beginnings
 
 NUM_CORE_COLUMNS = len(COLUMNS)
+OTHER_COLUMNS = "its columns are not those that the workload gives now"
 
 
 class Part(NamedTuple):
@@ -119,12 +120,29 @@ def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool =
     except (IntegrityError, UserError, OSError) as error:  # also a receipt of a newer featuremill
         problem = error if isinstance(error, IntegrityError) else _damaged(path, str(error))
         if not only_look:
-            shared.note_unusable(folder, path, before, str(problem).rpartition("; ")[0])
-            folder.plan.unlink(missing_ok=True)  # so that Snakemake plans again
+            _do_without(folder, path, before, problem)
         raise problem from None
     # What failed elsewhere is not taken. The shard may be one of this run's as well.
     receipt = part.receipt.model_copy(update={"shard": entry.shard})
     return part._replace(receipt=receipt, num_failed=0, share=entry.wanted / entry.records)
+
+
+def refuse_taken(folder: Results, part: Part, only_look: bool = False) -> IntegrityError:
+    """Return what is wrong with a taken part whose columns are not those of the run's own parts;
+    it is noted as in `open_taken`."""
+    problem = _damaged(part.path, OTHER_COLUMNS)
+    if not only_look:
+        _do_without(folder, part.path, shared.identity_of(part.path), problem)
+    return problem
+
+
+def _do_without(
+    folder: Results, path: Path, identity: shared.Identity, problem: IntegrityError
+) -> None:
+    """Note that a part of a store cannot be used, and have Snakemake plan again."""
+    found = {str(path): (identity, str(problem).rpartition("; ")[0])}
+    shared.note_unusable(folder, found)
+    folder.plan.unlink(missing_ok=True)
 
 
 def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
@@ -143,9 +161,13 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     num_failed = len(reasons) - reasons.null_count
     if not receipt.counts(len(sha256), num_failed):
         raise _damaged(path, "its receipt counts other records")
+    return Part(path, receipt, columns_of(path), num_failed)
+
+
+def columns_of(path: Path) -> pa.Schema:
+    """Return the values' columns of the part at `path`."""
     with pa.OSFile(str(path)) as source:
-        values = pa.schema(list(pa.ipc.open_stream(source).schema)[NUM_CORE_COLUMNS:])
-    return Part(path, receipt, values, num_failed)
+        return pa.schema(list(pa.ipc.open_stream(source).schema)[NUM_CORE_COLUMNS:])
 
 
 def _damaged(path: Path, problem: str) -> IntegrityError:

@@ -65,7 +65,7 @@ class Receipt(JsonFile):
     batch_cost: int | None = None
     """What one batch might cost."""
     seconds: dict[str, Number]
-    """load, compute (of which prepare, run, write), wait, total; docs/architecture.md says what
+    """load, compute (of which prepare, run, write), wait, total; docs/formats.md says what
     each counts."""
     devices: list[UsedDevice] = Field(min_length=1)
     backend: str = ""

@@ -1,10 +1,10 @@
-"""The contract of a workload: everything the core asks of one, and nothing else.
+"""The contract of a workload.
 
-A workload is a module (or any object) with the attributes of `Workload` that a package, featuremill
-or another, registers as an entry point in the group `featuremill.workloads`. The core owns
-planning, devices, batches, the journal, retries, merging, accounting and the report; a workload
-knows what a record is and how to compute its values. What it may say of itself besides stands in
-`featuremill.workload.optional`; readers of common files are in `featuremill.inputs`.
+A workload is a module (or any object) with the attributes of `Workload`. Its package registers it
+as an entry point in the group `featuremill.workloads`. The core does planning, devices, batches,
+the journal, retries, merging, accounting and the report. A workload defines its records and
+computes their values. Optional attributes are in `featuremill.workload.optional`; readers of common
+files are in `featuremill.inputs`.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from featuremill.workload.optional import Converted as Converted
 from featuremill.workload.optional import DrawsFigures as DrawsFigures
 from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
 from featuremill.workload.optional import HasPrecisions as HasPrecisions
+from featuremill.workload.optional import TakesObjects as TakesObjects
 from featuremill.workload.optional import TakesPublished as TakesPublished
 from featuremill.workload.optional import TellsMemory as TellsMemory
 from featuremill.workload.optional import TellsWays as TellsWays
@@ -45,12 +46,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 DEFAULT = "esm2"
-"""The workload of a config that names none, and the one whose models `featuremill weights`
-converts."""
+"""The workload of a config without `workload`, and of `featuremill weights`."""
 
 
 class Record(NamedTuple):
-    """One input record. `payload` is what gets computed; equal payloads are computed once."""
+    """One input record. Records with equal `payload` are computed once."""
 
     id: str
     description: str
@@ -59,24 +59,24 @@ class Record(NamedTuple):
     line: int
     """Where the record starts: a line of `source`, or its number in formats without lines."""
     reason: str = ""
-    """Why the record is refused, as `reasons.LENGTH.reason("40,000 residues")` makes it (any other
-    text is of the kind "other"); empty for a good one."""
+    """Why the record is refused, made by `reasons.LENGTH.reason("40,000 residues")`; empty for a
+    good record. Any other text has the code "other"."""
     note: str = ""
-    """What was fixed on the way in, such as "J read as X"; empty when nothing was."""
+    """What the reader changed, such as "J read as X"; empty when nothing was changed."""
     length: int | None = None
-    """How long it is, in the workload's LENGTH_UNIT; None: the payload's bytes."""
+    """The length in the workload's LENGTH_UNIT; None: the number of bytes of the payload."""
 
 
 class Weights(NamedTuple):
-    """What a workload loads, converted or as it is."""
+    """The weights that a workload loads, converted or as they are."""
 
     name: str
     path: Path
     """A file, or a folder."""
     sha256: str
-    """Of the file or of all in the folder, and so of the values."""
+    """The digest of the file, or of all files in the folder."""
     metadata: dict[str, str]
-    """What the conversion told; of weights that are taken as they are, nothing."""
+    """Metadata of the conversion; empty for weights that are not converted."""
 
 
 class WorkloadOptions(BaseModel):
@@ -84,10 +84,10 @@ class WorkloadOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     EXECUTION: ClassVar[frozenset[str]] = frozenset()
-    """Fields that say how to compute and not what: the recipe does not hold them."""
+    """Fields that change how values are computed but not the values. The recipe leaves them out."""
     PACKAGES: ClassVar[Mapping[str, str]] = {}
-    """Modules that computing imports and a bare featuremill does not bring, each with what pip
-    installs it by."""
+    """Modules that computing imports and that featuremill's own dependencies lack, each with its
+    pip requirement."""
 
     def delivers(self) -> set[Kind]:
         """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
@@ -95,18 +95,18 @@ class WorkloadOptions(BaseModel):
 
 
 class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to say of a record)
-    """There is no way to compute a record: it gets a failed row, and the others their values.
+    """A record cannot be computed: it becomes a failed row, and the others get their values.
 
-    May be raised by `prepare`, `run` and `collect`, also for a batch of many: its records are then
-    computed one by one, and the one for which this comes again is meant.
+    `prepare`, `run` and `collect` may raise it, also for a batch of many. The records of that batch
+    are then computed one by one; the one that raises it again fails.
     """
 
     def __init__(self, kind: str, text: str = "") -> None:
-        """`kind` names one of `featuremill.base.reasons.OF_RECORDS`, or of the workload's own
+        """`kind` is a code of `featuremill.base.reasons.OF_RECORDS` or of the workload's own
         REASONS; `text` is about the record.
 
         Raises:
-            ValueError: when there is no such kind (and then the record fails for that: "error").
+            ValueError: there is no such code. The record then fails with the code "error".
         """
         super().__init__(kind, text)
         self.kind = reasons.named(kind)
@@ -116,64 +116,66 @@ class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to
 
 
 class Workload(Protocol):
-    """What the core calls. Importing a workload costs nothing: heavy imports belong in `load`."""
+    """What the core calls. Importing a workload must be cheap: import heavy packages in `load`."""
 
     COST_UNIT: str
     """What `cost` counts, in the plural: tokens, residues."""
     VERSION: str
-    """Bump it whenever the values change for the same input and options."""
+    """Raise it whenever the same input and options give other values."""
     Options: type[Any]
     """A subclass of `WorkloadOptions`."""
 
     def records(self, inputs: Sequence[Path], options: Any) -> Iterator[Record]:
-        """Stream the records of `inputs`, bad ones with a reason. CPU only."""
+        """Stream the records of `inputs`; bad ones have a reason. Runs without a device."""
 
     def cost(self, payload: bytes, options: Any) -> int:
-        """Return the work in `payload` (tokens, for a language model); at least 1."""
+        """Return the work in `payload`, in COST_UNIT; at least 1."""
 
     def weights(self, options: Any) -> str | None:
         """Return the model whose weights the run needs (a name or a path), or None."""
 
     def resolve(self, options: Any, device: Device, weights: Weights | None) -> Any:
-        """Return `options` with every "auto" settled; raise UserError for what cannot be done."""
+        """Return `options` with every "auto" replaced; raise UserError for what the device cannot
+        do."""
 
     def schema(self, options: Any, weights: Weights | None) -> pa.Schema:
-        """Return the columns of values that `collect` delivers."""
+        """Return the columns of values that `collect` returns."""
 
     def batch_cost(self, options: Any, device: Device) -> int:
-        """Return the cost that one batch may hold on `device`."""
+        """Return the highest cost of one batch on `device`."""
 
     def load(self, options: Any, devices: Sequence[Device], weights: Weights | None) -> Any:
-        """Return the model, ready on the devices of one lease; mostly that is one.
+        """Return the model, ready on the devices of one lease (usually one).
 
-        What goes on more slowly or otherwise than the user may expect is logged as a warning, under
-        the logger "featuremill" or one below it: it is shown, and stands in receipt and report.
-        What is wrong with the installation, and not with the device, is raised as WorkloadError.
+        Log a warning for a slower or other method than the user expects, with the logger
+        "featuremill" or one below it. The warning appears on the screen, in the receipt and in the
+        report. Raise WorkloadError for faults of the installation.
         """
 
     def prepare(self, model: Any, payloads: Sequence[bytes], batch_cost: int) -> Any:
-        """Return the host side of one batch; runs ahead of `run`, on a thread.
+        """Return the host side of one batch. Called ahead of `run`, on a thread of its own.
 
-        `batch_cost` is what the batch may cost, and never less than its payloads do: to fill up to
-        it keeps shapes, and with them the kernels that run, the same from batch to batch. It gets
-        smaller where memory ran out.
+        `batch_cost` is at least the cost of the payloads. Padding to it keeps shapes, and so the
+        kernels, the same in all batches. It shrinks when memory runs out.
         """
 
     def run(self, model: Any, batch: Any) -> Any:
-        """Compute a batch; may return when the device has its orders and is still at work."""
+        """Compute a batch. It may return before the device has finished."""
 
     def collect(self, model: Any, result: Any) -> pa.RecordBatch:
-        """Wait for a result of `run`; return one row a payload, in order, as `schema` says.
+        """Wait for a result of `run`; return one row for each payload, in order, with the columns
+        of `schema`.
 
-        A column `reason` behind them may say why rows have no values (None for the others): these
-        failed, and nothing is computed again.
+        An extra last column `reason` may hold why a row has no values (None for the others). These
+        rows fail and are not computed again.
 
-        Runs on a thread of its own, in the order of the batches, while the next one is computed.
+        Called in the order of the batches, on a thread of its own, while the next batch is
+        computed.
         """
 
 
 def refuse_without_packages(options: type[WorkloadOptions]) -> None:
-    """Raise UserError where this Python lacks what is needed to compute; imports none of it."""
+    """Raise UserError if a package that computing needs is not installed; imports none of them."""
     for module, requirement in options.PACKAGES.items():
         if find_spec(module) is None:
             raise UserError(
@@ -185,9 +187,9 @@ def refuse_without_packages(options: type[WorkloadOptions]) -> None:
 REQUIRED = [name for name in (*Workload.__annotations__, *vars(Workload)) if name[0] != "_"]
 
 
-def told(name: str, attribute: str) -> Any:
-    """Return the optional attribute of the workload called `name`; the default of one that is not
-    installed here."""
+def optional_of(name: str, attribute: str) -> Any:
+    """Return the optional attribute of the workload called `name`, or the default if the workload
+    is not installed."""
     try:
         return optional(find_workload(name), attribute)
     except (UserError, WorkloadError):
@@ -195,23 +197,23 @@ def told(name: str, attribute: str) -> Any:
 
 
 def know_reasons(name: str) -> None:
-    """Know the kinds of reasons of the workload called `name`, where it is installed here."""
+    """Register the reasons of the workload called `name`, if it is installed."""
     with contextlib.suppress(UserError, WorkloadError):
         find_workload(name)
 
 
 def workloads() -> list[str]:
-    """Return the names of all workloads that are installed here, those of other packages last."""
+    """Return the names of all installed workloads; those of other packages come last."""
     return [*entry_points.own(plugin_errors.GROUP), *entry_points.others(plugin_errors.GROUP)]
 
 
 def find_workload(name: str) -> Workload:
-    """Return the workload that a package registers as `name`."""
+    """Return the workload that is registered as `name`."""
     point = entry_points.find(plugin_errors.GROUP, name)
     if point is None:
         known = ", ".join(workloads())
         raise UserError(f"workload: there is no workload {name!r}; known ones are {known}.")
-    found = plugin_errors.loaded(point, REQUIRED)
-    with plugin_errors.told(name, "REASONS"):
-        reasons.learn(optional(found, "REASONS"))
-    return cast(Workload, found)
+    workload = plugin_errors.loaded(point, REQUIRED)
+    with plugin_errors.attributed_to(name, "REASONS"):
+        reasons.learn(optional(workload, "REASONS"))
+    return cast(Workload, workload)

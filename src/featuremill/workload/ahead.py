@@ -1,6 +1,6 @@
-"""What a set of features is going to have, before any job computes it: its vectors and its recipe.
+"""The vectors and the recipe of a set of features, before any job computes it.
 
-What it will deliver is known from its options and the model's metadata, before there are weights.
+They follow from the options and the model's metadata, also before the weights are on disk.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def ahead_of(
     name: str, given: Mapping[str, Any], device_choice: str
 ) -> tuple[pa.Schema, dict[str, Any]] | None:
-    """Return what features by the workload `name` with the options `given` are going to have: the
-    schema of their results, and their recipe's settings; None where that is not known yet."""
+    """Return the schema of the results and the settings of the recipe, for features by the workload
+    `name` with the options `given`; None where they cannot be derived yet."""
     workload = find_workload(name)
     options = workload.Options.model_validate(given)
     try:
@@ -33,7 +33,7 @@ def ahead_of(
             weights = workload.weights_ahead(options)
         resolved = workload.resolve(options, device, weights)
         schema = workload.schema(resolved, weights)
-    except UserError:  # which the jobs say in their turn
+    except UserError:  # the jobs report it
         return None
     settings = {
         "workload": name,

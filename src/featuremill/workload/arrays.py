@@ -1,4 +1,4 @@
-"""NumPy's matrices as Arrow's columns of vectors, without copying. No torch, no pandas."""
+"""NumPy matrices as Arrow columns of vectors, without a copy. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Matrix = np.ndarray[tuple[int, int], Any]
 
 
 def vectors(rows: Matrix) -> pa.FixedSizeListArray:
-    """Return one vector a row."""
+    """Return an array with one vector for each row of `rows`."""
     return pa.FixedSizeListArray.from_arrays(numbers(rows.reshape(-1)), rows.shape[1])
 
 
 def lists_of_vectors(rows: Matrix, lengths: Sequence[int]) -> pa.ListArray:
-    """Return for each length a list of that many of the rows."""
+    """Return a list of vectors for each length: that many rows, in order."""
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     return pa.ListArray.from_arrays(numbers(bounds), vectors(rows))
 
 
 def numbers(array: npt.NDArray[Any]) -> pa.Array:
-    """Return an array of one axis as Arrow's; `pa.array` would import pandas."""
+    """Return a one-dimensional array as Arrow's; `pa.array` would import pandas."""
     array = np.ascontiguousarray(array)
     kind = pa.from_numpy_dtype(array.dtype)
     return pa.Array.from_buffers(kind, len(array), [None, pa.py_buffer(array)])

@@ -1,8 +1,7 @@
-"""Figures as pages show them: the form of a figure, and charts as plain data.
+"""Figures of pages: the form of a figure, and charts as plain data.
 
-Charts carry data and geometry only. Colours and fonts come from the page (assets/charts.js), which
-knows whether the reader's screen is light or dark; a range such as `["--first"]` names colours of
-its style sheet.
+Charts carry data and geometry only. The page sets colours and fonts (assets/charts.js), for light
+and dark screens. A range such as `["--first"]` names colours of its style sheet.
 """
 
 from __future__ import annotations
@@ -14,16 +13,16 @@ import altair as alt
 from altair.utils.schemapi import debug_mode
 
 REST, FAINT = "--rest", "--faint"
-"""The colours of what has none of its own, and of what is hardly there."""
+"""Colours for values without a colour of their own, and for background marks."""
 
 
 class Panel(NamedTuple):
     """One chart of a figure."""
 
     name: str
-    """Names it in the page."""
+    """The identifier in the page."""
     title: str
-    """Stands above the chart; empty where the figure's own says it."""
+    """The line above the chart; empty if the figure's title is enough."""
     chart: dict[str, Any]
     """A Vega-Lite specification."""
     renderer: str = "svg"
@@ -33,14 +32,14 @@ class Figure(NamedTuple):
     """One figure of the report."""
 
     name: str
-    """Names the file, the caption and the place in the page."""
+    """The name of the file, the caption and the anchor in the page."""
     title: str
     sentence: str
-    """What the figure shows, in words, with the numbers that matter."""
+    """A sentence about what the figure shows, with its main numbers."""
     panels: tuple[Panel, ...] = ()
-    """Empty where there is nothing to draw."""
+    """Empty if there is nothing to draw."""
     terms: tuple[tuple[str, str], ...] = ()
-    """Words of the figure and what they mean."""
+    """Terms of the figure with their meanings."""
 
 
 def drawn(
@@ -51,7 +50,7 @@ def drawn(
     renderer: str = "svg",
     terms: tuple[tuple[str, str], ...] = (),
 ) -> Figure:
-    """Return the figure of one chart."""
+    """Return a figure of one chart."""
     panel = Panel(name, "", specification(chart), renderer)
     return Figure(name, title, sentence, (panel,), terms)
 
@@ -66,6 +65,6 @@ def specification(chart: Any) -> dict[str, Any]:
 
 
 def values(rows: Iterable[dict[str, Any]]) -> Any:
-    """Return `rows` as a chart's data."""
-    with debug_mode(False):  # or altair checks each of thousands of rows against its schema
+    """Return `rows` as the data of a chart."""
+    with debug_mode(False):  # altair would check thousands of rows against its schema
         return alt.Data(values=list(rows))

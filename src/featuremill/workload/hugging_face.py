@@ -1,7 +1,7 @@
-"""What `model:` may name besides a known model: a path, or a name on Hugging Face.
+"""Models that `model:` may name besides the known ones: a path, or a name on Hugging Face.
 
-A name is looked up in the cache in which Hugging Face's own programs keep what they downloaded;
-nothing is downloaded here. Knows how a folder of a model is laid out, and no architecture.
+A name is looked up in the download cache of Hugging Face's own programs; nothing is downloaded
+here. This module handles the layout of a model's folder, not its architecture.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from featuremill.base.text import one_line
 CONFIG = "config.json"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
-"""What Hugging Face calls a checkpoint: one file, or the index of several."""
+"""Names of checkpoints on Hugging Face: one file, or the index of several."""
 INDEX = ".index.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-"""A name on Hugging Face: its owner's, and its own."""
+"""A name on Hugging Face: owner/model."""
 FILES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
-"""Suffixes of files with weights: what has one is no name."""
+"""Suffixes of files with weights. A text with one of them is not a name."""
 
 
 def is_name(model: str) -> bool:
-    """Tell whether `model` has the form of a name on Hugging Face; a path may have it, too."""
+    """Return whether `model` has the form of a name on Hugging Face. A path may have it, too."""
     return NAME.fullmatch(model) is not None and not model.endswith(FILES)
 
 
 def cached(name: str) -> Path | None:
-    """Return the folder of the model `name` in Hugging Face's cache; None where it is not there."""
+    """Return the folder of the model `name` in Hugging Face's cache, or None."""
     home = environment.HF_HOME.text() or Path(
         environment.XDG_CACHE_HOME.text() or Path.home() / ".cache", "huggingface"
     )
@@ -46,14 +46,14 @@ def cached(name: str) -> Path | None:
 
 
 def place_of(model: str) -> Path:
-    """Return where `model` is: the path, or the cached folder of the name that it is."""
+    """Return the path of `model`: itself, or its folder in the cache if it is a cached name."""
     path = Path(model).expanduser()
-    found = cached(model) if is_name(model) and not path.exists() else None
-    return found or path
+    folder = cached(model) if is_name(model) and not path.exists() else None
+    return folder or path
 
 
 def how_to_get(model: str) -> str:
-    """Return what to do where `model` has the form of a name and is nowhere here; else ""."""
+    """Return how to download `model`, if it is a name that is not on this machine; else ""."""
     if not is_name(model):
         return ""
     name = model.rpartition("/")[2]
@@ -64,14 +64,14 @@ def how_to_get(model: str) -> str:
 
 
 def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
-    """Return the JSON object in `path`, a file of a folder as Hugging Face has it; `whose` is said
-    where it is missing.
+    """Return the JSON object in `path`, a file of a Hugging Face folder. `whose` is for the message
+    if it is missing.
 
     Raises:
         UserError: there is none.
     """
     try:
-        found = json.loads(path.read_text("utf-8"))
+        content = json.loads(path.read_text("utf-8"))
     except FileNotFoundError:
         raise UserError(
             f"{path}: there is no such file, and {whose} folder has one; give the folder as "
@@ -81,13 +81,13 @@ def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
         raise UserError(
             f"{path}: it cannot be read ({one_line(str(error))}); download it again."
         ) from None
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path}: this is no JSON object; download it again.")
-    return found
+    return content
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the files that hold the checkpoint in `folder`: safetensors, else pickles.
+    """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
     Raises:
         UserError: there is none, or its index names what is not there.

@@ -1,24 +1,25 @@
-"""What a workload's `load` is at: the name of a crash or a hang in it."""
+"""The current step of a workload's `load`, for messages about a crash or a hang."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 STEP_SECONDS = 600.0
-"""Nothing that a workload tries out while it loads takes as long: not even to compile a kernel."""
+"""Seconds that a step of a load may take. Even compiling a kernel takes less."""
 Watcher = Callable[[str, float], object]
 _watchers: list[Watcher] = []
 
 
 def at(step: str, seconds: float = STEP_SECONDS) -> None:
-    """Say what comes next, as in "attention by FA3"; "" when that is over.
+    """Announce the next step, such as "attention by FA3"; "" ends it.
 
-    A worker that dies then says so, and one that takes longer than `seconds` is ended.
+    If the worker dies, its message names the step. A worker that takes longer than `seconds` is
+    ended.
     """
     for watcher in _watchers:
         watcher(step, seconds)
 
 
 def watched_by(watcher: Watcher) -> None:
-    """Have `watcher` called with what each `at` of this process says."""
+    """Call `watcher` with each step that `at` announces in this process."""
     _watchers.append(watcher)

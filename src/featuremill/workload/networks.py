@@ -1,4 +1,4 @@
-"""What workloads over networks of layers agree on: their options, and how they are settled."""
+"""Options that workloads over networks of layers share, and how they are resolved."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ REMEDIES: Mapping[Wish, str] = {
 }
 CPU_BATCH_TOKENS = 4096
 TOKENS_PER_MULTIPROCESSOR = 128
-"""Whole waves of the matrix products: 16,896 tokens on an H200."""
+"""Fills whole waves of the matrix products: 16,896 tokens on an H200."""
 USUAL_MULTIPROCESSORS = 132
-"""Stands in where nobody has asked the driver yet, as when a plan is announced."""
+"""Used before the driver was asked, for example when a plan is announced."""
 
 
 class NetworkOptions(WorkloadOptions):
@@ -34,14 +34,14 @@ class NetworkOptions(WorkloadOptions):
     model: str
     layers: tuple[int, ...] = Field(default=(-1,), min_length=1)
     """Layers whose representations are delivered, one or several: 0 is the embedding, 1 the first
-    block, -1 the last one (with the final norm applied, where the network has one)."""
+    block, -1 the last one (with the final norm, where the network has one)."""
     pool: tuple[str, ...] = Field(default=("mean",), min_length=1)
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
-    it, else fp16 on a GPU and fp32 on a CPU."""
+    """Precision of the matrix products; the rest is fp32. `auto` is bf16 where the device has it,
+    else fp16 on a GPU and fp32 on a CPU."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
-    """Tokens that are computed together, special ones and filling included. If not given: 128 for
-    each multiprocessor of a GPU, 4096 on a CPU. Parts that are finished or begun keep the number
+    """Tokens that are computed together, with special tokens and padding. If not given: 128 for
+    each multiprocessor of a GPU, 4096 on a CPU. Parts that are finished or started keep the number
     they have."""
 
     @field_validator("layers", "pool", mode="before")
@@ -55,10 +55,10 @@ class NetworkOptions(WorkloadOptions):
 
 
 class ResidueOptions(NetworkOptions):
-    """The same of sequences: their residues may have vectors, too, and some are long."""
+    """Options for sequences: vectors for each residue, and long sequences."""
 
     POOLS: ClassVar[tuple[str, ...]]
-    """The pools that a workload has, in the order of their columns."""
+    """The pools of the workload, in the order of their columns."""
 
     per_residue: bool = False
     output_dtype: Literal["float16", "float32"] = "float16"
@@ -68,7 +68,7 @@ class ResidueOptions(NetworkOptions):
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        """Refuse what contradicts itself and what would have no effect."""
+        """Refuse contradictory options and options without effect."""
         if "none" in self.pool and len(self.pool) > 1:
             raise ValueError("pool: none excludes the others")
         if "none" in self.pool and not self.per_residue:
@@ -83,7 +83,7 @@ class ResidueOptions(NetworkOptions):
         return tuple(pool for pool in self.POOLS if pool in self.pool)
 
     def delivers(self) -> set[Kind]:
-        """Return what comes out: vectors of a record, of each of its tokens, or both."""
+        """Return the kinds of values: vectors of a record, of each of its tokens, or both."""
         kinds: dict[Kind, bool] = {"pooled": bool(self.pools), "per_residue": self.per_residue}
         return {kind for kind, is_there in kinds.items() if is_there}
 
@@ -92,7 +92,8 @@ Options = TypeVar("Options", bound=ResidueOptions)
 
 
 def layers_from_0(layers: Sequence[int], num_layers: int) -> tuple[int, ...]:
-    """Return `layers` in order, each once, -1 and the like counted from 0 (the embedding).
+    """Return `layers` sorted and without repeats, as numbers from 0 (the embedding): -1 becomes the
+    last.
 
     Raises:
         UserError: there is no such layer.
@@ -133,15 +134,15 @@ def batch_cost(options: NetworkOptions, device: Device) -> int:
 
 
 def audited(options: Options, precision: str) -> Options:
-    """Return the options that deliver every token's vector, unrounded, computed in `precision`."""
+    """Return the options for the vectors of all tokens, unrounded, computed in `precision`."""
     more = {"dtype": precision, "per_residue": True, "output_dtype": "float32"}
     return options.model_validate(options.model_dump() | more)
 
 
 def forbid_short_cuts() -> None:
-    """Keep cuBLAS to the precision that was asked for, in this process.
+    """Keep cuBLAS at the requested precision in this process.
 
-    NVIDIA's containers turn TF32 on for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE), and by default
+    NVIDIA's containers turn TF32 on for fp32 (TORCH_ALLOW_TF32_CUBLAS_OVERRIDE). By default,
     partial sums of one product may be added in 16 bits.
     """
     import torch

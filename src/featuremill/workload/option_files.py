@@ -1,6 +1,6 @@
-"""Options that name a file or a folder: the recipe holds the digest of what is in it, not its path.
+"""Options that name a file or a folder. The recipe has the digest of the content, not the path.
 
-So an edit computes every record anew, and a file that was moved, renamed or touched nothing.
+So an edit computes every record again. Moving, renaming or touching a file computes nothing.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ class PathOption(NamedTuple):
 
 
 OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
-"""Type of an option that names a file, such as a vocabulary: what is in it is part of the recipe,
-and its path is not. `OptionFile | None` where it may be left out. Read it in `load`."""
+"""Type of an option that names a file, such as a vocabulary. Its content is part of the recipe, its
+path is not. Write `OptionFile | None` for an optional file. Read it in `load`."""
 OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
 """The same for a folder; files and folders in it whose names begin with a dot do not count."""
 OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
-"""Type of the option whose path `weights` returns, where they are taken as they are."""
+"""Type of the option whose path `weights` returns, for weights that are not converted."""
 
 
 def kinds_of(options: type[WorkloadOptions]) -> dict[str, PathOption]:
     """Return the options of type `OptionFile`, `OptionFolder` or `OptionWeights`, by name."""
-    found = {}
+    kinds = {}
     for name, field in options.model_fields.items():
         inner = (getattr(part, "__metadata__", ()) for part in get_args(field.annotation))
         for mark in (*field.metadata, *(mark for marks in inner for mark in marks)):
             if isinstance(mark, PathOption):
-                found[name] = mark
-    return found
+                kinds[name] = mark
+    return kinds
 
 
 def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
-    """Return the options that say how to compute and not what: paths are among them."""
+    """Return the options that do not change the values, paths among them."""
     return options.EXECUTION | kinds_of(options).keys()
 
 
 def paths_of(options: WorkloadOptions) -> dict[str, str]:
-    """Return the paths that `options` give, by the option's name, but for those of weights, which
-    have a digest of their own."""
+    """Return the paths in `options` by the option's name, without paths of weights: these have a
+    digest of their own."""
     kinds = kinds_of(type(options)).items()
     given = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
     return {name: str(path) for name, path in given.items() if path}
 
 
 def digests(options: WorkloadOptions) -> dict[str, str]:
-    """Return the sha256 of what each path of `options` holds, by the option's name; a folder's as
-    `digest_of_folder` has it.
+    """Return the sha256 of the content of each path of `options`, by the option's name; for a
+    folder that of `digest_of_folder`.
 
     Raises:
-        UserError: for a path that is not there, is of the other kind, or cannot be read.
+        UserError: a path is missing, of the other kind, or cannot be read.
     """
     return {name: _looked_at(options, name, digest_at) for name in paths_of(options)}
 
 
 def refuse_missing(options: WorkloadOptions, name: str) -> None:
-    """Refuse what `digests` would, of one option and without reading it all.
+    """Refuse the option `name` where `digests` would, without reading the whole content.
 
     Raises:
         UserError: as `digests` does.
@@ -92,12 +92,12 @@ def refuse_missing(options: WorkloadOptions, name: str) -> None:
 def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found]) -> Found:
     is_folder = kinds_of(type(options))[name].is_folder
     path = Path(paths_of(options)[name])
-    meant, found = ("folder", "file") if is_folder else ("file", "folder")
+    expected, actual = ("folder", "file") if is_folder else ("file", "folder")
     try:
         if not path.exists():
-            raise _refusal(name, path, f"there is no such {meant}")
+            raise _refusal(name, path, f"there is no such {expected}")
         if path.is_dir() != is_folder:
-            raise _refusal(name, path, f"this is a {found}, and a {meant} is meant")
+            raise _refusal(name, path, f"this is a {actual}, and a {expected} is meant")
         if not is_folder and not path.is_file():
             raise _refusal(name, path, "this is no regular file, so it cannot be read twice")
         if is_folder and not files_below(path):
@@ -109,10 +109,10 @@ def _looked_at(options: WorkloadOptions, name: str, look: Callable[[Path], Found
 
 
 def refuse_others(options: WorkloadOptions, planned: Mapping[str, str], plan: Path) -> None:
-    """Refuse to compute with other contents than those that were planned.
+    """Refuse to compute with other contents than the planned ones.
 
     Raises:
-        UserError: where a digest differs from the `planned` one.
+        UserError: a digest differs from the `planned` one.
     """
     paths = paths_of(options)
     for name, sha256 in digests(options).items():

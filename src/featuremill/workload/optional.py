@@ -1,7 +1,6 @@
-"""What a workload may offer besides: attributes with defaults (`OptionalAttributes`), and hooks.
+"""Optional parts of a workload: attributes with defaults (`OptionalAttributes`), and hooks.
 
-An attribute or a method of the name is all it takes; `isinstance(workload, TellsMemory)` asks for
-those of a hook, and a workload that lacks them is asked for nothing.
+A workload has a hook if it has its methods: `isinstance(workload, TellsMemory)` tests for them.
 """
 
 from __future__ import annotations
@@ -24,218 +23,222 @@ Wish = Literal["smaller batches", "shorter records", "less written"]
 
 
 class OptionalAttributes:
-    """Attributes that a workload may have besides, each with what holds where it has none."""
+    """Attributes that a workload may have, each with its default."""
 
     LENGTH_UNIT: str = "bytes"
-    """What the length of a record counts, in the plural: residues, tokens, samples, characters."""
+    """The unit of a record's length, in the plural: residues, tokens, samples, characters."""
     NEEDS_GPU: bool = True
-    """False: it computes on the host, whatever `device` says, and its shards take no lease."""
+    """False: the workload computes on the host, whatever `device` is, and its shards take no
+    lease."""
     TAKES_FILES: bool = False
-    """True: `records` opens what its paths name by itself, of any format; nobody else looks into
-    them, or judges them by their suffixes."""
+    """True: `records` opens its paths itself, in any format; the core does not read the files or
+    check their suffixes."""
     READS_PICKLES: bool = False
-    """True: it reads pickled weights without running their code (such as torch's `weights_only`),
-    so they are not refused where weights are taken as they are."""
+    """True: the workload reads pickled weights without running their code (such as torch's
+    `weights_only`). Otherwise pickles are refused."""
     ENVIRONMENT: Path | None = None
-    """The conda environment, with featuremill and the workload's package in it, that `--sdm conda`
-    makes for its jobs."""
+    """The conda environment for its jobs under `--sdm conda`, with featuremill and the workload's
+    package."""
     SHARD_COST: int | None = None
     """The cost of a shard of some five minutes, for `shards.cost: auto` where no speed is known."""
     VERSIONS_OF: Sequence[str] = ()
-    """Distributions that values depend on besides torch and featuremill: their versions stand in
-    receipts, and merge warns where they are mixed."""
+    """Distributions that values depend on besides torch and featuremill. Receipts have their
+    versions, and merge warns where a run mixes them."""
     SPEED_OPTIONS: Sequence[str] | None = None
-    """Options that change how long a unit of cost takes; None: any may. Earlier runs that agree in
-    them tell the speed of new ones."""
+    """Options that change the time of a unit of cost; None: any option may. Speeds come from
+    earlier runs with equal values of these."""
     REASONS: Sequence[Kind] = ()
-    """Kinds of reasons of its own why a record fails, each with its remedy."""
+    """The workload's own reasons why a record fails, each with its remedy."""
     REMEDIES: Mapping[Wish, str] = MappingProxyType({})
-    """Options that people are told to change, by what for: {"smaller batches": "batch_tokens"}."""
+    """Options that messages advise to change, by purpose: {"smaller batches": "batch_tokens"}."""
     ATTRIBUTES: Sequence[str] = ()
-    """Options that stand by their names among the attributes of result files, where readers look
-    for them; all of them stand there as JSON as well."""
+    """Options that become attributes of result files under their own names, where readers look for
+    them. All options are also there as JSON."""
     ONE_TOKEN: Sequence[str] = ()
-    """How columns begin that hold the vector of one token, or numbers of single ones, and no mean:
-    in 16 bits that is as near to fp32 as any token's is, and audit asks no more of it."""
+    """Prefixes of columns with the vector or numbers of one token, without a mean. In 16 bits these
+    are less exact than means; audit applies the bound of a single token."""
     BYTES_ARE_LENGTHS: bool = False
-    """True: a record is as long, in LENGTH_UNIT, as its payload has bytes, so that the energy of a
-    million of them is told."""
+    """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload. The
+    report then has the energy of a million of them."""
 
 
 def optional(workload: Any, name: str) -> Any:
-    """Return what a workload says of itself under this name of `OptionalAttributes`."""
+    """Return the workload's attribute `name` of `OptionalAttributes`, or the default."""
     return getattr(workload, name, getattr(OptionalAttributes, name))
 
 
 class Checkpoint(NamedTuple):
-    """A checkpoint to be converted."""
+    """A checkpoint to convert."""
 
     kind: Literal["bundled", "published", "local"]
     name: str
     location: str
-    """The path or URL that it is known by."""
+    """Its path or URL."""
     path: Path
-    """The file or folder itself; of a published model, where it is or will be downloaded to."""
+    """The file or folder; for a published model, the place of the download."""
 
 
 class Converted(NamedTuple):
-    """What a checkpoint became."""
+    """The result of a conversion."""
 
     name: str
-    """Part of the recipe: it must not depend on where a file lies or on what somebody called it."""
+    """Part of the recipe, so it must not depend on a path or on a name that a user chose."""
     sha256: str
     metadata: dict[str, str]
     """As in `Weights`."""
 
 
 class Checkpoints(Protocol):
-    """The models that a workload's `weights` may name, and how their checkpoints are converted."""
+    """The models that a workload's `weights` may name, and the conversion of their checkpoints."""
 
     NUMBERS: Sequence[str]
-    """Keys of `metadata` that are whole numbers in that of every model."""
+    """Keys of `metadata` whose values are whole numbers in every model."""
     LAYOUT: str
-    """Folder of the converted files in the cache; another one whenever what is written changes."""
+    """The folder of the converted files in the cache. Change it whenever the content of these files
+    changes."""
     SUGGESTED: Sequence[str]
-    """Models for a new config where their weights are on this machine, the first choice first."""
+    """Models for a new config if their weights are on this machine, the first choice first."""
 
     def is_path(self, model: str) -> bool:
-        """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
+        """Return whether `model` is the path of a checkpoint and not the name of a known model."""
 
     def name_of(self, model: str) -> str:
-        """Return the name under which `weights/<name>.json` stands for `model`; opens no file.
+        """Return the `<name>` of `weights/<name>.json` for `model`; opens no file.
 
         Raises:
             UserError: there is no such model.
         """
 
     def refuse_missing(self, model: str) -> None:
-        """Raise UserError where `model` is the path of a checkpoint that is not there."""
+        """Raise UserError if `model` is the path of a checkpoint that does not exist."""
 
     def locate(self, model: str) -> Checkpoint:
-        """Return where the checkpoint of `model` is or is to come from."""
+        """Return the place of the checkpoint of `model`, also before its download."""
 
     def convert(self, checkpoint: Checkpoint, path: Path) -> Converted:
-        """Write the weights to `path`, always the same bytes; fetch a published checkpoint first
-        where it is not here."""
+        """Write the weights to `path`, always the same bytes; download a published checkpoint first
+        if needed."""
 
 
 @runtime_checkable
 class HasCheckpoints(Protocol):
-    """Models with checkpoints that are converted."""
+    """A workload whose checkpoints are converted."""
 
     CHECKPOINTS: Checkpoints
 
 
 @runtime_checkable
 class TellsMemory(Protocol):
-    """The memory that computing takes: doctor, audit and estimate say nothing of one that does not.
+    """The memory that computing takes, for doctor, audit and estimate.
 
-    Imports no torch, but where a checkpoint has to be looked into.
+    Imports no torch, except to open a checkpoint.
     """
 
     def weights_ahead(self, options: Any) -> Weights:
-        """Return what is known of the model before its weights are here: their name and metadata,
-        with an empty path and digest; raise UserError where nothing is."""
+        """Return the name and metadata of the model before its weights are here, with an empty path
+        and digest; raise UserError if they are unknown."""
 
     def weights_mb(self, weights: Weights) -> float:
-        """Return the size of the weights in MiB, by their metadata alone."""
+        """Return the size of the weights in MiB, from their metadata alone."""
 
     def memory_mb(self, options: Any, device: Device, weights: Weights, batch_cost: int) -> int:
         """Return the estimated peak of a job in MiB: of a GPU's memory, or of the host's on a CPU.
 
-        `options` are resolved ones, of `weights` only the metadata count, and `batch_cost` is what
-        a batch may cost.
+        `options` are resolved; of `weights` only the metadata is used; `batch_cost` is the highest
+        cost of a batch.
         """
 
 
 class UnitWork(NamedTuple):
-    """What a unit of cost takes, by count: speeds are assumed by it where nothing was measured."""
+    """The work of a unit of cost. Speeds are assumed from it where nothing was measured."""
 
     operations: float
-    """In floating point."""
+    """Floating-point operations."""
     bytes_moved: float
-    """To and from a GPU's memory where numbers have 2 bytes; with 4 it is twice as many."""
+    """Bytes to and from a GPU's memory with numbers of 2 bytes; numbers of 4 bytes take twice as
+    many."""
     host_per_second: float
-    """Units that one thread of the host prepares in a second: no GPU is faster than that."""
+    """Units that one thread of the host prepares in a second: the highest speed of any GPU."""
     core_gflops: Mapping[str, float]
-    """What a core of a CPU reaches in bf16, fp16 and fp32, in 10⁹ operations a second."""
+    """The speed of a CPU core in bf16, fp16 and fp32, in 10⁹ operations a second."""
     cpu_seconds: float
-    """On a CPU, what a unit takes besides its operations, whatever the threads."""
+    """CPU seconds of a unit besides its operations, for any number of threads."""
 
 
 @runtime_checkable
 class TellsWork(Protocol):
-    """How much there is to do: plan and estimate assume a speed by it until one was measured, and
-    none of a workload that does not tell. It has a number type to compute in (`HasPrecisions`)."""
+    """The amount of work, from which plan and estimate assume a speed until one is measured. Needs
+    a number type to compute in (`HasPrecisions`)."""
 
     def unit_work(self, weights: Weights, mean_cost: float) -> UnitWork | None:
-        """Return what a unit takes in records of `mean_cost`; None where the weights' metadata do
-        not tell."""
+        """Return the work of a unit in records of `mean_cost`; None if the weights' metadata lack
+        it."""
 
 
 @runtime_checkable
 class Cautions(Protocol):
-    """What people should know of some models before they use the values."""
+    """Warnings about some models, to read before their values are used."""
 
     def caution(self, options: Any) -> str:
-        """Return it in a sentence or two on one line; "" where there is nothing to say. `options`
-        may be resolved ones or not, and init may lack others than the model."""
+        """Return one or two sentences on one line; "" for none. `options` may be resolved or not;
+        those of init may lack others than the model."""
 
 
 @runtime_checkable
 class HasPrecisions(Protocol):
-    """A number type to compute in, of several: audit compares them, and plan and estimate tell it.
-    A workload that lacks these has nothing to audit."""
+    """A choice of number types to compute in. audit compares them; plan and estimate print the
+    chosen one. audit has nothing to do for a workload without it."""
 
     PRECISION: str
-    """The option that names it: bf16, fp16, fp32, or auto until it is resolved."""
+    """The option with the number type: bf16, fp16, fp32, or auto until it is resolved."""
 
     def audited(self, options: Any, precision: str) -> Any:
-        """Return resolved `options` by which audit computes in this precision: with every value
-        that the network gives, unrounded, so that a record has at least one vector in a column."""
+        """Return resolved `options` for audit, in this precision: every vector of the network,
+        unrounded, so that each record has at least one vector in a column."""
 
     def num_vectors(self, payload: bytes, options: Any) -> int:
-        """Return how many vectors a record has at most in one column of `audited` options."""
+        """Return the largest number of vectors of a record in one column of `audited` options."""
 
 
 @runtime_checkable
 class TellsWays(Protocol):
-    """By what it would compute on a device; for doctor."""
+    """The methods that would compute on a device, for doctor."""
 
     WAYS: Sequence[str]
-    """What `ways` tells of: "dtype", then the operations."""
+    """The keys of `ways`: "dtype", then the operations."""
 
     def ways(self, device: Device, weights: Weights | None) -> Mapping[str, str]:
-        """Return, for each of `WAYS`, what would compute it on `device`: found out as a load does,
-        with the same warnings. `weights` give a shape (metadata only), None stands for a usual one.
-        Called in a process of its own, which sees that device only.
+        """Return for each of `WAYS` the method on `device`, found as in a load and with the same
+        warnings. `weights` has the shape (metadata only); None stands for a usual one. Called in a
+        process of its own that sees only this device.
 
         Raises:
-            WorkloadError: no way to compute an operation is right.
+            WorkloadError: no method computes an operation correctly.
         """
 
 
 @runtime_checkable
 class DrawsFigures(Protocol):
-    """Figures of its own, with which the report begins."""
+    """The workload's own figures, at the top of the report."""
 
     def figures(
         self, columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
     ) -> Sequence[Figure]:
-        """Return figures of a run's results, with names that begin with the workload's.
+        """Return figures of a run's results, with names that begin with the workload's name.
 
-        `columns` are those of embeddings.parquet; `read` gives some of them, a few thousand rows at
-        a time.
+        `columns` are those of embeddings.parquet; `read` returns some of them, a few thousand rows
+        at a time.
         """
 
 
 @runtime_checkable
 class TakesOtherOptions(Protocol):
-    """A loaded model that can compute by other options; for calls in Python, which keep it."""
+    """A loaded model that can compute with other options, for calls in Python that keep the
+    model."""
 
     def with_options(self, model: Any, options: Any) -> Any:
-        """Return what `load` made, with other resolved `options` of the same weights and device;
-        None where these need another `load`."""
+        """Return the loaded model with other resolved `options` of the same weights and device;
+        None if these need another `load`."""
 
 
 @runtime_checkable
@@ -245,10 +248,22 @@ class TakesPublished(Protocol):
     def published(
         self, source: Path, fasta: Path, declared: str, layer: int | None
     ) -> Iterator[tuple[Any, pa.Table, int]]:
-        """Yield vectors of the proteins in `fasta`: the options by which a run takes them, whose
-        `declared` says whose they are; a table of each payload's sha256 and its values; and how
-        many proteins had none so far. Nothing where none has a vector.
+        """Yield, for the proteins in `fasta`: the options with which a run takes the vectors
+        (`declared` names their author); a table of each payload's sha256 and its values; and the
+        number of proteins without a vector so far. Yields nothing if no protein has a vector.
 
         Raises:
-            UserError: `source` has none, or they are not of one kind.
+            UserError: `source` has no vectors, or they are not of one kind.
         """
+
+
+@runtime_checkable
+class TakesObjects(Protocol):
+    """Objects of its own kind that a Python program has; for `featuremill.compute`."""
+
+    OBJECTS: str
+    """What they are, in words, such as "an AnnData for cells"."""
+
+    def write_object(self, inputs: Any, stem: Path) -> Path | None:
+        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
+        that; None for what is of another kind."""

@@ -1,7 +1,7 @@
-"""The contract of an output: a module with its `FORMAT` and a `Writer`, fed with finished rows.
+"""The contract of an output: a module with its `FORMAT` and a `Writer`, which gets finished rows.
 
 A package registers it as an entry point in the group `featuremill.outputs`. A `Writer` is opened on
-a `Target`, and writes `target.provenance` as well, unless the format has a sidecar.
+a `Target`. It also writes `target.provenance`, unless the format has a sidecar.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """What a writer is told when it opens."""
+    """What a writer gets when it opens."""
 
     path: Path
     values: pa.Schema
     num_rows: int
     provenance: dict[str, str]
-    """Workload, model, recipe and versions, for the file's own attributes."""
+    """Workload, model, recipe and versions, for the attributes of the file."""
     samples: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """Of a run with samples their names, and what each other column of the sheet has of them."""
+    """In a run with samples: the names of the samples, and the values of each other column of the
+    sheet."""
 
     @property
     def about(self) -> tuple[str, ...]:
@@ -39,7 +40,7 @@ class Target(NamedTuple):
         return (*ABOUT, "sample") if self.samples else ABOUT
 
     def of_kind(self, kind: Kind) -> list[str]:
-        """Return the names of the columns of values that are of one kind (`KINDS` has them)."""
+        """Return the names of the columns of values of one kind (`KINDS` has them)."""
         return [field.name for field in self.values if kind_of(field.type) == kind]
 
     def pooled(self) -> list[str]:
@@ -52,11 +53,11 @@ class Target(NamedTuple):
 
 
 class Writer(Protocol):
-    """One open result file, fed with blocks of finished rows in input order."""
+    """One open result file, which gets blocks of finished rows in input order."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length and sha256 (as 32 bytes), then the values; in a
-        run with samples there is `sample`, too, and the rows of a sample stand together."""
+        """Append a block: id, description, length and sha256 (as 32 bytes), then the values. A run
+        with samples also has `sample`, and the rows of a sample are adjacent."""
 
     def close(self) -> None:
         """Finish the file."""
@@ -73,9 +74,8 @@ def open_writer(name: str, target: Target) -> Writer:
 
 
 def by_sample(block: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the rows of each sample in a block, in their order, with its name; of a run without
-    samples all of them, with "".
-    """
+    """Yield the name and the rows of each sample in a block, in order; in a run without samples, ""
+    and all rows."""
     if "sample" not in block.column_names:
         yield "", block
         return

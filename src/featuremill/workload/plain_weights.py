@@ -1,7 +1,7 @@
-"""Weights that are taken as they are: a file or a folder of a workload that converts none.
+"""Weights that are not converted: a file or a folder.
 
-Nothing in a folder is ever imported, and pickles, which run code when they are loaded, are refused
-unless the workload says that it reads them safely.
+Code in a folder is never imported. Pickles, which run code when they are loaded, are refused unless
+the workload has READS_PICKLES.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from featuremill.workload.hugging_face import how_to_get, place_of
 
 PICKLES = (".pkl", ".pickle", ".joblib")
 PICKLE_START = re.compile(rb"\x80[\x02-\x08]")
-"""How a pickle of protocol 2 or newer begins, and PyTorch's files of before 1.6."""
+"""The first bytes of a pickle of protocol 2 or newer, and of PyTorch's files before 1.6."""
 
 
 def name_of(path: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `path`; looks at no file."""
-    path = str(Path(path))  # the same with "./" before it
+    """Return the `<name>` of `weights/<name>.json` for `path`; opens no file."""
+    path = str(Path(path))  # the same name with "./" before it
     stem = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).name).lstrip(".-") or "weights"
     return f"{stem}-{hashlib.sha256(path.encode()).hexdigest()[:8]}"
 
 
 def refuse_missing(path: str) -> None:
-    """Raise UserError where there is neither a file nor a folder with files at `path`."""
+    """Raise UserError if `path` is neither a file nor a folder with files."""
     at, problem, remedy = place_of(path), "", "name the one with the weights"
     try:
         if not at.exists():
@@ -46,10 +46,12 @@ def refuse_missing(path: str) -> None:
 
 
 def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
-    """Return what weights/<name>.json is to say of the file or folder at `path`, all of it hashed.
+    """Return the content of weights/<name>.json for the file or folder at `path`, after hashing all
+    of it.
 
     Raises:
-        UserError: where it is missing, cannot be read, or has a pickle that nobody reads safely.
+        UserError: it is missing, cannot be read, or has a pickle that the workload does not read
+            safely.
     """
     refuse_missing(path)
     at = place_of(path).absolute()
@@ -75,7 +77,7 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
     sha256 = files[0].sha256
     if at.is_dir():
         sha256 = digest_of_folder({file.path: file.sha256 for file in files})
-    told = WeightsFile(
+    record = WeightsFile(
         version=version,
         name=f"{own_name}-{sha256[:8]}",
         path=str(at),
@@ -84,11 +86,11 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
         source=CheckpointFile(kind="local", location=str(at), sha256=sha256, bytes=size),
         metadata={},
     )
-    return told.model_copy(update={"files": files}) if at.is_dir() else told
+    return record.model_copy(update={"files": files}) if at.is_dir() else record
 
 
 def _is_pickle(file: Path) -> bool:
-    """Tell whether `file` is a pickle, by its name or content, or a zip file with one inside, as
+    """Return whether `file` is a pickle, by its name or content, or a zip file with one inside, as
     PyTorch writes them."""
     if file.suffix in PICKLES:
         return True

@@ -1,8 +1,8 @@
-"""What a workload of somebody else's does wrong, told as its own: by its name and its package's.
+"""Errors of a workload from another package, with its name and its package.
 
-A person who runs it cannot fix it, and it is no bug of featuremill's: each sentence says what was
-called, what came of it and who has to fix it. Sentences of a workload's own (UserError,
-WorkloadError) and what the operating system refuses pass through as they are.
+The user cannot fix such an error, and it is no bug of featuremill: each message names the call, the
+fault and the package that has to fix it. The workload's own messages (UserError, WorkloadError) and
+errors of the operating system pass unchanged.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ GROUP = "featuremill.workloads"
 """The entry points by which packages register their workloads."""
 OWN_SENTENCE = (UserError, WorkloadError, DeviceError, IntegrityError, OSError)
 MOST_SHOWN = 200
-"""Letters of what an error says."""
+"""Letters of an error's text in a message."""
 REASON = "reason"
-"""The column beside the values in which `collect` may say why a row has none."""
+"""The column beside the values in which `collect` gives the reason of a row without values."""
 DUE = {
     "id": (str,),
     "description": (str,),
@@ -41,25 +41,25 @@ DUE = {
     "note": (str,),
     "length": (int, Integral, type(None)),
 }
-"""The fields of a record, with the types that each may have."""
+"""The fields of a record, with the allowed types of each."""
 
 log = logging.getLogger("featuremill.workload")
 
 
 def is_strangers(name: str) -> bool:
-    """Tell whether another package than featuremill registers the workload called `name`."""
+    """Return whether another package than featuremill registers the workload called `name`."""
     return entry_points.of_others(GROUP, name) is not None
 
 
 def who(name: str) -> str:
-    """Return the workload called `name` with the package that it is of, where that is another."""
+    """Return "workload NAME", with its package if that is not featuremill."""
     point = entry_points.of_others(GROUP, name)
     package = point.dist if point else None
     return f"workload {name}" + (f" (package {package.name} {package.version})" if package else "")
 
 
 def mistake(name: str, what: str) -> WorkloadError:
-    """Return the error which says `what` the workload called `name` did wrong."""
+    """Return the error that the workload called `name` did `what` wrong."""
     return WorkloadError(f"{who(name)}: {what}; this is for its author to fix.")
 
 
@@ -70,11 +70,12 @@ def described(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def told(name: str, what: str) -> Iterator[None]:
-    """Tell whatever the workload called `name` raises in `what` as its own; log where it did.
+def attributed_to(name: str, what: str) -> Iterator[None]:
+    """Turn an exception of the workload called `name` in its call `what` into a WorkloadError with
+    both names; log the place.
 
-    Not what memory, a device or an installation is to blame for, and not what a workload of
-    featuremill's own raises: that is a bug of featuremill.
+    Errors of memory, devices and installations pass unchanged, and so do those of featuremill's own
+    workloads: they are bugs of featuremill.
     """
     try:
         yield
@@ -95,14 +96,14 @@ def _raised(name: str, what: str, error: Exception, where: str = "") -> Workload
 
 
 def loaded(point: EntryPoint, required: Collection[str]) -> Any:
-    """Return the workload that is registered so, with all the attributes of the contract.
+    """Return the workload that is registered at `point`, with all attributes of the contract.
 
     Raises:
-        UserError: it cannot be imported, or is none.
+        UserError: it cannot be imported, or lacks one of them.
     """
     name = point.name
     try:
-        found = point.load()
+        workload = point.load()
     except ModuleNotFoundError as error:
         raise UserError(
             f"{who(name)} cannot be imported, as there is no module {error.name!r} in this Python; "
@@ -113,24 +114,24 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
         raise UserError(
             f"{who(name)} cannot be imported ({described(error)}); fix or reinstall the package."
         ) from None
-    if missing := [attribute for attribute in required if not hasattr(found, attribute)]:
+    if missing := [attribute for attribute in required if not hasattr(workload, attribute)]:
         raise UserError(f"{who(name)}: it lacks {', '.join(missing)}; see featuremill.workload.")
-    if not hasattr(found.Options, "delivers"):
+    if not hasattr(workload.Options, "delivers"):
         raise mistake(name, "Options is no subclass of WorkloadOptions")
     for attribute in ("COST_UNIT", "VERSION"):
-        if not (value := getattr(found, attribute)) or not isinstance(value, str):
+        if not (value := getattr(workload, attribute)) or not isinstance(value, str):
             raise mistake(name, f"{attribute} is {value!r} where a text is due")
-    return found
+    return workload
 
 
 def records_of(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    """Stream the records of `inputs` as the workload called `name` reads them; those of one of
-    featuremill's own are not looked at on the way.
+    """Stream the records of `inputs` as the workload called `name` reads them. Records of
+    featuremill's own workloads are not checked.
 
     Raises:
-        WorkloadError: what comes is no record, or reading raised.
+        WorkloadError: a record has wrong fields, or reading raised.
     """
     if is_strangers(name):
         return _checked(name, workload, inputs, options)
@@ -146,7 +147,7 @@ def _checked(
     try:
         for record in workload.records(inputs, options):
             number += 1
-            # One look at each of millions: what is wrong is found out only where something is.
+            # One cheap check for each of millions of records; the details only if it fails.
             if type(record) is Record:
                 id, description, payload, source, line, reason, note, length = record
                 if (
@@ -170,7 +171,7 @@ def _checked(
 
 
 def _refuse_record(name: str, record: Any, number: int) -> None:
-    """Raise WorkloadError where a field is of another type than is due; subclasses pass."""
+    """Raise WorkloadError if a field has a wrong type; subclasses pass."""
     from featuremill.workload import Record
 
     if not isinstance(record, Record):
@@ -188,12 +189,12 @@ def _refuse_record(name: str, record: Any, number: int) -> None:
 def costs_of(
     name: str, workload: Workload, payloads: Iterable[bytes], options: Any
 ) -> Sequence[int]:
-    """Return what the workload called `name` says that each of `payloads` costs.
+    """Return the cost of each of `payloads`, by the workload called `name`.
 
     Raises:
         WorkloadError: a cost is no whole number of at least 1, or `cost` raised.
     """
-    with told(name, "cost"):
+    with attributed_to(name, "cost"):
         costs = [workload.cost(payload, options) for payload in payloads]
     if set(map(type, costs)) - {int} or min(costs, default=1) < 1:
         for cost in costs:
@@ -209,14 +210,14 @@ def costs_of(
 def schema_of(
     name: str, workload: Workload, options: Any, weights: Any, reserved: Collection[str]
 ) -> pa.Schema:
-    """Return the columns of values that the workload called `name` delivers.
+    """Return the columns of values of the workload called `name`.
 
     Raises:
         WorkloadError: it is no schema, or a column has one of the `reserved` names.
     """
     import pyarrow as pa
 
-    with told(name, "schema"):
+    with attributed_to(name, "schema"):
         schema = workload.schema(options, weights)
     if not isinstance(schema, pa.Schema):
         raise mistake(name, f"schema gave {_kind(schema)} where a pyarrow.Schema is due")
@@ -234,12 +235,12 @@ def schema_of(
 
 
 def resolved(name: str, workload: Workload, options: Any, device: Any, weights: Any) -> Any:
-    """Return `options` with every "auto" settled by the workload called `name`.
+    """Return `options` after `resolve` of the workload called `name`.
 
     Raises:
-        WorkloadError: what comes is of another class than the options.
+        WorkloadError: the result is of another class than the options.
     """
-    with told(name, "resolve"):
+    with attributed_to(name, "resolve"):
         settled = workload.resolve(options, device, weights)
     if not isinstance(settled, workload.Options):
         raise mistake(name, f"resolve gave {_kind(settled)} where Options are due")
@@ -247,12 +248,12 @@ def resolved(name: str, workload: Workload, options: Any, device: Any, weights: 
 
 
 def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> int:
-    """Return what a batch of the workload called `name` may cost on a device.
+    """Return the highest cost of a batch of the workload called `name` on a device.
 
     Raises:
         WorkloadError: it is no whole number of at least 1.
     """
-    with told(name, "batch_cost"):
+    with attributed_to(name, "batch_cost"):
         cost: Any = workload.batch_cost(options, device)
     if not isinstance(cost, Integral) or cost < 1:
         raise mistake(
@@ -262,19 +263,19 @@ def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> i
 
 
 def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | None = None) -> None:
-    """Refuse what `collect` of the workload called `name` gave for a batch of `num_rows`: no table,
-    of another number of rows, or of other columns than those of the `schema`, if that is known."""
+    """Raise WorkloadError if the result of `collect` for a batch of `num_rows` is no table, has
+    another number of rows, or other columns than the `schema` (if given)."""
     import pyarrow as pa
 
     if not isinstance(values, pa.RecordBatch):
         raise mistake(name, f"collect gave {_kind(values)} where a pyarrow.RecordBatch is due")
     if values.num_rows != num_rows:
         raise mistake(name, f"collect gave {values.num_rows} rows for {num_rows} payloads")
-    found = pa.schema([field for field in values.schema if field.name != REASON])
-    if schema is not None and not found.equals(schema):
+    actual = pa.schema([field for field in values.schema if field.name != REASON])
+    if schema is not None and not actual.equals(schema):
         gave, due = (
             clipped(", ".join(f"{field.name}: {field.type}" for field in each), MOST_SHOWN)
-            for each in (found, schema)
+            for each in (actual, schema)
         )
         raise mistake(name, f"collect gave the columns {gave}, and schema has {due}")
 

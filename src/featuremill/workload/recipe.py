@@ -1,8 +1,7 @@
 """The recipe: the digest of everything that determines a run's values, versions included.
 
-A plan holds the settings that its recipe is the digest of. Who computes by it has to be of the
-versions that it was made for: a shard's journal goes on where it was, so a part that two versions
-share would pass for one of the first.
+A plan holds the settings of its recipe. A job needs the versions of the plan: it continues
+journals, and a part computed by two versions would count as computed by the first.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ from featuremill.workload import (
 from featuremill.workload.option_files import execution_of
 
 ENGINE_VERSION = 1
-"""Bump it whenever the core (how records are read and batched, how rows become parts) gives other
-values for the same input and options. A workload has a VERSION of its own."""
+"""Raise it whenever the core (reading, batching, parts) gives other values for the same input and
+options. Each workload has a VERSION of its own."""
 
 
 def settings_of(
@@ -36,7 +35,7 @@ def settings_of(
     """Return everything that determines the values; its digest is the recipe.
 
     Raises:
-        UserError: for options that cannot be met on `device`.
+        UserError: `device` does not support the options.
     """
     resolved = plugin_errors.resolved(name, workload, options, device, weights)
     settings = Settings(
@@ -47,7 +46,7 @@ def settings_of(
     )
     if files := option_files.digests(resolved):
         settings = settings.model_copy(update={"files": files})
-    # The first engine's recipes do not name it, and what was computed by them stays good.
+    # Recipes of engine version 1 do not contain it, so their parts stay valid.
     if ENGINE_VERSION == 1:
         return settings
     return settings.model_copy(update={"engine": ENGINE_VERSION})
@@ -55,13 +54,13 @@ def settings_of(
 
 def recipe_of(settings: Settings) -> str:
     """Return the digest of everything that determines the values."""
-    told = settings.as_json()
-    canonical = json.dumps(told, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    content = settings.as_json()
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return digest_of([canonical.encode()])
 
 
 def precision_told(settings: Settings) -> str:
-    """Return the number type that a recipe tells of; "" where it tells of none."""
+    """Return the number type in a recipe's settings; "" if there is none."""
     try:
         workload = find_workload(settings.workload)
     except UserError:
@@ -72,13 +71,13 @@ def precision_told(settings: Settings) -> str:
 
 
 def versions(workload: Workload) -> dict[str, Any]:
-    """Return the versions that values computed here have, as a receipt tells them."""
+    """Return the versions of values that are computed here, as receipts have them."""
     return {"workload_version": workload.VERSION, "engine_version": ENGINE_VERSION}
 
 
 def other_versions_here(settings: Settings) -> str:
-    """Return how the versions that are installed differ from those of a plan's `settings`, in
-    words; nothing where they agree, or where its workload is not installed, which others say."""
+    """Return in words how the installed versions differ from those of a plan's `settings`; "" if
+    they agree, or if the workload is not installed (others report that)."""
     try:
         workload = find_workload(settings.workload)
     except UserError:
@@ -87,10 +86,10 @@ def other_versions_here(settings: Settings) -> str:
 
 
 def refuse_other_versions(folder: Results, settings: Settings, workload: Workload) -> None:
-    """Refuse to compute what a plan with these `settings` asks for by other versions than its own.
+    """Refuse to compute a plan with these `settings` by other versions than its own.
 
     Raises:
-        UserError: where they differ.
+        UserError: the versions differ.
     """
     if others := settings.other_versions(workload.VERSION, ENGINE_VERSION):
         raise UserError(

@@ -1,8 +1,8 @@
-"""Weights: what a workload loads, hashed once, and a JSON that names it.
+"""Weights: what a workload loads, hashed once, and `weights/<name>.json`, which names it.
 
-Where the workload converts checkpoints (of the package, downloaded, or a path), one memory-mapped
-file is written, once, in the cache folder: of two at once, one converts and the other adopts.
-Otherwise a file or folder is taken as it is. Writes `weights/<name>.json`.
+For a workload that converts checkpoints (bundled, downloaded, or a path), one memory-mapped file is
+written to the cache folder, once: of two processes, one converts and the other waits for its file.
+Other weights are used where they are.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _log = logging.getLogger("featuremill.weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the verb takes."""
+    """Add the arguments of `featuremill weights`."""
     parser.add_argument("model", help="a model's name, or the path of its file or folder")
     parser.add_argument(
         "--workload", default=DEFAULT, metavar="NAME", help=f"whose weights they are ({DEFAULT})"
@@ -55,19 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _checkpoints(workload: str) -> Checkpoints | None:
-    """Return the checkpoints that a workload converts; None where it takes weights as they are."""
-    found = find_workload(workload)
-    return found.CHECKPOINTS if isinstance(found, HasCheckpoints) else None
+    """Return the checkpoints that a workload converts; None if it converts none."""
+    module = find_workload(workload)
+    return module.CHECKPOINTS if isinstance(module, HasCheckpoints) else None
 
 
 def is_path(model: str, workload: str = DEFAULT) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not a name."""
+    """Return whether `model` is the path of a checkpoint and not a name."""
     checkpoints = _checkpoints(workload)
     return checkpoints.is_path(model) if checkpoints else True
 
 
 def name_of(model: str, workload: str = DEFAULT) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`; opens no file.
+    """Return the `<name>` of `weights/<name>.json` for `model`; opens no file.
 
     Raises:
         UserError: there is no such model.
@@ -76,18 +76,18 @@ def name_of(model: str, workload: str = DEFAULT) -> str:
 
 
 def refuse_missing(model: str, workload: str = DEFAULT) -> None:
-    """Raise UserError where `model` is the path of weights that are not there."""
+    """Raise UserError if `model` is the path of weights that do not exist."""
     (_checkpoints(workload) or plain_weights).refuse_missing(model)
 
 
 def json_of(model: str, workload: str = DEFAULT) -> str:
-    """Return where the rules keep what they know of the weights of `model`, a name or a path."""
+    """Return the path of the rules' JSON about the weights of `model`, a name or a path."""
     return f"weights/{name_of(model, workload)}.json"
 
 
 def model_told(settings: Settings) -> str:
-    """Return the name of the model that a recipe tells of; "" where it tells of none, as of weights
-    that are taken as they are, or where the workload is not installed."""
+    """Return the name of the model in a recipe's settings; "" for weights that are not converted,
+    or if the workload is not installed."""
     try:
         workload = find_workload(settings.workload)
         return workload.weights(workload.Options.model_validate(settings.options)) or ""
@@ -96,22 +96,22 @@ def model_told(settings: Settings) -> str:
 
 
 def caution_of(workload: str, options: Mapping[str, Any], *, has_gaps: bool = False) -> str:
-    """Return what people should know of the model before they use the values; "" for nothing.
+    """Return the workload's caution about the model; "" for none.
 
-    Where it `has_gaps`, the model is among the options, and others are still to be filled in.
+    With `has_gaps`, `options` has the model, but other options are missing.
     """
     try:
-        found = find_workload(workload)
-        model = found.Options
+        module = find_workload(workload)
+        model = module.Options
         settled = model.model_construct(**options) if has_gaps else model.model_validate(options)
     except (UserError, ValidationError):
         return ""
-    return found.caution(settled) if isinstance(found, Cautions) else ""
+    return module.caution(settled) if isinstance(module, Cautions) else ""
 
 
 def suggested(workload: str) -> str:
-    """Return the first of the models that a workload suggests whose weights are on this machine;
-    "" where none is."""
+    """Return the first model that a workload suggests whose weights are on this machine; "" for
+    none."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
         return ""
@@ -125,46 +125,47 @@ def suggested(workload: str) -> str:
 
 
 def command_for(model: str, workload: str, output: str) -> str:
-    """Return what is typed to make the JSON `output`."""
+    """Return the command that makes the JSON `output`."""
     of_workload = [] if workload == DEFAULT else ["--workload", workload]
     return shlex.join(["featuremill", "weights", model, *of_workload, "--output", output])
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Convert the model if that has not been done, and write the JSON."""
-    found = convert(arguments.model, arguments.cache, arguments.workload)
-    found.write(arguments.output)
-    _log.info("%s → %s (%.1f MB)", found.name, found.path, found.bytes / 1e6)
+    """Convert the model if needed, and write the JSON."""
+    record = convert(arguments.model, arguments.cache, arguments.workload)
+    record.write(arguments.output)
+    _log.info("%s → %s (%.1f MB)", record.name, record.path, record.bytes / 1e6)
 
 
 def read(path: Path, workload: str = DEFAULT) -> Weights:
-    """Return the weights that the JSON `path` names, after a look whether they are still there."""
+    """Return the weights that the JSON `path` names, after a check that they still exist."""
     heal = f"delete {path} and run again"
     if not path.is_file():
         raise UserError(f"{path}: there is no such file; featuremill weights MODEL writes one.")
-    found = WeightsFile.find(path)
+    record = WeightsFile.find(path)
     checkpoints = _checkpoints(workload)
     numbers = checkpoints.NUMBERS if checkpoints else ()
-    if found is None or not all(found.metadata.get(key, "").isdecimal() for key in numbers):
+    if record is None or not all(record.metadata.get(key, "").isdecimal() for key in numbers):
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
-    if not found.is_there:
-        raise UserError(f"{path}: its weights {found.path} are gone or incomplete; {heal}.")
-    return weights_of(found)
+    if not record.is_there:
+        raise UserError(f"{path}: its weights {record.path} are gone or incomplete; {heal}.")
+    return weights_of(record)
 
 
 def lost(path: Path) -> Weights | None:
-    """Return the weights that the JSON `path` names if they are gone, as from an emptied cache."""
-    found = WeightsFile.find(path)
-    return None if found is None or found.is_there else weights_of(found)
+    """Return the weights that the JSON `path` names if they are missing, as from an emptied cache;
+    else None."""
+    record = WeightsFile.find(path)
+    return None if record is None or record.is_there else weights_of(record)
 
 
-def weights_of(found: WeightsFile) -> Weights:
-    """Return the weights that a JSON file tells of."""
-    return Weights(found.name, Path(found.path), found.sha256, found.metadata)
+def weights_of(record: WeightsFile) -> Weights:
+    """Return the weights that a JSON file describes."""
+    return Weights(record.name, Path(record.path), record.sha256, record.metadata)
 
 
 def cache_folder(given: Path | None = None) -> Path:
-    """Return where converted weights are kept."""
+    """Return the folder of converted weights."""
     if given:
         return given
     if named := environment.CACHE.value():
@@ -172,45 +173,50 @@ def cache_folder(given: Path | None = None) -> Path:
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 
+def converted(model: str, layout: str) -> WeightsFile | None:
+    """Return the record of an earlier conversion of a published model, or None."""
+    return WeightsFile.find(cache_folder() / layout / f"{model}.json")
+
+
 def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> WeightsFile:
-    """Return what there is to say of the weights of `model`, converting its checkpoint unless the
-    cache has it or the workload takes it as it is."""
+    """Return the record of the weights of `model`. Its checkpoint is converted, unless the cache
+    has it or the workload converts none."""
     checkpoints = _checkpoints(workload)
     if checkpoints is None:
         reads_pickles = optional(find_workload(workload), "READS_PICKLES")
         return plain_weights.look(model, reads_pickles, VERSION)
     source = checkpoints.locate(model)
-    # A published model goes by its name, so that its checkpoint may be deleted once converted.
+    # A published model is found by its name, so its checkpoint may be deleted after the conversion.
     key = source.name
     if source.kind != "published":
         key += f"-{files.digest_at(source.path)[:16]}"
     folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
-    found = None if _may_be_written(lock) else _cached(record)
-    if found is None:
+    weights = None if _may_be_written(lock) else _cached(record)
+    if weights is None:
         with _locked(lock):
-            found = _cached(record)
-            if found is None:
-                found = _convert(checkpoints, source, folder / f"{key}.safetensors")
-                files.write_json(record, found.as_json())
-    assert found.source
-    here = found.source.model_copy(update={"location": source.location})
-    return found.model_copy(update={"source": here})
+            weights = _cached(record)
+            if weights is None:
+                weights = _convert(checkpoints, source, folder / f"{key}.safetensors")
+                files.write_json(record, weights.as_json())
+    assert weights.source
+    here = weights.source.model_copy(update={"location": source.location})
+    return weights.model_copy(update={"source": here})
 
 
 def _may_be_written(lock: Path) -> bool:
-    """Tell whether this user may take the lock; another's cache may be there for reading only."""
+    """Return whether this user may take the lock; a cache of another user may be read-only."""
     return not lock.parent.exists() or os.access(lock if lock.exists() else lock.parent, os.W_OK)
 
 
 def _cached(record: Path) -> WeightsFile | None:
-    """Return what an earlier conversion left, if its file still has the bytes that it had then."""
+    """Return the record of an earlier conversion, if its file still has the same bytes."""
     if not record.exists():
         return None
     try:
         found = WeightsFile.find(record)
-        # Beside it, wherever the cache is mounted here.
+        # The file is beside the record, wherever the cache is mounted.
         path = record.with_suffix(".safetensors")
         if found is None or found.source is None:
             reason = "its JSON is not what was written"
@@ -226,7 +232,7 @@ def _cached(record: Path) -> WeightsFile | None:
 
 
 def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> WeightsFile:
-    """Write the weights of `source` to `path`; return what there is to say of them."""
+    """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
         made = checkpoints.convert(source, temporary)
     about_source = CheckpointFile(
@@ -248,7 +254,7 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock `path`; it falls with its holder, so nothing needs to be cleaned up."""
+    """Hold the lock `path`. It ends with its process, so nothing needs to be cleaned up."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.open("a").close()

@@ -74,7 +74,7 @@ class Task(NamedTuple):
 
     def options_in(self, dtype: str) -> Any:
         """Return the options to compute with: every residue's values, unrounded."""
-        with plugin_errors.told(self.name, "audited"):
+        with plugin_errors.attributed_to(self.name, "audited"):
             return self.precisions.audited(self.options, dtype)
 
     def costs(self, proteins: Sequence[Protein]) -> Sequence[int]:
@@ -84,7 +84,7 @@ class Task(NamedTuple):
 
     def num_residues(self, protein: Protein) -> int:
         """Return how many residues of a protein get a vector."""
-        with plugin_errors.told(self.name, "num_vectors"):
+        with plugin_errors.attributed_to(self.name, "num_vectors"):
             return self.precisions.num_vectors(protein.payload, self.options)
 
     @property
@@ -232,7 +232,7 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
     it was computed."""
     options = task.options_in(dtype)
     try:
-        with plugin_errors.told(task.name, "load"):
+        with plugin_errors.attributed_to(task.name, "load"):
             model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
         if faults.is_out_of_memory(error):

@@ -70,18 +70,20 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
         UserError: for inputs that cannot be read, as plan does.
     """
     plan = folder.find_plan()
+    named = config.samples or ", ".join(config.inputs)
     if plan is not None:
         if _is_of(plan, config, settings):
             return _planned(folder, plan)
         log.info("%s: inputs or options have changed since; reading the input", folder.plan)
-    read = paths or [Path(path) for path in files_of(config)]
-    for path in read:
+    if paths:
+        told = tuple(map(str, paths))
+        reads = {"samples": told[0]} if config.samples else {"inputs": told}
+        config = config.model_copy(update=reads)
+    for path in map(Path, files_of(config)):
         if not path.is_file():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
-    read_instead = {"inputs": tuple(map(str, paths)), "samples": ""} if paths else {}
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
-        work = _read(Path(name), config.model_copy(update=read_instead))
-    named = config.samples or ", ".join(config.inputs)
+        work = _read(Path(name), config)
     return work._replace(source=f"{named}, read now: there is no plan yet")
 
 

@@ -191,7 +191,7 @@ def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitW
     workload = find_workload(asked.settings.workload)
     if weights is None or not isinstance(workload, TellsWork):
         return None
-    with plugin_errors.told(asked.settings.workload, "unit_work"):
+    with plugin_errors.attributed_to(asked.settings.workload, "unit_work"):
         return workload.unit_work(weights, mean_cost)
 
 

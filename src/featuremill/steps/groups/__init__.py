@@ -13,9 +13,11 @@ from featuremill.step import Command, Made, Name, Project, Section
 from featuremill.steps.tables import Table
 
 KEY = "groups"
+TAKES_SAMPLES = True
 ABOUT = (
     "Groups of records by name, each pooled to one vector: the isoforms of a gene, the cells of a "
-    "type (docs/groups.md). They go to `results/<run>/groups/<name>.parquet`."
+    "type, the records of a sample (docs/groups.md). They go to "
+    "`results/<run>/groups/<name>.parquet`."
 )
 RULES = Path(__file__).with_name("rules.smk")
 COMMANDS = {
@@ -40,11 +42,13 @@ Pools = Annotated[
 class Groups(Section):
     """Which records belong together, and how their vectors become one."""
 
-    table: str
+    table: str | None = None
     """A CSV, TSV or Parquet table with a column of the records' ids; it may be that of the
-    inputs."""
-    column: str
-    """Its column of groups, such as a gene or a type of cell."""
+    inputs. In a project with samples it has a column `sample`, too, and its groups are within a
+    sample; if not given, groups are of samples."""
+    column: str | None = None
+    """Its column of groups, such as a gene or a type of cell. Without a table, a column of the
+    sheet of samples, such as a site; if not given, each sample is a group."""
     pool: Pools = ("mean",)
     """`mean`, `max` or `sum` over the members' vectors, or several of these."""
     of: str | None = None
@@ -55,8 +59,9 @@ class Groups(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill groups`."""
-        vectors = [f"--vectors={self.vectors}"] if self.vectors else []
-        return [f"--column={self.column}", *vectors, "--pool", *self.pool]
+        told = {"column": self.column, "vectors": self.vectors}
+        words = [f"--{key}={value}" for key, value in told.items() if value is not None]
+        return [*words, "--pool", *self.pool]
 
 
 SECTION = dict[Name, Groups]
@@ -65,31 +70,42 @@ SECTION = dict[Name, Groups]
 def problems(
     asked: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield features that there are not."""
+    """Yield features that there are not, and what says no groups."""
     for name, one in asked.items():
         try:
-            project.features_of(one.of)
+            of = project.features_of(one.of)
         except UserError as error:
             yield (name, "of"), str(error)
+            continue
+        if one.table and not one.column:
+            yield (name, "table"), "name its column of groups, too, with column:"
+        elif not one.table and not project.samples and of in project.features.values():
+            yield (name,), "name a table with groups, and a column of it."
 
 
 def problems_of_files(
     asked: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a column that the table lacks, and vectors that the features will not have."""
+    """Yield a column that the table or the sheet lacks, and vectors that the features will not
+    have."""
     from featuremill import features
-    from featuremill.inputs import labels
+    from featuremill.inputs import labels, samples
 
     for name, one in asked.items():
+        of = project.features_of(one.of)
+        is_ours = of in project.features.values()
+        sheet = Path(project.samples) if is_ours and project.samples else None
+        of_samples = bool(sheet) or (not is_ours and features.has_samples(of))
         try:
-            if Path(one.table).exists():
-                labels.check(Path(one.table), one.column)
+            if one.table and one.column and Path(one.table).exists():
+                labels.check(Path(one.table), one.column, of_samples)
+            elif sheet and one.column and sheet.exists():
+                samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:
             yield (name, "column"), str(error)
         ahead = project.ahead(one.of or next(iter(project.features)))
         try:
             if ahead:
-                of = project.features_of(one.of)
                 features.chosen(ahead.schema, one.vectors, of, "vectors:")
         except UserError as error:
             yield (name, "vectors"), str(error)
@@ -98,6 +114,10 @@ def problems_of_files(
 def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
     """Return each table, with the members of its groups and what it was made of."""
     return [
-        TABLE.made(name, project, [one.table, f"{project.features_of(one.of)}/manifest.json"])
+        TABLE.made(
+            name,
+            project,
+            [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
+        )
         for name, one in asked.items()
     ]

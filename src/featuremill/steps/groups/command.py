@@ -12,8 +12,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill groups`."""
     add = parser.add_argument
     add("run_folder", type=Path, help="results/<run>: its records are pooled")
-    add("--table", type=Path, required=True, help="CSV, TSV or Parquet with ids")
-    add("--column", required=True, help="its column of groups, such as a gene")
+    add(
+        "--table", type=Path, help="CSV, TSV or Parquet with ids (and samples, where a run has any)"
+    )
+    add(
+        "--column",
+        help="its column of groups, such as a gene; without a table, one of the sheet of samples "
+        "(default: each sample)",
+    )
     add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
     add("--pool", nargs="+", choices=POOLS, default=["mean"], help="one or several (default mean)")
     add(

@@ -1,6 +1,7 @@
 # groups: the vectors of the records of a group become one.
 #
-#   in    manifest.json of the features, which says that they are finished; the table of groups
+#   in    manifest.json of the features, which says that they are finished; the table of groups, if
+#         these are not the samples'
 #   out   results/<run>/groups/<name>.parquet, <name>.members.tsv and <name>.json
 
 from featuremill import SNAKEFILE
@@ -14,7 +15,7 @@ rule groups:
         manifest=lambda wildcards: (
             mill.project.features_of(groups_asked[wildcards.groups].of) + "/manifest.json"
         ),
-        table=lambda wildcards: groups_asked[wildcards.groups].table,
+        table=lambda wildcards: [*filter(None, [groups_asked[wildcards.groups].table])],
     output:
         table=groups.TABLE.of("{groups}", mill.project),
         members=f"{mill.project.folder}/groups/{{groups}}.members.tsv",
@@ -29,7 +30,8 @@ rule groups:
         mem_mb=2000,
     params:
         run=subpath(input.manifest, parent=True),
+        table=lambda wildcards, input: [f"--table={path}" for path in input.table],
         options=lambda wildcards: groups_asked[wildcards.groups].words,
     shell:
-        "exec featuremill groups {params.run:q} --table {input.table:q} {params.options:q}"
+        "exec featuremill groups {params.run:q} {params.table:q} {params.options:q}"
         " --output {output.table:q} --log-file {log:q}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -22,8 +22,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
-from featuremill.base.words import counted, records
-from featuremill.features import Features
+from featuremill.base.words import counted, listed, records
+from featuremill.features import Features, split_id
 from featuremill.inputs import labels
 from featuremill.steps.groups import TABLE, Pool
 from featuremill.store.files import replacing, sha256_of, write_json
@@ -39,8 +39,8 @@ class Chosen(NamedTuple):
     """What is asked for."""
 
     run_folder: Path
-    table: Path
-    column: str
+    table: Path | None
+    column: str | None
     vectors: str | None
     pool: Sequence[Pool]
     output: Path
@@ -53,6 +53,26 @@ class Member(NamedTuple):
     group: str
     status: str
     """`pooled`, or why it is not."""
+
+
+class Grouping(NamedTuple):
+    """Which records are of which group."""
+
+    columns: Sequence[str]
+    """What tells groups apart; in a table of records of samples, also the sample."""
+    keys: Sequence[Sequence[str]]
+    """The values of these columns, for each group."""
+    number_of: Callable[[str], int | None]
+    """Returns the number of a record's group; None where it has none."""
+    ids: Sequence[str]
+    """Those that a table names; none where the groups are of samples."""
+    num_empty: int
+    """Rows of the table, or samples, without a group."""
+
+    def name_of(self, id: str) -> str:
+        """Return what the group of a record is called, "" where it has none."""
+        number = self.number_of(id)
+        return "" if number is None else self.keys[number][-1]
 
 
 class Sums:
@@ -88,64 +108,105 @@ def pool(chosen: Chosen) -> None:
     if chosen.output.suffix != ".parquet":
         raise UserError(f"{chosen.output}: the table is a .parquet; give such a name.")
     of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    group_of, num_empty = labels.read(chosen.table, chosen.column, None)
-    names = dict.fromkeys(label.name for label in group_of.values())
-    number_of = {name: number for number, name in enumerate(names)}
-    missing_G = np.zeros(len(number_of), np.int64)
-    sums = Sums(len(number_of), of.width)
+    grouping = _grouping(of, chosen)
+    missing_G = np.zeros(len(grouping.keys), np.int64)
+    sums = Sums(len(grouping.keys), of.width)
     counts = Counter[str]()
     card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with replacing(table) as table_path, replacing(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-            rows.writerow(Member._fields)
-            for member in _members(of, group_of, number_of, sums):
+            rows.writerow([*of.id_columns, *Member._fields[1:]])
+            for member in _members(of, grouping, sums):
                 is_pooled = member.status == POOLED
                 counts[POOLED if is_pooled else "missing" if member.group else NO_GROUP] += 1
-                if member.group and not is_pooled:
-                    missing_G[number_of[member.group]] += 1
-                rows.writerow(one_line(cell) for cell in member)
-        _refuse_none(chosen, of, group_of, counts)
-        _write(table_path, list(number_of), sums, missing_G, chosen.pool)
+                if not is_pooled and (number := grouping.number_of(member.id)) is not None:
+                    missing_G[number] += 1
+                id = split_id(member.id) if of.has_samples else (member.id,)
+                rows.writerow(one_line(cell) for cell in (*id, *member[1:]))
+        if not counts[POOLED]:
+            raise _none_pooled(chosen, of, grouping)
+        _write(table_path, grouping, sums, missing_G, chosen.pool)
         told = _card(chosen, of, counts)
         told["counts"] |= {
             "groups": int((sums.counts_G > 0).sum()),
             "groups_without_vector": int((sums.counts_G == 0).sum()),
             "incomplete_groups": int(((sums.counts_G > 0) & (missing_G > 0)).sum()),
-            "rows_without_group": num_empty,
+            "rows_without_group": grouping.num_empty,
         }
         write_json(card, told)
     _say(chosen, told["counts"])
 
 
-def _members(
-    of: Features,
-    group_of: Mapping[str, labels.Label],
-    number_of: Mapping[str, int],
-    sums: Sums,
-) -> Iterator[Member]:
+def _grouping(of: Features, chosen: Chosen) -> Grouping:
+    """Return the groups of the table, or of the samples."""
+    if chosen.table is None:
+        return _of_samples(of, chosen.column or labels.SAMPLE)
+    if chosen.column is None:
+        raise UserError(f"{chosen.table}: name its column of groups with --column.")
+    found, num_empty = labels.read(chosen.table, chosen.column, None, of.has_samples)
+    key_of = {
+        id: (split_id(id)[0], label.name) if of.has_samples else (label.name,)
+        for id, label in found.items()
+    }
+    keys = list(dict.fromkeys(key_of.values()))
+    number = {key: number for number, key in enumerate(keys)}
+    number_of = {id: number[key] for id, key in key_of.items()}
+    columns = [*of.id_columns[:-1], "group"]
+    return Grouping(columns, keys, number_of.get, list(found), num_empty)
+
+
+def _of_samples(of: Features, column: str) -> Grouping:
+    about = of.samples()
+    if not about:
+        raise UserError(
+            f"{of.name}: it is a run without samples, whose sheet could have groups; name a table "
+            "with --table."
+        )
+    if column not in about:
+        raise UserError(
+            f"{of.name}: its sheet of samples has no column {column!r}; it has {listed(about)}."
+        )
+    names = [name for name in dict.fromkeys(about[column]) if name]
+    number = {name: number for number, name in enumerate(names)}
+    number_of = {
+        sample: number[name]
+        for sample, name in zip(about[labels.SAMPLE], about[column], strict=True)
+        if name
+    }
+    return Grouping(
+        ["group"],
+        [(name,) for name in names],
+        lambda full: number_of.get(split_id(full)[0]),
+        [],
+        about[column].count(""),
+    )
+
+
+def _members(of: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
     """Yield what becomes of each record and of each id of the table, and add up the vectors."""
-    left = dict.fromkeys(group_of)
+    left = dict.fromkeys(grouping.ids)
     progress, num_read = Progress(log, "adding up"), 0
     for ids, vectors in of.blocks():
-        is_of_a_group = [id in group_of for id in ids]
+        numbers = [grouping.number_of(id) for id in ids]
+        is_of_a_group = [number is not None for number in numbers]
         _refuse_not_finite(of, list(compress(ids, is_of_a_group)), vectors[is_of_a_group])
-        for id, vector_E in zip(ids, vectors, strict=True):
+        for id, number, vector_E in zip(ids, numbers, vectors, strict=True):
             left.pop(id, None)
-            if id in group_of:
-                name = group_of[id].name
-                sums.add(number_of[name], vector_E)
-                yield Member(id, name, POOLED)
+            if number is not None:
+                sums.add(number, vector_E)
+                yield Member(id, grouping.name_of(id), POOLED)
             else:
                 yield Member(id, "", NO_GROUP)
         num_read += len(ids)
         progress.at(num_read, of.num_rows)
     for failure in of.failures():
         left.pop(failure.id, None)
-        name = group_of[failure.id].name if failure.id in group_of else ""
-        yield Member(failure.id, name, f"{failure.status}: {failure.reason}")
+        yield Member(
+            failure.id, grouping.name_of(failure.id), f"{failure.status}: {failure.reason}"
+        )
     for id in left:
-        yield Member(id, group_of[id].name, NO_RECORD)
+        yield Member(id, grouping.name_of(id), NO_RECORD)
 
 
 def _refuse_not_finite(of: Features, ids: Sequence[str], vectors: features.Matrix) -> None:
@@ -157,21 +218,22 @@ def _refuse_not_finite(of: Features, ids: Sequence[str], vectors: features.Matri
         )
 
 
-def _refuse_none(
-    chosen: Chosen, of: Features, group_of: Mapping[str, labels.Label], counts: Counter[str]
-) -> None:
-    if not counts[POOLED]:
-        theirs = of.ids_of(np.arange(1))[0]
-        raise UserError(
-            f"{chosen.table}: none of its {len(group_of):,} ids has features in {of.name}: its "
-            f"first is {clipped(next(iter(group_of)))!r}, the run's first is {clipped(theirs)!r}; "
-            "write the ids as the run has them."
+def _none_pooled(chosen: Chosen, of: Features, grouping: Grouping) -> UserError:
+    if not grouping.ids:
+        return UserError(
+            f"{of.name}: no sample with features has a group in {chosen.column!r}; fill it in."
         )
+    theirs = of.ids_of(np.arange(1))[0]
+    return UserError(
+        f"{chosen.table}: none of its {len(grouping.ids):,} ids has features in {of.name}: its "
+        f"first is {clipped(grouping.ids[0])!r}, the run's first is {clipped(theirs)!r}; "
+        "write the ids as the run has them."
+    )
 
 
 def _write(
     path: Path,
-    names: Sequence[str],
+    grouping: Grouping,
     sums: Sums,
     missing_G: npt.NDArray[np.int64],
     pools: Sequence[Pool],
@@ -180,8 +242,11 @@ def _write(
     import pyarrow.parquet as pq
 
     chosen_G = np.flatnonzero(sums.counts_G)
+    keys = [grouping.keys[number] for number in chosen_G.tolist()]
     columns: dict[str, pa.Array] = {
-        "group": pa.array([names[number] for number in chosen_G.tolist()]),
+        name: pa.array([key[place] for key in keys]) for place, name in enumerate(grouping.columns)
+    }
+    columns |= {
         "members": pa.array(sums.counts_G[chosen_G]),
         "missing": pa.array(missing_G[chosen_G]),
     }
@@ -193,12 +258,12 @@ def _write(
 
 
 def _card(chosen: Chosen, of: Features, counts: Mapping[str, int]) -> dict[str, Any]:
-    made_of = [chosen.table, chosen.run_folder / "manifest.json"]
+    made_of = [*filter(None, [chosen.table]), chosen.run_folder / "manifest.json"]
     return {
         "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
-        "table": str(chosen.table),
-        "column": chosen.column,
+        "table": chosen.table and str(chosen.table),
+        "column": chosen.column or labels.SAMPLE,
         "of": {"run": of.name, "recipe": of.recipe, "column": of.column},
         "pool": list(chosen.pool),
         "counts": {

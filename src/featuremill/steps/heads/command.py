@@ -1,6 +1,6 @@
 """head: classifiers on the features of finished runs.
 
-`train` fits one to labelled records, `import` takes over one of VirNucPro's, `predict` applies
+`train` fits one to labelled records, `import` converts one of VirNucPro's, `predict` applies
 either. A head is a folder; features and results of runs are only read.
 """
 
@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
-    """Add what `featuremill head` can do; return the parsers of that."""
+    """Add the subcommands of `featuremill head`; return their parsers."""
     acts = parser.add_subparsers(dest="act", required=True, metavar="train|import|predict")
     return [_add_train(acts), _add_import(acts), _add_predict(acts)]
 
@@ -31,16 +31,17 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
     add(
         "--labels",
         type=Path,
-        required=True,
         metavar="TABLE",
-        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups",
+        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups; of "
+        "runs with samples also a column sample (without TABLE, the columns are those of the sheet "
+        "of samples)",
     )
     add("--column", required=True, help="the column of the classes")
     add(
         "--group",
         metavar="COLUMN",
         help="records that have the same value here, such as a genus, are never on both sides of a "
-        "fold (default: each record by itself)",
+        "fold (default: each record by itself, or each sample)",
     )
     add(
         "--fragments",
@@ -135,7 +136,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill head`."""
+    """Run `featuremill head`."""
     if arguments.act == "train":
         from featuremill.steps.heads import train
 

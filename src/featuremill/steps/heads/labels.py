@@ -1,10 +1,93 @@
-"""The labels of contigs, as those of their fragments."""
+"""The labels of what has features: of records, of contigs and so of their fragments, of samples."""
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
-from featuremill.inputs.labels import Label
+import numpy as np
+
+from featuremill.base.errors import UserError
+from featuremill.base.words import listed
+from featuremill.features import Features, split_id
+from featuremill.inputs import labels
+from featuremill.inputs.labels import SAMPLE, Label
+from featuremill.steps.heads import card
+from featuremill.store.files import sha256_of
+
+
+class Labels(NamedTuple):
+    """Labels by id; of samples, by `<sample>/<id>`."""
+
+    of_id: dict[str, Label]
+    num_empty: int
+    """Rows of the table, or samples, that have none."""
+    used: card.TableUsed
+    """Where they are from."""
+
+
+def read(of: Features, table: Path | None, column: str, group: str | None) -> Labels:
+    """Return the labels in `table` or, without one, those of the samples of these features, which
+    their sheet has in `column`. Of samples, `group` may be a column of the sheet, too, and is the
+    sample if there is none.
+
+    Raises:
+        UserError: when there is no such table or column, or a row is wrong.
+    """
+    about = of.samples()
+    if table is None:
+        return _of_samples(of, about, column, group)
+    group_of: dict[str, str] = {}
+    if group in about and group not in labels.names_of(table):
+        group_of = dict(zip(about[SAMPLE], about[group], strict=True))
+    by = None if group_of else group
+    found, num_empty = labels.read(table, column, by, of.has_samples)
+    if group_of:
+        for id, label in found.items():
+            sample, _ = split_id(id)
+            if not (name := group_of.get(sample, sample)):
+                raise _without_group(sample, group)
+            found[id] = label._replace(group=name)
+    used = card.TableUsed(file=str(table), sha256=sha256_of(table), column=column)
+    used = used.model_copy(update={"group": group or (SAMPLE if of.has_samples else None)})
+    return Labels(found, num_empty, used)
+
+
+def _without_group(sample: str, group: str | None) -> UserError:
+    return UserError(
+        f"sample {sample!r} has no {group} in the sheet of samples; give it one (its own name, "
+        "where it has no relatives)."
+    )
+
+
+def _of_samples(
+    of: Features, about: dict[str, list[str]], column: str, group: str | None
+) -> Labels:
+    if not about:
+        raise UserError(
+            f"{of.name}: it is a run without samples, whose sheet could have {column!r}; name a "
+            "table with --labels."
+        )
+    group = group or SAMPLE
+    for name in (column, group):
+        if name not in about:
+            raise UserError(
+                f"{of.name}: its sheet of samples has no column {name!r}; it has {listed(about)}."
+            )
+    of_sample: dict[str, Label] = {}
+    for sample, label, its_group in zip(about[SAMPLE], about[column], about[group], strict=True):
+        if label and not its_group:
+            raise _without_group(sample, group)
+        if label:
+            of_sample[sample] = Label(label, its_group, 0)
+    if not of_sample:
+        raise UserError(f"{of.name}: no sample has a label in {column!r}; fill it in.")
+    ids = chain(of.ids_of(np.arange(of.num_rows)), (failure.id for failure in of.failures()))
+    found = {id: of_sample[sample] for id in ids if (sample := split_id(id)[0]) in of_sample}
+    sheet = of.delivery.inputs[0]
+    used = card.TableUsed(file=sheet.path, sha256=sheet.sha256, column=column, group=group)
+    return Labels(found, len(about[SAMPLE]) - len(of_sample), used)
 
 
 def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, Label], int]:
@@ -14,18 +97,14 @@ def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, L
     Raises:
         UserError: when that is no finished translation.
     """
-    import pyarrow.parquet as pq
-
-    from featuremill.steps.translate.folder import whole
-    from featuremill.steps.translate.names import FRAGMENTS
+    from featuremill.steps.translate.folder import fragments, whole
 
     whole(translated)
     labelled: dict[str, Label] = {}
     without = set(found)
-    with pq.ParquetFile(translated / FRAGMENTS) as file:
-        for batch in file.iter_batches(columns=["id", "contig"]):
-            for id, contig in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                if contig in found:
-                    labelled[id] = found[contig]
-                    without.discard(contig)
+    for some in fragments(translated, ["id", "contig"]):
+        for id, contig in zip(*(column.to_pylist() for column in some.columns), strict=True):
+            if contig in found:
+                labelled[id] = found[contig]
+                without.discard(contig)
     return labelled, len(without)

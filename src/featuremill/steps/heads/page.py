@@ -1,10 +1,10 @@
-"""The page of a head: how good it is, what it confuses with what, and what it was made of."""
+"""The page of a head: its figures, confusion matrix and provenance."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import altair as alt
 
@@ -14,6 +14,9 @@ from featuremill.report.chart import categories
 from featuremill.report.page import write_of
 from featuremill.steps.heads.card import MISSING, Card
 from featuremill.workload.figures import Figure, Panel, drawn, specification, values
+
+if TYPE_CHECKING:
+    from featuremill.steps.heads.train import OfSample
 
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
@@ -43,23 +46,26 @@ TERMS = (
     ),
 )
 MOST_TEXT = 30
+MOST_SAMPLES = 200
+"""Rows of the table of samples."""
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
-"""The least and the most side of a cell of the confusion matrix."""
+"""The least and the largest side of a cell of the confusion matrix, in pixels."""
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
-"""Pixels of a cell in which its count fits."""
+"""The least side of a cell with a count, in pixels."""
 
 
-def write_page(path: Path, name: str, card: Card) -> None:
-    """Write the page of the head called `name` to `path`."""
+def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = ()) -> None:
+    """Write the page of the head called `name` to `path`, with the figures of `samples`."""
+    shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
         verb="head",
         title=name,
         lead=_lead(card),
-        warnings=[told] if (told := warning_of(card)) else [],
+        warnings=[warning] if (warning := warning_of(card)) else [],
         scores=[
             (
                 NAMES[key],
@@ -74,11 +80,13 @@ def write_page(path: Path, name: str, card: Card) -> None:
         card=card,
         table=list(zip(card.classes, card.confusion, strict=True)),
         missing=MISSING,
+        samples=sorted(shown),
+        num_samples=len(samples),
     )
 
 
 def warning_of(card: Card) -> str:
-    """Return what is to be known before predictions are used; "" where there is nothing."""
+    """Return a warning to read before predictions are used; "" for none."""
     if card.is_guessing:
         _, low, high = card.scores["auc"]
         return (
@@ -106,7 +114,7 @@ def _lead(card: Card) -> str:
 
 
 def _setting(card: Card) -> str:
-    """Return the setting that was chosen, and whether it is the first or the last of all."""
+    """Return the chosen setting, and whether it is the first or the last of all."""
     ((name, value),) = card.setting.items()
     first, last = card.setting_bounds
     place = {first: ", the first", last: ", the last"}.get(value, "")
@@ -214,7 +222,7 @@ def confusion_figure(
     classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_what: str
 ) -> Figure:
     """Return the confusion matrix: how many of each class (rows) were predicted as each (columns).
-    `of_what` ends the sentence that begins with how many are right of."""
+    `of_what` ends the sentence about how many are right."""
     rows: list[dict[str, Any]] = []
     names = [clipped(name, MOST_TEXT) for name in classes]
     for true, counts in zip(names, counts_CC, strict=True):

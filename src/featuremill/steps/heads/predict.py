@@ -1,4 +1,4 @@
-"""predict: the class of each record by its features, with a score a class."""
+"""predict: the class of each record by its features, with a score for each class."""
 
 from __future__ import annotations
 
@@ -19,25 +19,34 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed, records
 from featuremill.steps.heads import card, held_out, network
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
+from featuremill.steps.heads.joined import (
+    CHOOSING,
+    Joined,
+    Lacking,
+    Source,
+    id_cells,
+    id_columns,
+    lacking_writer,
+    spread,
+)
 from featuremill.steps.heads.virnucpro import FileFeatures, open_files
 from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
 
 MOST_DIFFERENCES = 3
-"""Settings that are named where two recipes differ in many."""
+"""Settings that a message lists if two recipes differ in many."""
 log = logging.getLogger("featuremill.head")
 
 
 class Counts(NamedTuple):
-    """What became of the records."""
+    """Counts of the records."""
 
     predicted: int
     missing: int
 
 
 def missing_of(output: Path) -> Path:
-    """Return where the records are listed that have no prediction."""
+    """Return the path of the list of records without a prediction."""
     return output.with_suffix(".missing.tsv")
 
 
@@ -48,12 +57,11 @@ def predict(
     columns: Sequence[str] = (),
     takes_any_recipe: bool = False,
 ) -> Counts:
-    """Write the predictions of the head in `folder` for `runs` to `output`, and beside it the
-    records that have none. Records that the head was trained on get the scores of heads that did
-    not see their group.
+    """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
+    one beside it. Records of the training get the scores of heads that did not see their group.
 
     Raises:
-        UserError: when the head, the features or the output are not fit for it.
+        UserError: the head, the features or the output cannot be used.
     """
     if output.suffix not in WRITERS:
         raise UserError(
@@ -70,15 +78,14 @@ def predict(
     with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
-            WRITERS[output.suffix](temporary, head) as write,
+            WRITERS[output.suffix](temporary, head, joined.has_samples) as write,
         ):
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow(Lacking._fields)
+            write_lacking = lacking_writer(file, joined.has_samples)
 
             def tell(lacking: Lacking) -> None:
                 nonlocal num_missing
                 num_missing += 1
-                table.writerow([one_line(text) for text in lacking])
+                write_lacking(lacking)
 
             for ids, vectors in joined.blocks(tell):
                 scores_NC = network.softmax(network.logits(tensors, vectors))
@@ -113,8 +120,8 @@ def predict(
 def _opened(
     runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
 ) -> list[Source]:
-    """Return the features in the order of `runs`; VirNucPro's files of one layout are one of them,
-    where the first of these stands."""
+    """Return the features in the order of `runs`. VirNucPro's files of one layout are one of them,
+    at the place of the first file."""
     opened = open_files([run for run in runs if run.is_file()])
     of_file = {path: files for files in opened for path in files.paths}
     sources: list[FileFeatures | Path] = []
@@ -135,12 +142,12 @@ def _opened(
 
 
 def _told(head: card.Card) -> str:
-    """Return in words which features a head takes."""
-    told = [
+    """Return in words the features that a head takes."""
+    texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
         for part in head.features
     ]
-    return listed(told) + (" side by side" if len(told) > 1 else "")
+    return listed(texts) + (" side by side" if len(texts) > 1 else "")
 
 
 def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
@@ -172,7 +179,7 @@ def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path
 
 
 def differences(ours: Settings | None, theirs: Settings | None) -> str:
-    """Return in words how two recipes differ; "" where that is not known."""
+    """Return in words how two recipes differ; "" if unknown."""
     if not ours or not theirs:
         return ""
     one, other = _flat(ours), _flat(theirs)
@@ -185,8 +192,8 @@ def differences(ours: Settings | None, theirs: Settings | None) -> str:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    told = settings.as_json()
-    return {**told.pop("options", {}), **told}
+    content = settings.as_json()
+    return {**content.pop("options", {}), **content}
 
 
 Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]
@@ -198,10 +205,10 @@ def _columns(head: card.Card) -> list[str]:
 
 
 @contextmanager
-def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
+def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["id", "class", *_columns(head), held_out.COLUMN])
+        table.writerow([*id_columns(has_samples), "class", *_columns(head), held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
@@ -209,13 +216,13 @@ def _tsv(path: Path, head: card.Card) -> Iterator[Write]:
             names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
                 texts = [f"{score:.9g}" for score in scores]
-                table.writerow([one_line(id), name, *texts, is_seen])
+                table.writerow([*map(one_line, id_cells(id, has_samples)), name, *texts, is_seen])
 
         yield write
 
 
 @contextmanager
-def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
+def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -223,7 +230,7 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = {"id": pa.string(), "class": pa.string()}
+    columns = dict.fromkeys([*id_columns(has_samples), "class"], pa.string())
     columns |= dict.fromkeys(_columns(head), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
@@ -233,8 +240,9 @@ def _parquet(path: Path, head: card.Card) -> Iterator[Write]:
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
             names = [head.classes[number] for number in scores_NC.argmax(1)]
+            cells = zip(*(id_cells(id, has_samples) for id in ids), strict=True)
             arrays = [
-                pa.array(ids),
+                *map(pa.array, cells),
                 pa.array(names),
                 *map(pa.array, scores_NC.T.copy()),
                 pa.array(seen),

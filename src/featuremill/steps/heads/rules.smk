@@ -14,7 +14,7 @@ heads_predicted = {
     for table, runs in heads.predicted(name, head, mill.project).items()
 }
 heads_environment = str(Path(SNAKEFILE).parent / "envs" / "esm2.yaml")
-heads_trained = "|".join(re.escape(name) for name, head in heads_asked.items() if head.labels)
+heads_trained = "|".join(re.escape(name) for name, head in heads_asked.items() if not head.folder)
 
 
 def manifests_trained_on(wildcards):
@@ -50,7 +50,7 @@ rule head_train:
     input:
         manifests=manifests_trained_on,
         translation=translation_trained_on,
-        labels=lambda wildcards: heads_asked[wildcards.head].labels,
+        labels=lambda wildcards: [*filter(None, [heads_asked[wildcards.head].labels])],
     output:
         multiext(
             f"{mill.project.folder}/heads/{{head}}/",
@@ -70,13 +70,14 @@ rule head_train:
     params:
         folder=subpath(output.card, parent=True),
         runs=folders_of_features,
+        labels=lambda wildcards, input: [f"--labels={path}" for path in input.labels],
         fragments=lambda wildcards, input: [
             f"--fragments={Path(path).parent}" for path in input.translation
         ],
         options=lambda wildcards: heads_asked[wildcards.head].words,
     shell:
         "exec featuremill head train {params.runs:q} {params.options:q} {params.fragments:q}"
-        " --labels {input.labels:q} --output {params.folder:q} --threads {threads}"
+        " {params.labels:q} --output {params.folder:q} --threads {threads}"
         " --log-file {log:q}"
 
 

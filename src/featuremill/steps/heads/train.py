@@ -1,8 +1,7 @@
-"""train: fit a head to the features of labelled records, and say how good it is."""
+"""train: fits a head to the features of labelled records, and measures it."""
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -15,10 +14,10 @@ import numpy.typing as npt
 from featuremill import features
 from featuremill.base import this_process
 from featuremill.base.errors import UserError
-from featuremill.base.text import clipped, one_line
+from featuremill.base.text import clipped
 from featuremill.base.words import counted, listed, records
-from featuremill.features import Matrix
-from featuremill.inputs import labels
+from featuremill.features import Matrix, split_id
+from featuremill.inputs.labels import Label
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
     Classifier,
@@ -30,30 +29,48 @@ from featuremill.steps.heads.fitting import (
     outer_folds,
 )
 from featuremill.steps.heads.intervals import Estimate, bootstrap
-from featuremill.steps.heads.joined import CHOOSING, Joined, Lacking, Source, spread
-from featuremill.steps.heads.labels import of_fragments
-from featuremill.store.files import replacing_folder, sha256_of
+from featuremill.steps.heads.joined import (
+    CHOOSING,
+    Joined,
+    Lacking,
+    Source,
+    lacking_writer,
+    spread,
+)
+from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.store.files import replacing_folder
 from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
-"""Of a class: one is judged, one chooses the setting and calibrates, one is learnt from."""
+"""Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
+learn."""
 log = logging.getLogger("featuremill.head")
 
 
 class Chosen(NamedTuple):
-    """What is asked for."""
+    """The arguments of `head train`."""
 
     runs: Sequence[Path]
-    labels: Path
+    labels: Path | None
+    """The table; without one, `column` is a column of the sheet of samples."""
     column: str
     group: str | None
     fragments: Path | None
-    """A translation's folder, where the labels are of its contigs."""
+    """The folder of a translation, if the labels are of its contigs."""
     kind: Literal["logistic", "mlp"]
     vectors: Sequence[str]
     output: Path
     seed: int
     threads: int
+
+
+class OfSample(NamedTuple):
+    """The labelled records of a sample."""
+
+    sample: str
+    records: int
+    right: int
+    """Records with a correct prediction by a head that did not see their group."""
 
 
 class Examples(NamedTuple):
@@ -70,12 +87,17 @@ def train(chosen: Chosen) -> card.Card:
     """Train a head, write it and return its card.
 
     Raises:
-        UserError: when runs or labels are not fit for it.
+        UserError: runs or labels cannot be used.
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
-    found, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
-    if chosen.fragments:
+    columns = spread(chosen.vectors, len(chosen.runs))
+    parts = [
+        features.open(run, column, choosing=CHOOSING)
+        for run, column in zip(chosen.runs, columns, strict=True)
+    ]
+    found, num_empty, used = read(parts[0], chosen.labels, chosen.column, chosen.group)
+    if chosen.fragments and chosen.labels:  # labels of samples are those of fragments, too
         found, num_without = of_fragments(found, chosen.fragments)
         if not found:
             raise UserError(
@@ -85,17 +107,12 @@ def train(chosen: Chosen) -> card.Card:
         if num_without:
             says = counted(num_without, "labelled contig has", "labelled contigs have")
             log.warning("%s no fragment in %s.", says, chosen.fragments)
-        chosen = chosen._replace(group=chosen.group or "contig")
-    columns = spread(chosen.vectors, len(chosen.runs))
-    parts = [
-        features.open(run, column, choosing=CHOOSING)
-        for run, column in zip(chosen.runs, columns, strict=True)
-    ]
+        used = used.model_copy(update={"group": used.group or "contig"})
     joined = Joined(parts, found)
     missing: list[Lacking] = []
-    examples = _examples(joined, found, chosen, missing)
-    missing += _without_record(joined, found, examples.ids, missing, chosen.labels)
-    _refuse_unfit(examples, chosen)
+    examples = _examples(joined, found, used, missing)
+    missing += _without_record(joined, found, examples.ids, missing, used)
+    _refuse_unfit(examples, used)
 
     import torch
 
@@ -106,7 +123,7 @@ def train(chosen: Chosen) -> card.Card:
         records(len(examples.ids)),
         counted(len(examples.classes), "class", "classes"),
         f"{joined.width:,}",
-        f"no {chosen.group} is on both sides of a fold" if chosen.group else "folds by record",
+        f"no {used.group} is on both sides of a fold" if used.group else "folds by record",
     )
     scores_NC = out_of_fold(kind, examples.x_NF, examples.y_N, examples.groups_N)
     scores, confusion = judged(scores_NC, examples)
@@ -122,7 +139,7 @@ def train(chosen: Chosen) -> card.Card:
     from featuremill.steps.heads.page import write_page
 
     with replacing_folder(chosen.output) as folder:
-        _write_missing(folder / card.MISSING, missing)
+        _write_missing(folder / card.MISSING, missing, joined.has_samples)
         made = card.Card(
             version=card.Card.NEWEST,
             kind=chosen.kind,
@@ -142,6 +159,7 @@ def train(chosen: Chosen) -> card.Card:
                 folder / card.HELD_OUT,
                 _held_out(examples, scores_NC, parts[0]),
                 examples.classes,
+                joined.has_samples,
             ),
             counts=counts,
             scores={name: [*estimate] for name, estimate in scores.items()},
@@ -163,24 +181,32 @@ def train(chosen: Chosen) -> card.Card:
             confusion=confusion.tolist(),
             setting={kind.setting: fitted.setting},
             setting_bounds=[*kind.bounds],
-            labels=card.TableUsed(
-                file=str(chosen.labels),
-                sha256=sha256_of(chosen.labels),
-                column=chosen.column,
-                group=chosen.group,
-            ),
+            labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
             versions=this_process.versions(),
         )
-        write_page(folder / card.PAGE, chosen.output.name, made)
+        by_sample = _by_sample(examples, scores_NC) if joined.has_samples else []
+        write_page(folder / card.PAGE, chosen.output.name, made, by_sample)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
     return made
 
 
+def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[OfSample]:
+    """Return how many records of each sample have a correct prediction, in the order of the
+    samples."""
+    samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
+    is_right = scores_NC.argmax(1) == examples.y_N
+    counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
+    return [
+        OfSample(sample, num, int(right))
+        for sample, (num, right) in zip(samples.tolist(), counts, strict=True)
+    ]
+
+
 def _examples(
-    joined: Joined, found: dict[str, labels.Label], chosen: Chosen, missing: list[Lacking]
+    joined: Joined, found: dict[str, Label], used: card.TableUsed, missing: list[Lacking]
 ) -> Examples:
     ids: list[str] = []
     lots: list[Matrix] = []
@@ -190,8 +216,8 @@ def _examples(
     if not ids:
         theirs = joined.first_id()
         raise UserError(
-            f"{chosen.labels}: none of its {len(found):,} ids has features in "
-            f"{listed(str(run) for run in chosen.runs)}: its first is "
+            f"{used.file}: none of its {len(found):,} ids has features in {joined.name}: its "
+            "first is "
             f"{clipped(next(iter(found)))!r}, the run's first is {clipped(theirs)!r}; write the "
             "ids as the run has them."
         )
@@ -217,23 +243,23 @@ def _held_out(
 
 def _without_record(
     joined: Joined,
-    found: dict[str, labels.Label],
+    found: dict[str, Label],
     ids: Sequence[str],
     missing: Sequence[Lacking],
-    table: Path,
+    used: card.TableUsed,
 ) -> list[Lacking]:
-    """Return the labelled ids of which the first run has no vector."""
+    """Return the labelled ids without a vector in the first run."""
     known = {*ids, *(lacking.id for lacking in missing)}
     return [
-        joined.lacking_in_first(id, f"it has no such record (labelled in {table}:{label.line})")
+        joined.lacking_in_first(id, f"it has no such record (labelled in {used.file}:{label.line})")
         for id, label in found.items()
         if id not in known
     ]
 
 
-def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
-    """Raise UserError where classes and groups are such that nothing can be learned or judged."""
-    where, group = f"{chosen.labels}: {chosen.column!r}", chosen.group
+def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
+    """Raise UserError if classes and groups are too few to learn or to measure."""
+    where, group = f"{used.file}: {used.column!r}", used.group
     if len(examples.classes) == 1:
         raise UserError(
             f"{where} is {clipped(examples.classes[0])!r} in all {records(len(examples.ids))} that "
@@ -262,7 +288,7 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
     if (num_groups := len(set(examples.groups_N.tolist()))) < figures.FOLDS:
         raise UserError(
             f"{where}: {num_groups} different values of {group} are too few for "
-            f"{figures.FOLDS} folds; label more."
+            f"{figures.FOLDS} folds; label more, or name another column of groups."
         )
     for number in _torn_from_its_class(examples):
         raise UserError(
@@ -273,7 +299,7 @@ def _refuse_unfit(examples: Examples, chosen: Chosen) -> None:
 
 
 def _torn_from_its_class(examples: Examples) -> list[int]:
-    """Return the classes of which a fold would hold all that there is to learn from."""
+    """Return the classes for which one fold would hold all training examples."""
     y_N, groups_N = examples.y_N, examples.groups_N
     outer_N = outer_folds(groups_N, y_N)
     sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
@@ -289,7 +315,7 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
 def judged(
     scores_NC: npt.NDArray[np.float64], examples: Examples
 ) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
-    """Return the figures of what is predicted, with their intervals, and the confusion table."""
+    """Return the figures of the predictions, with their intervals, and the confusion table."""
     predicted_N, y_N = scores_NC.argmax(1), examples.y_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
@@ -303,11 +329,11 @@ def judged(
     return scores, figures.confusion(predicted_N, y_N, len(examples.classes))
 
 
-def _write_missing(path: Path, missing: Sequence[Lacking]) -> None:
+def _write_missing(path: Path, missing: Sequence[Lacking], has_samples: bool) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(Lacking._fields)
-        table.writerows([one_line(text) for text in lacking] for lacking in missing)
+        write = lacking_writer(file, has_samples)
+        for lacking in missing:
+            write(lacking)
 
 
 def _say(made: card.Card, output: Path) -> None:

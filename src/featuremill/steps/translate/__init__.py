@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Project, Section
-from featuremill.steps.translate.names import FILES, LOCK, NUCLEOTIDES, PROTEINS, SUMMARY
+from featuremill.steps.translate.names import (
+    FRAGMENTS,
+    KINDS,
+    LOCK,
+    PROTEINS,
+    SHEETS,
+    SUMMARY,
+    UNTRANSLATED,
+)
 
 KEY = "translate"
+TAKES_SAMPLES = True
 ABOUT = (
     "How the inputs, contigs or reads, are cut into fragments (docs/translate.md), of which "
     "features are computed: `results/<run>/translate/`."
@@ -60,8 +71,8 @@ def folder_of(project: Project) -> str:
 
 def records(asked: SECTION, project: Project) -> Mapping[str, str]:  # noqa: ARG001
     """Return the files of fragments by what they are."""
-    folder = folder_of(project)
-    return {"proteins": f"{folder}/{PROTEINS}", "nucleotides": f"{folder}/{NUCLEOTIDES}"}
+    folder, names = folder_of(project), SHEETS if project.samples else KINDS
+    return {kind: f"{folder}/{name}" for kind, name in names.items()}
 
 
 def records_now(asked: SECTION, project: Project, folder: Path) -> Mapping[str, Path]:
@@ -69,9 +80,18 @@ def records_now(asked: SECTION, project: Project, folder: Path) -> Mapping[str, 
     from featuremill.steps.translate.command import translate
 
     now, there = folder / KEY, Path(folder_of(project))
-    translate([Path(path) for path in project.inputs], there, asked.by, now, **asked.options)
-    found = now if now.exists() else there
-    return {"proteins": found / PROTEINS, "nucleotides": found / NUCLEOTIDES}
+    inputs = [Path(path) for path in project.inputs]
+    of = Path(project.samples) if project.samples else inputs
+    translate(of, there, asked.by, now, **asked.options)
+    found, names = now if now.exists() else there, SHEETS if project.samples else KINDS
+    return {kind: found / name for kind, name in names.items()}
+
+
+def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
+    """Return what to type, and the file of proteins that it makes."""
+    folder = "translated"
+    words = ["featuremill", "translate", *paths, "--by", "orfs", "--output", folder]
+    return shlex.join(words), f"{folder}/{PROTEINS}"
 
 
 def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001
@@ -87,18 +107,42 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
 def made(asked: SECTION, project: Project) -> Sequence[Made]:  # noqa: ARG001
     """Return the fragments."""
     folder = folder_of(project)
+    inputs = _inputs(project)
     return [
         Made(
             KEY,
-            [f"{folder}/{name}" for name in (*FILES, SUMMARY)],
-            project.inputs,
+            [f"{folder}/{name}" for name in (*files_of(project).values(), SUMMARY)],
+            inputs,
             [f"{project.logs}/{KEY}.log"],
             [folder],
             lock=f"{folder}/{LOCK}",
-            is_other=lambda late: _is_other(Path(folder), project.inputs, late),
+            is_other=lambda late: _is_other(Path(folder), inputs, late),
             figures=lambda: _figures(Path(folder)),
         )
     ]
+
+
+def files_of(project: Project) -> Mapping[str, str]:
+    """Return the files that Snakemake is told of, but for the summary, as its rule names them; of
+    samples, the sheets."""
+    tables = {"fragments": FRAGMENTS, "untranslated": UNTRANSLATED}
+    return SHEETS if project.samples else KINDS | tables
+
+
+def words_of_inputs(paths: Sequence[str], project: Project) -> list[str]:
+    """Return what is translated, as it is typed; `paths` are the inputs as they are named there."""
+    return ["--samples", paths[0]] if project.samples else list(paths)
+
+
+def _inputs(project: Project) -> list[str]:
+    """Return the files that are read; of a sheet of samples that cannot be, the sheet alone."""
+    from featuremill.inputs import samples
+
+    found = list(project.inputs)
+    if project.samples:
+        with contextlib.suppress(UserError):  # the job says it, and so does whoever starts it
+            found += [row.file for row in samples.read(Path(project.samples)).rows]
+    return list(dict.fromkeys(found))
 
 
 def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:

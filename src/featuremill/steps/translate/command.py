@@ -3,17 +3,18 @@
 Reads FASTA, FASTQ, GenBank or tables once; writes into a folder proteins.faa.gz, nucleotides.fna.gz
 (the same ids in the same order), fragments.parquet (where on which contig each of them stands),
 untranslated.tsv and, last, translate.json. A folder that is done for the same files and options is
-left as it is.
+left as it is. Of a sheet of samples, each is translated so into a folder of its own, and further
+sheets name the files of fragments.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
@@ -21,7 +22,7 @@ from featuremill.base.words import counted, listed
 
 if TYPE_CHECKING:
     from featuremill.inputs import Record
-    from featuremill.steps.translate.folder import Contigs, Outputs, Translation
+    from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
     from featuremill.steps.translate.fragments import Fragment, Way
 
 log = logging.getLogger("featuremill.translate")
@@ -39,7 +40,13 @@ CODON = 3
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill translate`."""
     add = parser.add_argument
-    add("inputs", nargs="+", type=Path, metavar="INPUT", help="FASTA, FASTQ, GenBank, table")
+    add("inputs", nargs="*", type=Path, metavar="INPUT", help="FASTA, FASTQ, GenBank, table")
+    add(
+        "--samples",
+        type=Path,
+        metavar="SHEET",
+        help="in place of INPUT, a sheet with the files of each sample, which is cut by itself",
+    )
     add("--output", type=Path, required=True, metavar="FOLDER", help="where the files go")
     add(
         "--by",
@@ -78,38 +85,81 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill translate`."""
     names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    translate(arguments.inputs, arguments.output, arguments.by, **given)
+    if bool(arguments.inputs) == bool(arguments.samples):
+        raise UserError("name files, or a sheet with --samples, and not both.")
+    of = arguments.samples or arguments.inputs
+    translate(of, arguments.output, arguments.by, **given)
 
 
 def translate(
-    paths: list[Path], folder: Path, by: str, elsewhere: Path | None = None, **told: int | str
+    of: Sequence[Path] | Path,
+    folder: Path,
+    by: str,
+    elsewhere: Path | None = None,
+    **told: int | str,
 ) -> Translation:
-    """Cut the contigs of the files `paths` into fragments, written into `folder`, or `elsewhere`
-    unless it is done there; return the summary. `told` are options of the command line, by their
-    names there.
+    """Cut the contigs of these files, or of a sheet of samples, into fragments, written into
+    `folder`, or `elsewhere` unless it is done there; return the summary. `told` are options of the
+    command line, by their names there.
 
     Raises:
         UserError: when an option, an input or the folder is not what it should be.
     """
-    from featuremill.inputs import source
-    from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import sha256_of
 
     options = settled(by, told, _typed)
     way, program = _way(by, options, elsewhere or folder)
+    about: dict[str, Any] = {"by": by, "options": options, "program": program}
+    if isinstance(of, Path):
+        made = _translated_samples(of, folder, about, way, elsewhere)
+    else:
+        made = _translated(of, folder, about, way, elsewhere)
+    done, folder, is_new = made
+    if not is_new:
+        log.info("%s is done already, of these files and options.", folder)
+        return done
+    contigs = done.contigs
+    log.info(
+        "%s of %s in %s",
+        counted(done.fragments, "fragment"),
+        counted(contigs.read, "contig"),
+        folder,
+    )
+    if contigs.without_fragments or contigs.refused:
+        log.info(
+            "without a fragment: %s, refused: %s; %s has the reasons",
+            f"{contigs.without_fragments:,}",
+            f"{contigs.refused:,}",
+            folder / names.UNTRANSLATED if done.samples is None else "each sample's own list",
+        )
+    if not done.fragments:
+        log.warning("there is no fragment: %s.", way.why_none)
+    return done
+
+
+class _Made(NamedTuple):
+    """A translation, where it is, and whether it was made now."""
+
+    summary: Translation
+    folder: Path
+    is_new: bool
+
+
+def _translated(
+    paths: Sequence[Path], folder: Path, about: Mapping[str, Any], way: Way, elsewhere: Path | None
+) -> _Made:
+    """Translate files, as `translate` does; `about` are fields of the summary."""
+    from featuremill.inputs import source
+    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import names
+
     for path in paths:
         source.check(path)
     place.check(folder, paths)
-    inputs = [
-        place.InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))
-        for path in paths
-    ]
-    about: dict[str, Any] = {"by": by, "options": options, "program": program, "inputs": inputs}
+    about = {**about, "inputs": _inputs(paths)}
     done = place.Translation.find(folder / names.SUMMARY)
     if done and done.is_of(about) and not any(done.damaged(folder)):
-        log.info("%s is done already, of these files and options.", folder)
-        return done
+        return _Made(done, folder, False)
     folder = elsewhere or folder
     with place.ours(folder):
         with place.writing(folder) as outputs:
@@ -124,22 +174,93 @@ def translate(
             files=outputs.sha256,
         )
         done.write(folder / names.SUMMARY)
-    log.info(
-        "%s of %s in %s",
-        counted(done.fragments, "fragment"),
-        counted(contigs.read, "contig"),
-        folder,
-    )
-    if contigs.without_fragments or contigs.refused:
-        log.info(
-            "without a fragment: %s, refused: %s; %s has the reasons",
-            f"{contigs.without_fragments:,}",
-            f"{contigs.refused:,}",
-            folder / names.UNTRANSLATED,
+    return _Made(done, folder, True)
+
+
+def _translated_samples(
+    path: Path, folder: Path, about: Mapping[str, Any], way: Way, elsewhere: Path | None
+) -> _Made:
+    """Translate each sample of the sheet at `path` by itself; write sheets of what comes out."""
+    from featuremill.inputs import samples
+    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import names
+    from featuremill.store.files import sha256_of
+
+    sheet = samples.read(path)
+    sheet.refuse_missing()
+    files: dict[int, list[Path]] = {}
+    for row in sheet.rows:
+        files.setdefault(row.sample, []).append(Path(row.file))
+    every = dict.fromkeys(chain.from_iterable(files.values()))
+    place.check(folder, [path, *every])
+    known = sheet.about[samples.SAMPLE]
+    inside = [place.folder_name(sample) for sample in known]
+    progress = Progress(log, "translating", "samples")
+    made: list[_Made] = []
+    with place.ours(elsewhere or folder):
+        for number, name in enumerate(inside):
+            there = elsewhere / name if elsewhere else None
+            made.append(_translated(files[number], folder / name, about, way, there))
+            progress.at(number + 1, len(known))
+        folder = elsewhere or folder
+        (folder / names.SUMMARY).unlink(missing_ok=True)
+        place.remove_others(folder, {*inside, *names.SHEETS.values()})
+        summaries = [one.summary for one in made]
+        digests = {
+            f"{name}/{names.SUMMARY}": sha256_of(one.folder / names.SUMMARY)
+            for name, one in zip(inside, made, strict=True)
+        }
+        digests |= _write_sheets(folder, sheet.about, made)
+        fields = place.Contigs.model_fields
+        done = place.Translation(
+            version=1,
+            **about,
+            inputs=_inputs([path, *every]),
+            contigs=place.Contigs(
+                **{key: sum(getattr(one.contigs, key) for one in summaries) for key in fields}
+            ),
+            nucleotides=sum(one.nucleotides for one in summaries),
+            fragments=sum(one.fragments for one in summaries),
+            residues=sum(one.residues for one in summaries),
+            files=digests,
+            samples=list(known),
         )
-    if not done.fragments:
-        log.warning("there is no fragment: %s.", way.why_none)
-    return done
+        done.write(folder / names.SUMMARY)
+    return _Made(done, folder, any(one.is_new for one in made))
+
+
+def _write_sheets(
+    folder: Path, about: Mapping[str, Sequence[str]], made: Sequence[_Made]
+) -> dict[str, str]:
+    """Write a sheet of each kind of fragments, without samples that have none; return what they
+    are called, and their digests."""
+    from featuremill.steps.translate import folder as place
+    from featuremill.steps.translate import names
+    from featuremill.store.files import digest_of, replacing, sha256_of
+
+    with_any = [number for number, one in enumerate(made) if one.summary.fragments]
+    if num_without := len(made) - len(with_any):
+        log.warning("%s no fragment.", counted(num_without, "sample has", "samples have"))
+    found: dict[str, str] = {}
+    for kind, name in names.SHEETS.items():
+        file = names.KINDS[kind]
+        columns = {key: [of[number] for number in with_any] for key, of in about.items()}
+        columns[place.FILE] = [str(made[number].folder / file) for number in with_any]
+        contents = digest_of(made[number].summary.files[file].encode() for number in with_any)
+        with replacing(folder / name) as temporary:
+            place.write_sheet(temporary, columns, contents)
+        found[name] = sha256_of(folder / name)
+    return found
+
+
+def _inputs(paths: Sequence[Path]) -> list[InputFile]:
+    from featuremill.steps.translate.folder import InputFile
+    from featuremill.store.files import sha256_of
+
+    return [
+        InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))
+        for path in paths
+    ]
 
 
 def _typed(name: str, value: int | str) -> str:
@@ -197,7 +318,7 @@ def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
     return Orfs(genetic, options["min_residues"], options["orf"] == "from-start"), ""
 
 
-def _cut(paths: list[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
+def _cut(paths: Sequence[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
     """Write the fragments of all contigs; return how many contigs and nucleotides there were."""
     from featuremill.steps.translate.contigs import contigs_in
     from featuremill.steps.translate.folder import Contigs

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +20,16 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
 from featuremill.base.text import one_line
 from featuremill.inputs import Record
+from featuremill.inputs.samples import FILE as FILE
 from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.names import (
     FILES,
     FRAGMENTS,
     LOCK,
     NUCLEOTIDES,
+    OF_SAMPLE,
     PROTEINS,
+    SHEETS,
     SUMMARY,
     UNTRANSLATED,
 )
@@ -84,7 +88,16 @@ class Translation(JsonFile):
     fragments: int
     residues: int
     files: dict[str, str]
-    """The sha256 of each other file."""
+    """The sha256 of each other file; of samples, of the sheets and of each one's translate.json."""
+    samples: list[str] | None = None
+    """Their names, in their order, where contigs are of samples."""
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Each sample and the name of its folder inside; of none, this folder."""
+        if self.samples is None:
+            return [("", "")]
+        return [(sample, folder_name(sample)) for sample in self.samples]
 
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Return whether the fields `about` have these values."""
@@ -122,9 +135,49 @@ def whole(folder: Path) -> Translation:
         raise UserError(
             f"{folder}: there is no finished translation; make one with featuremill translate."
         )
-    for path in found.damaged(folder, (FRAGMENTS, UNTRANSLATED)):
-        raise UserError(f"{path}: it is not what translate wrote; translate again.")
+    for _, inside in found.places:
+        one = Translation.find(folder / inside / SUMMARY) if inside else found
+        of_sample = found.damaged(folder, [f"{inside}/{SUMMARY}"] if inside else [])
+        tables = one.damaged(folder / inside, (FRAGMENTS, UNTRANSLATED)) if one else ()
+        for path in chain(of_sample, tables):
+            raise UserError(f"{path}: it is not what translate wrote; translate again.")
     return found
+
+
+def fragments(
+    folder: Path, columns: Sequence[str] = tuple(COLUMNS), num_rows: int = BLOCK_ROWS
+) -> Iterator[pa.Table]:
+    """Yield these columns of all fragments of the translation in `folder`, in order, at most
+    `num_rows` together. Where contigs are of samples, `id` and `contig` begin with `<sample>/`, as
+    ids of features do."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    found = Translation.read(folder / SUMMARY)
+    for sample, inside in found.places:
+        with pq.ParquetFile(folder / inside / FRAGMENTS) as file:
+            for batch in file.iter_batches(num_rows, columns=list(columns)):
+                some = pa.table(batch)
+                for number, name in enumerate(columns if sample else ()):
+                    if name in ("id", "contig"):
+                        whole_names = pc.binary_join_element_wise(sample, some[name], "/")
+                        some = some.set_column(number, name, whole_names)
+                yield some
+
+
+def untranslated(folder: Path) -> Iterator[dict[str, str]]:
+    """Yield the contigs without a fragment of the translation in `folder`, as untranslated.tsv has
+    them; of samples, `contig` begins with `<sample>/`."""
+    for sample, inside in Translation.read(folder / SUMMARY).places:
+        with (folder / inside / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file, delimiter="\t"):
+                yield {**row, "contig": f"{sample}/{row['contig']}"} if sample else row
+
+
+def folder_name(sample: str) -> str:
+    """Return what the folder of a sample's own translation is called."""
+    return f"{OF_SAMPLE}{sample}"
 
 
 def check(folder: Path, inputs: Sequence[Path]) -> None:
@@ -145,9 +198,11 @@ def ours(folder: Path) -> Iterator[None]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     there = sorted(path.name for path in folder.iterdir())
-    is_known = SUMMARY in there or LOCK in there
+    # Snakemake removed the summary before the job, and the other files it knows of.
+    are_samples = map(is_ours, folder.glob(f"{OF_SAMPLE}*"))
+    is_known = any([*_marks(folder), *are_samples]) or set(FILES) <= set(there)
     for name in there:
-        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(name)):
+        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(folder / name)):
             raise UserError(
                 f"{folder}: there is {name!r}, which is of no translation; name a new folder, or "
                 "an empty one."
@@ -163,16 +218,32 @@ def ours(folder: Path) -> Iterator[None]:
             yield
         finally:
             left = {path.name for path in folder.iterdir()}
-            if SUMMARY in left or not left.intersection(FILES):
+            if SUMMARY in left or not any(is_ours(path) for path in folder.iterdir()):
                 lock.unlink()  # else it says whose those files are
             with contextlib.suppress(OSError):  # it holds results
                 folder.rmdir()
 
 
-def is_ours(name: str) -> bool:
-    """Say whether a file may be of a translation, or of one that was killed."""
-    begun = (*(f".{file}." for file in (*FILES, SUMMARY)), ".genes.")
-    return name in FILES or name.startswith(begun)
+def _marks(folder: Path) -> list[str]:
+    """Return what says that a folder is of a translation, done or killed."""
+    return [name for name in (SUMMARY, LOCK) if (folder / name).exists()]
+
+
+def is_ours(path: Path) -> bool:
+    """Say whether a file in a translation's folder, or the folder of a sample, may be its own."""
+    name = path.name
+    if name.startswith(OF_SAMPLE):
+        return bool(_marks(path)) or not any(path.iterdir())  # killed before it had a lock
+    files = (*FILES, *SHEETS.values())
+    begun = (*(f".{file}." for file in (*files, SUMMARY)), ".genes.")
+    return name in files or name.startswith(begun)
+
+
+def remove_others(folder: Path, names: Container[str]) -> None:
+    """Remove what a translation of something else left in `folder`, which is `ours`."""
+    for path in folder.iterdir():
+        if is_ours(path) and path.name not in names:
+            remove(path)
 
 
 class Outputs:
@@ -245,6 +316,16 @@ class Outputs:
         self._num_letters = 0
 
 
+def write_sheet(path: Path, columns: Mapping[str, Sequence[str]], contents: str) -> None:
+    """Write a sheet of samples to `path`; `contents` is a digest of their files, so that the sheet
+    is another one where a file is: Snakemake knows of no other."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    arrays = [_array(values, "string") for values in columns.values()]
+    pq.write_table(pa.table(arrays, list(columns), metadata={"contents": contents}), path)
+
+
 def _array(values: Sequence[Any], type: str) -> pa.Array:
     """Return what `pa.array` would: that imports pandas, to look whether it is given a Series."""
     import numpy as np
@@ -264,7 +345,7 @@ def _array(values: Sequence[Any], type: str) -> pa.Array:
 @contextlib.contextmanager
 def writing(folder: Path) -> Iterator[Outputs]:
     """Yield what writes the files; they get their names when the block ends well, and what
-    translate.json said of others is gone."""
+    translate.json said of others is gone, as are their files."""
     with contextlib.ExitStack() as names:
         paths = {name: names.enter_context(replacing(folder / name)) for name in FILES}
         with contextlib.ExitStack() as files:
@@ -273,3 +354,4 @@ def writing(folder: Path) -> Iterator[Outputs]:
             outputs.write()
         outputs.sha256 = {name: sha256_of(path) for name, path in paths.items()}
         (folder / SUMMARY).unlink(missing_ok=True)
+        remove_others(folder, {*FILES, *(path.name for path in paths.values())})

@@ -3,6 +3,12 @@
 PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
 FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
 SUMMARY = "translate.json"
+KINDS = {"proteins": PROTEINS, "nucleotides": NUCLEOTIDES}
+SHEETS = {kind: f"{kind}.samples.parquet" for kind in KINDS}
+"""Of a translation of samples: sheets of the files of fragments, by what these are. Each sample is
+a translation of its own, in a folder `sample=<name>`."""
+OF_SAMPLE = "sample="
+"""How the name of such a folder begins."""
 FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)
 LOCK = ".translate.lock"
 """Is there while a process works in the folder, and after a kill: so the folder is ours."""

@@ -3,6 +3,8 @@
 #   in    the project's inputs: one file or several, FASTA, FASTQ or GenBank
 #   out   results/<run>/translate/: proteins.faa.gz, nucleotides.fna.gz (the same ids in the same
 #         order), fragments.parquet (where each stands), untranslated.tsv, translate.json
+#         of samples: proteins.samples.parquet, nucleotides.samples.parquet (sheets of the fragments),
+#         translate.json; and, undeclared, a folder sample=<name>/ with the files above of each
 
 from featuremill import SNAKEFILE
 from featuremill.steps import translate
@@ -14,10 +16,7 @@ rule translate:
     output:
         multiext(
             f"{translate.folder_of(mill.project)}/",
-            proteins="proteins.faa.gz",
-            nucleotides="nucleotides.fna.gz",
-            fragments="fragments.parquet",
-            untranslated="untranslated.tsv",
+            **translate.files_of(mill.project),
             summary="translate.json",
         ),
     log:
@@ -28,7 +27,8 @@ rule translate:
         mem_mb=2000,
     params:
         folder=subpath(output.summary, parent=True),
+        inputs=lambda wildcards, input: translate.words_of_inputs(input, mill.project),
         options=mill.steps["translate"].words,
     shell:
-        "exec featuremill translate {input:q} --output {params.folder:q} {params.options:q}"
+        "exec featuremill translate {params.inputs:q} --output {params.folder:q} {params.options:q}"
         " --log-file {log:q}"

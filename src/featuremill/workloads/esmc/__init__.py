@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from featuremill.base.errors import UserError
 from featuremill.workload import Weights
+from featuremill.workload import weights as conversion
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import (
     BYTES_ARE_LENGTHS,
@@ -77,15 +78,17 @@ __all__ = [
 VERSION = "1"
 
 
-def weights_ahead(options: Options) -> Weights:
-    """Return what is known of the model before it is converted."""
+def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:
+    """Return what is known of the model before it is converted, or once it has been in `layout`."""
+    CHECKPOINTS.refuse_missing(options.model, layout)
     source = CHECKPOINTS.locate(options.model)
+    if not source.path.exists() and (found := conversion.converted(source.name, layout)):
+        return Weights(source.name, Path(), "", found.metadata)
     try:
         from featuremill.workloads.esmc import checkpoint
     except ImportError as error:
         raise UserError(
-            f"{options.model}: looking into it needs {error.name}; "
-            "pip install 'featuremill[esm2]', or say --memory-mb instead."
+            f"{options.model}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
         ) from None
     return Weights(source.name, Path(), "", checkpoint.read(source.path).metadata())
 

@@ -35,8 +35,9 @@ COMMON_PARTS = {"lm_head", "sequence_head"}
 """What every published ESM C has besides the encoder, and nobody asks for here."""
 
 
-def read(path: Path) -> Checkpoint:
-    """Return the ESM C checkpoint in `path`; raise UserError, with the reason, if it is none."""
+def read(path: Path, has_head: bool = False) -> Checkpoint:
+    """Return the ESM C checkpoint in `path`, with its language-model head or without; raise
+    UserError, with the reason, if it is none."""
     opened = open_checkpoint(path, ESM_C, facts_of)
     tensors = {
         key.removeprefix(PREFIX): tensor
@@ -44,7 +45,7 @@ def read(path: Path) -> Checkpoint:
         if not key.endswith(layout.STATE_OF_ENGINE)
     }
     try:
-        return _recognise(tensors, opened.facts)
+        return _recognise(tensors, opened.facts, has_head)
     except ValueError as error:
         raise refusal(path, str(error), ESM_C) from None
 
@@ -57,7 +58,9 @@ def _names(tensors: Mapping[str, Tensor]) -> layout.Names:
     return layout.TRANSFORMERS
 
 
-def _recognise(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Checkpoint:
+def _recognise(
+    tensors: Mapping[str, Tensor], facts: Mapping[str, Any], has_head: bool
+) -> Checkpoint:
     """Return the checkpoint; raise ValueError with what is wrong about it."""
     names = _names(tensors)
     width = width_of(tensors, names.embedding)
@@ -75,6 +78,13 @@ def _recognise(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> Check
     for entry in entries:
         if not entry.keys and entry.name not in made:
             made[entry.name] = torch.zeros(entry.shape, dtype=dtype)
+    if has_head:
+        entries += layout.head_entries(names, sizes)
+        if not any(key.startswith(names.head["dense"]) for key in tensors):
+            raise ValueError(
+                f"it has no language-model head (no tensor {names.head['dense']}…), as an "
+                "EsmcForMaskedLM has"
+            )
     checkpoint = Checkpoint(tensors, made, entries, sizes, str(facts.get("license", "")))
     check_tensors(checkpoint, names.of_encoder, (), COMMON_PARTS)
     return checkpoint

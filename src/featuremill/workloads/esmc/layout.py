@@ -2,7 +2,8 @@
 
 What they are called in our file, `esm2/layout.py` says; to that comes, per layer,
 query_key_norm.weight, that of the query above that of the key, and `up` holds the gate above the
-rest. Biases of products and of the final LayerNorm are zeros.
+rest. Biases of products and of the final LayerNorm are zeros. With the language-model head, it also
+has what `esm2/layout.py` says of that.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ class Names(NamedTuple):
     """Our tensor of a layer → theirs; several are stacked."""
     of_encoder: tuple[str, ...]
     """How the names of all tensors of the encoder start."""
+    head: Mapping[str, str]
+    """Our part of the language-model head → theirs, with both its tensors."""
 
 
 TRANSFORMERS = Names(
@@ -42,6 +45,7 @@ TRANSFORMERS = Names(
         "down.weight": ("mlp.down_proj.weight",),
     },
     ("embed_tokens.", "layers.", "norm."),
+    {"dense": "lm_head.dense", "norm": "lm_head.layer_norm", "decoder": "lm_head.decoder"},
 )
 PACKAGE = Names(
     "embed.weight",
@@ -59,6 +63,7 @@ PACKAGE = Names(
         "down.weight": ("ffn.3.weight",),
     },
     ("embed.", "transformer."),
+    {"dense": "sequence_head.0", "norm": "sequence_head.2", "decoder": "sequence_head.3"},
 )
 RESEARCH = PACKAGE._replace(
     parts={
@@ -70,7 +75,8 @@ RESEARCH = PACKAGE._replace(
         "feed_forward_norm.bias": ("ffn.layer_norm_bias",),
         "up.weight": ("ffn.fc1_weight",),
         "down.weight": ("ffn.fc2_weight",),
-    }
+    },
+    head={"dense": "lm_head.0", "norm": "lm_head.2", "decoder": "lm_head.3"},
 )
 """Of TransformerEngine, which also stores its own state."""
 STATE_OF_ENGINE = "_extra_state"
@@ -107,3 +113,13 @@ def entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
         for part, shape in shapes.items():
             keys = tuple(f"{names.layer}{layer}.{key}" for key in names.parts.get(part, ()))
             yield Entry(f"layers.{layer}.{part}", keys, shape)
+
+
+def head_entries(names: Names, sizes: Sizes) -> Iterator[Entry]:
+    """Yield what our file holds of the language-model head."""
+    width, num_rows = sizes.width, sizes.architecture.num_rows
+    shapes = {"dense": (width, width), "norm": (width,), "decoder": (num_rows, width)}
+    for part, shape in shapes.items():
+        for kind in ("weight", "bias"):
+            key = f"{names.head[part]}.{kind}"
+            yield Entry(f"head.{part}.{kind}", (key,), shape if kind == "weight" else shape[:1])

@@ -5,14 +5,23 @@ No torch here.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
+import zipfile
 from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.inputs.source import check
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
-from featuremill.workload.hugging_face import cached, checkpoint_files, how_to_get, place_of
-from featuremill.workload.weights import cache_folder
+from featuremill.workload.hugging_face import (
+    CONFIG,
+    cached,
+    checkpoint_files,
+    how_to_get,
+    place_of,
+)
+from featuremill.workload.weights import converted
 from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
 from featuremill.workloads.esmc.folder import facts_of
 from featuremill.workloads.esmc.options import Options
@@ -28,6 +37,35 @@ NAMES = {
 }
 """The published models, and what each is called on Hugging Face."""
 SUGGESTED = ("esmc_600m", "esmc_300m", "esmc_6b")
+QUERY_NORMS = (b"q_norm.weight", b"q_ln.weight")
+"""In the names of tensors of an ESM C in every layout, and in none of an ESM-2."""
+LONGEST_HEADER = 2**25
+"""Bytes of a file in which names of tensors are looked for."""
+
+
+def takes(model: str) -> bool:
+    """Tell whether `model` is the name of an ESM C, or files of one; reads no weights."""
+    path = _place(model)
+    if model in NAMES:
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
+        if path.is_dir():
+            told = json.loads((path / CONFIG).read_text("utf-8"))
+            return bool(told.get("model_type") == "esmc")
+        header = _header(path)
+        return any(name in header for name in QUERY_NORMS)
+    return False
+
+
+def _header(path: Path) -> bytes:
+    """Return the part of a file of weights that names its tensors."""
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as whole:
+            (pickle,) = (name for name in whole.namelist() if name.endswith("data.pkl"))
+            return whole.read(pickle)
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        return file.read(min(length, LONGEST_HEADER))
 
 
 def is_path(model: str) -> bool:
@@ -49,20 +87,19 @@ def name_of(model: str) -> str:
     )
 
 
-def refuse_missing(model: str) -> None:
-    """Raise UserError where `model` is not here, or is a folder of another network."""
+def refuse_missing(model: str, layout: str = LAYOUT) -> None:
+    """Raise UserError where `model` is not here, nor what it was converted to in `layout`, or is a
+    folder of another network."""
     path = _place(model)
     if path.is_dir():
         checkpoint_files(path)
         facts_of(path)
-    elif not path.is_file():
+    elif not path.is_file() and (is_path(model) or not converted(model, layout)):
         _refuse_missing(model, path)
 
 
 def _refuse_missing(model: str, path: Path) -> None:
     if not is_path(model):
-        if (cache_folder() / LAYOUT / f"{model}.json").exists():
-            return  # it has been converted
         raise UserError(
             f"{model}: its weights are not on this machine; type hf download {NAMES[model]} here, "
             f"or on a machine with a network: hf download {NAMES[model]} --local-dir {model}, and "
@@ -90,16 +127,16 @@ def _place(model: str) -> Path:
     return files[0] if len(files) == 1 else path
 
 
-def convert(source: Checkpoint, path: Path) -> Converted:
-    """Write the weights of `source` to `path`."""
+def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
+    """Write the weights of `source` to `path`, with the language-model head or without."""
     refuse_without_packages(Options)
     if not source.path.exists():
-        refuse_missing(source.name)
+        _refuse_missing(source.name, source.path)
     from featuremill.workloads.esm2 import conversion
     from featuremill.workloads.esmc import checkpoint
 
     _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path)
+    found = checkpoint.read(source.path, has_head)
     sha256 = conversion.write(found, path)
     name = f"esmc_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
     return Converted(name, sha256, found.metadata())

@@ -1,6 +1,7 @@
-"""Scores of proteins and their variants from ESM-2's language-model head.
+"""Scores of proteins and their variants from the language-model head of ESM-2 or ESM C.
 
-The workload esm2 has the network; here stand which passes a score takes, and what is read off them.
+The workloads esm2 and esmc have the networks; here stand which passes a score takes, and what is
+read off them.
 """
 
 from __future__ import annotations
@@ -9,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.workload import UnitWork, networks
-from featuremill.workloads import esm2
-from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb, weights_ahead
+from featuremill.workloads import esm2, esmc
+from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb
+from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import sources as CHECKPOINTS
 from featuremill.workloads.scores.options import Options
@@ -123,7 +125,11 @@ def caution(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, and name the model by its weights."""
     assert weights is not None
-    settled = {"model": weights.name, "dtype": networks.dtype_on(device, options.dtype)}
+    settled = {
+        "model": weights.name,
+        "dtype": networks.dtype_on(device, options.dtype),
+        "max_residues": None if options.long == "full" else options.limit,
+    }
     return Options.model_validate(options.model_dump() | settled)
 
 
@@ -139,10 +145,18 @@ def batch_cost(options: Options, device: Device) -> int:
     return networks.batch_cost(options.of_esm2, device)
 
 
+def weights_ahead(options: Options) -> Weights:
+    """Return what is known of the model before it is converted."""
+    if CHECKPOINTS.is_esm_c(options.model):
+        return esmc.weights_ahead(esmc.Options(model=options.model), CHECKPOINTS.LAYOUT)
+    return esm2.weights_ahead(options.of_esm2)
+
+
 def weights_mb(weights: Weights) -> float:
     """Return the size of the converted weights, the head included, in MiB."""
-    width = int(weights.metadata["embed_dim"])
-    numbers = width**2 + (NUM_TOKENS + 3) * width + NUM_TOKENS
+    sizes = sizes_of(weights.metadata)
+    width, num_rows = sizes.width, sizes.architecture.num_rows
+    numbers = width**2 + (num_rows + 3) * width + num_rows
     return esm2.weights_mb(weights) + 4 * numbers / 2**20
 
 

@@ -1,4 +1,6 @@
-"""ESM-2's language-model head: from hidden states to log-probabilities of the 33 tokens, in fp32.
+"""The language-model head: from hidden states to log-probabilities of the 33 tokens, in fp32.
+
+ESM C's has 64 rows; those that are no token count in the sum of probabilities, as in transformers.
 
 Shape legend: R rows, D width, V tokens of the alphabet.
 """
@@ -15,6 +17,7 @@ from torch import Tensor
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.fallbacks import Fallbacks
 from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
+from featuremill.workloads.esm2.tokens import NUM_TOKENS
 
 ROWS = 256
 """Rows that are computed at once, filled up with zeros: always of one shape, so a row has the same
@@ -50,4 +53,4 @@ class Head:
         filled_RD = F.pad(hidden_RD, (0, 0, 0, ROWS - num_rows))
         dense_RD = self._dense.gelu(filled_RD)
         normed_RD = F.layer_norm(dense_RD, dense_RD.shape[1:], *self._norm, NORM_EPSILON)
-        return self._decoder(normed_RD)[:num_rows].log_softmax(-1)
+        return self._decoder(normed_RD)[:num_rows].log_softmax(-1)[:, :NUM_TOKENS]

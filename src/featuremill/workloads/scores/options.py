@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -10,7 +11,8 @@ from pydantic import Field, field_validator, model_validator
 
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
-from featuremill.workloads import esm2
+from featuremill.workloads import esm2, esmc
+from featuremill.workloads.scores import sources
 
 Marginal = Literal["wildtype", "masked", "mutant"]
 Likelihood = Literal["pseudo", "one_pass"]
@@ -24,15 +26,15 @@ LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
 
 
 class Options(TableOptions):
-    """Which variants of which proteins are scored, by which ESM-2, and how."""
+    """Which variants of which proteins are scored, by which ESM-2 or ESM C, and how."""
 
     EXECUTION = TableOptions.EXECUTION | {"variant_column", "batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
     model: str = "mill_t6_8M"
-    """The network, as for the workload `esm2`: `mill_t6_8M` (comes with featuremill for trials; it
-    is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, or the path of
-    weights of this architecture with their language-model head."""
+    """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
+    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, of an ESM
+    C such as `esmc_300m`, or the path of weights of either with their language-model head."""
     variants: Literal["none", "all", "listed"] = "all"
     """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
@@ -71,8 +73,9 @@ class Options(TableOptions):
     a variant of the others fails), `full` computes them whole, `chunk` computes windows of
     `max_residues`: masked and mutant passes in a window around the variant, the others in windows
     that overlap by half, where each residue is read in the one whose middle is nearest."""
-    max_residues: int = Field(default=1022, ge=1)
-    """Residues that are kept, or of a window; ESM-2 was trained with up to 1022."""
+    max_residues: int | None = Field(default=None, ge=1)
+    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022
+    for ESM-2, 2046 for ESM C."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -123,9 +126,16 @@ class Options(TableOptions):
         wanted = {self.log_probabilities, self.positions} - {"none"}
         return wanted | {LIKELIHOODS[kind] for kind in self.likelihood}
 
+    @cached_property
+    def limit(self) -> int:
+        """Residues that are kept, or of a window."""
+        workload = esmc if sources.is_esm_c(self.model) else esm2
+        trained: int = workload.Options.model_fields["max_residues"].default
+        return self.max_residues or trained
+
     @property
     def of_esm2(self) -> esm2.Options:
-        """The options by which the workload esm2 loads this network."""
+        """The options by which the workload esm2 loads this network, be it an ESM C."""
         return esm2.Options(
             model=self.model, dtype=self.dtype, long=self.long, batch_tokens=self.batch_tokens
         )
@@ -136,4 +146,4 @@ class Options(TableOptions):
 
     def width(self, num_residues: int) -> int:
         """Return how many residues of a protein one pass sees."""
-        return num_residues if self.long == "full" else min(num_residues, self.max_residues)
+        return num_residues if self.long == "full" else min(num_residues, self.limit)

@@ -227,7 +227,7 @@ def _sized(record: Record, options: Options) -> Record:
     note = record.note
     if options.width(length) < length:
         how = "truncated" if options.long == "truncate" else "in windows"
-        cut = f"longer than {options.max_residues} residues, {how}"
+        cut = f"longer than {options.limit} residues, {how}"
         note = "; ".join(filter(None, [note, cut]))
     return record._replace(note=note, length=length)
 
@@ -255,10 +255,10 @@ def _checked(text: str, letters: bytes, options: Options) -> str:
                 WILD_TYPE.reason(f"{part}, and residue {position} of the protein is {stands}")
             )
         if position > options.seen(len(letters)):
-            raise _WrongError(BEYOND.reason(f"{part}, of {options.max_residues}", TRUNCATED))
+            raise _WrongError(BEYOND.reason(f"{part}, of {options.limit}", TRUNCATED))
         if position in found:
             raise _WrongError(NOT_ONE.reason(f"{clipped(text)} changes residue {position} twice"))
         found = {**found, position: part}
     if set(options.kinds) - {"wildtype"} and max(found) - min(found) >= options.width(len(letters)):
-        raise _WrongError(BEYOND.reason(f"{clipped(text)}, of {options.max_residues}", APART))
+        raise _WrongError(BEYOND.reason(f"{clipped(text)}, of {options.limit}", APART))
     return ":".join(found[position] for position in sorted(found))

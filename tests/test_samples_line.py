@@ -1,0 +1,449 @@
+"""Samples along the whole line: two samples with the same ids are never one, from contigs to
+verdicts."""
+
+import csv
+import gzip
+import json
+import logging
+import os
+import re
+import signal
+import subprocess
+
+import debian
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+from programs import Desk, Verbs, fasta, wait_for
+
+from featuremill import __main__, features
+from featuremill.base.errors import UserError
+from featuremill.inputs import labels as labels_of
+from featuremill.inputs import samples
+from featuremill.steps.heads import card, intervals
+from featuremill.steps.heads import network as network_of
+from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.translate import names as names_of
+from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
+from featuremill.steps.verdicts.write import write
+
+SAMPLES = "abcdef"
+PATIENT = {"a": "one", "b": "one"}
+"""Of two samples; each other one is of its own."""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    torch.set_num_threads(1)
+
+
+def kind_of(sample, n):
+    """Return the class of record p<n> of a sample: that of the next sample is the other one."""
+    return "xy"[(n + SAMPLES.index(sample)) % 2]
+
+
+def proteins(sample, rng):
+    """Return records p0 to p7, whose residues tell their class."""
+    letters = {"x": "DEFGHIK", "y": "LMNPQRS"}
+    return [(f"p{n}", "".join(rng.choice(list(letters[kind_of(sample, n)]), 30))) for n in range(8)]
+
+
+def write_sheet(folder, of_sample, **others):
+    """Write a file a sample, and a sheet that names them."""
+    rows = ["\t".join(["sample", "file", *others])]
+    for sample, records in of_sample.items():
+        (folder / f"{sample}.fa").write_text(fasta(records))
+        rows.append("\t".join([sample, f"{sample}.fa", *(of[sample] for of in others.values())]))
+    (folder / "samples.tsv").write_text("\n".join(rows) + "\n")
+
+
+def computed(folder, environment, of_sample, sheet, **options):
+    """Compute a run of these samples in `folder`; return where its results are."""
+    folder.mkdir()
+    verbs = Verbs(folder, environment)
+    write_sheet(folder, of_sample, **sheet)
+    told = {"samples": "samples.tsv", "inputs": [], "options": options}
+    verbs.extract(verbs.plan([], more=("--threads", "1"), **told))
+    asked = json.dumps({"workload": "composition", "outputs": ["parquet"], **told})
+    verbs("merge", verbs.run_folder.root, "--config-json", asked)
+    return verbs.run_folder.root
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, environment):
+    """Return two finished runs of six samples that have the same ids and other sequences; the
+    second has no record p3 of b."""
+    folder = tmp_path_factory.mktemp("line")
+    rng = np.random.default_rng(0)
+    of_sample = {sample: proteins(sample, rng) for sample in SAMPLES}
+    of_sample["e"][0] = of_sample["c"][0]  # the same sequence, of another group
+    sheet = {
+        "patient": {s: PATIENT.get(s, s) for s in SAMPLES},
+        "site": {s: ["lake", "sea", ""][SAMPLES.index(s) % 3] for s in SAMPLES},
+    }
+    one = computed(folder / "one", environment, of_sample, sheet)
+    less = of_sample | {"b": [(id, s) for id, s in of_sample["b"] if id != "p3"]}
+    return one, computed(folder / "two", environment, less, sheet, hydropathy=False)
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """Return a table of labels of some records of each sample, in another order."""
+    rows = [f"{s},p{n},{kind_of(s, n)}" for n in range(6) for s in reversed(SAMPLES)]
+    (tmp_path / "labels.csv").write_text("\n".join(["sample,id,kind", *rows]) + "\n")
+    return tmp_path / "labels.csv"
+
+
+def head(*words, status=0):
+    assert __main__.main(["head", *map(str, words)]) == status
+
+
+def test_a_head_knows_whose_record_an_id_is(runs, labels, tmp_path):
+    """Labels, vectors, held-out scores and what lacks are joined by sample and id: each join by the
+    id alone would take another sample's, whose class is the other one."""
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    head("train", *runs, "--vectors", "composition", *words)
+    held_out = pd.read_parquet(tmp_path / "h/held_out.parquet")
+    assert len(held_out) == 35
+    assert (held_out["group"] == held_out["sample"]).all()
+    kinds = [
+        kind_of(s, int(id[1:])) for s, id in zip(held_out["sample"], held_out["id"], strict=True)
+    ]
+    assert held_out["label"].tolist() == kinds
+    assert card.Card.read(tmp_path / "h/head.json").scores["accuracy"][0] == 1
+    page = (tmp_path / "h/head.html").read_text()
+    assert '<td class="text"><bdi>b</bdi></td><td class="number">5</td>' in page
+    (lacks,) = rows_of(tmp_path / "h/missing.tsv")
+    assert lacks == {
+        "sample": "b",
+        "id": "p3",
+        "run": str(runs[1]),
+        "reason": "it has no such record",
+    }
+    for name in ("p.tsv", "p.parquet"):
+        head("predict", tmp_path / "h", *runs, "--output", tmp_path / name)
+    rows = rows_of(tmp_path / "p.tsv")
+    assert [row["class"] for row in rows] == [kind_of(r["sample"], int(r["id"][1:])) for r in rows]
+    assert [row["seen_in_training"] for row in rows] == [
+        "yes" if int(row["id"][1:]) < 6 else "no" for row in rows
+    ]
+    assert rows_of(tmp_path / "p.missing.tsv") == [lacks]
+    # Each row has the scores of its own record's vectors, or of the head that did not see it.
+    one, two = (features.open(run, "composition") for run in runs)
+    scored = pd.read_parquet(tmp_path / "p.parquet")
+    ids = (scored["sample"] + "/" + scored["id"]).tolist()
+    x = [of.take(np.array([of.rows_of(ids)[id] for id in ids])) for of in (one, two)]
+    _, tensors = card.read(tmp_path / "h")
+    expected = pd.DataFrame(network_of.softmax(network_of.logits(tensors, np.hstack(x))), ids)
+    expected.loc[(held_out["sample"] + "/" + held_out["id"]).tolist()] = held_out[
+        ["score_x", "score_y"]
+    ].to_numpy()
+    np.testing.assert_array_equal(scored[["score_x", "score_y"]], expected)
+
+
+def test_a_group_is_the_sample_unless_a_column_says_otherwise(runs, labels):
+    """A column of the labels comes first, then one of the sheet: two samples of one patient."""
+    of = features.open(runs[0], "composition")
+    default = read(of, labels, "kind", None)
+    assert {id: one.group for id, one in default.of_id.items()} == {
+        f"{s}/p{n}": s for s in SAMPLES for n in range(6)
+    }
+    assert default.used.group == "sample"
+    patients = read(of, labels, "kind", "patient")
+    assert {patients.of_id[id].group for id in ("a/p1", "b/p2")} == {"one"}
+    assert patients.of_id["c/p1"].group == "c"
+    own = read(of, labels, "kind", "id")
+    assert own.of_id["c/p1"].group == "p1"
+    with pytest.raises(UserError, match=r"sample '[cf]' has no site in the sheet"):
+        read(of, labels, "kind", "site")
+
+
+def test_labels_may_be_of_samples(runs, tmp_path):
+    of = features.open(runs[0], "composition")
+    found = read(of, None, "site", None)
+    assert {id: one[:2] for id, one in found.of_id.items()} == {
+        f"{s}/p{n}": (["lake", "sea"][SAMPLES.index(s) % 3], s) for s in "abde" for n in range(8)
+    }
+    assert (found.num_empty, found.used.file, found.used.column) == (2, "samples.tsv", "site")
+    assert {one.group for one in read(of, None, "site", "patient").of_id.values()} == {
+        "one",
+        "d",
+        "e",
+    }
+    for column, group, problem in [
+        ("kind", None, "no column 'kind'; it has sample, patient and site"),
+        ("site", "genus", "no column 'genus'"),
+    ]:
+        with pytest.raises(UserError, match=problem):
+            read(of, None, column, group)
+
+
+def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):
+    (tmp_path / "none").mkdir()
+    verbs = Verbs(tmp_path / "none", environment)
+    verbs.extract(verbs.plan([("a/p1", "MKV")]))
+    verbs(
+        "merge",
+        verbs.run_folder.root,
+        "--config-json",
+        json.dumps({"workload": "composition", "inputs": ["input.fa"], "outputs": ["parquet"]}),
+    )
+    words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
+    both = (runs[0], verbs.run_folder.root)
+    head("train", *both, "--vectors", "composition", *words, status=2)
+    assert "its records are of samples, and those of" in capfd.readouterr().err
+    alone = ("--column", "kind", "--output", tmp_path / "h", "--vectors", "composition")
+    head("train", both[1], *alone, status=2)
+    assert "it is a run without samples" in capfd.readouterr().err
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file, delimiter="\t"))
+
+
+# ---- contigs ----
+
+CONTIGS = {
+    "b": [("c1", "GCTGCTGCTGCTGCT"), ("c2", "TAATTAGTTAATTAGTTAA")],
+    "a": [("c1", "AAAAAAAAAAAA"), ("c3", "ATGAAAGTTCTGGCT")],
+    "none": [("c1", "TAATTAGTTAATTAGTTAA")],
+}
+"""Two samples with a contig c1 each, and one whose contigs have a stop in each frame."""
+
+
+def translated(folder, of_sample=CONTIGS, *more):
+    """Translate these samples into `folder`, from where a run is started; return its summary."""
+    write_sheet(folder, of_sample, site={sample: f"at {sample}" for sample in of_sample})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        words = ("--samples", "samples.tsv", "--output", "out", "--by", "chunks", *more)
+        assert __main__.main(["translate", *words]) == 0
+    return Translation.read(folder / "out/translate.json")
+
+
+def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
+    """Its folder is what its files alone would give, and the fragments say whose they are."""
+    monkeypatch.chdir(tmp_path)
+    done = translated(tmp_path)
+    assert done.samples == ["a", "b", "none"]
+    assert done.contigs.read == 5
+    for sample in CONTIGS:
+        words = ("translate", f"{sample}.fa", "--output", f"alone/{sample}", "--by", "chunks")
+        assert __main__.main([*words]) == 0
+        assert files_in(tmp_path / f"out/sample={sample}") == files_in(tmp_path / "alone" / sample)
+    whole(tmp_path / "out")
+    tables = fragments(tmp_path / "out", ["contig", "id"])
+    pairs = [pair for some in tables for pair in zip(*some.to_pydict().values(), strict=True)]
+    assert len(pairs) == done.fragments
+    assert {contig for contig, _ in pairs} == {"a/c1", "a/c3", "b/c1"}
+    assert all(id.startswith(f"{contig}_chunk_") for contig, id in pairs)
+    listed = [row["contig"] for row in untranslated(tmp_path / "out")]
+    assert listed == ["b/c2", "none/c1"]
+    for kind, file in (("proteins", "proteins.faa.gz"), ("nucleotides", "nucleotides.fna.gz")):
+        sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
+        assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
+        assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
+
+
+def test_an_edited_sheet_translates_what_is_new(tmp_path):
+    """And a sheet is another one where only the content of a file is: Snakemake looks at it."""
+    first = translated(tmp_path)
+    sheet = tmp_path / "out/proteins.samples.parquet"
+    names = {s: tmp_path / f"out/sample={s}/translate.json" for s in CONTIGS}
+    before = {s: path.stat().st_mtime_ns for s, path in names.items()}
+    content = sheet.read_bytes()
+    assert translated(tmp_path) == first
+    assert {s: path.stat().st_mtime_ns for s, path in names.items()} == before
+    assert sheet.read_bytes() == content
+    less = {s: CONTIGS[s] for s in ("a", "b")}
+    other = translated(tmp_path, less | {"b": [("c1", "GCTGCTGCTGCTGCA")]})
+    assert not names["none"].parent.exists()
+    assert names["a"].stat().st_mtime_ns == before["a"]
+    assert names["b"].stat().st_mtime_ns != before["b"]
+    assert (other.fragments, other.samples) == (first.fragments, ["a", "b"])
+    assert sheet.read_bytes() != content
+    write = Translation.read(names["a"])
+    write.model_copy(update={"by": "orfs"}).write(names["a"])
+    with pytest.raises(
+        UserError, match=r"sample=a/translate\.json: it is not what translate wrote"
+    ):
+        whole(tmp_path / "out")
+
+
+def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch):
+    translated(tmp_path)
+    (tmp_path / "out/translate.json").unlink()  # as Snakemake does before the job
+    monkeypatch.chdir(tmp_path)
+    words = ("--output", "out", "--by", "chunks")
+    assert __main__.main(["translate", "a.fa", *words]) == 0
+    assert sorted(files_in(tmp_path / "out")) == sorted((*names_of.FILES, names_of.SUMMARY))
+    assert "samples" not in json.loads((tmp_path / "out/translate.json").read_text())
+    translated(tmp_path)
+    kept = {*names_of.SHEETS.values(), names_of.SUMMARY, *(f"sample={s}" for s in CONTIGS)}
+    assert {path.name for path in (tmp_path / "out").iterdir()} == kept
+    (tmp_path / "out/sample=mine").mkdir()
+    (tmp_path / "out/sample=mine/notes.txt").touch()
+    (tmp_path / "out/translate.json").unlink()
+    assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
+    assert (tmp_path / "out/sample=mine/notes.txt").exists()
+    assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+def predict(path, rows):
+    """Write predictions as head predict does; `rows` have sample, id and the score of virus."""
+    with path.open("w", newline="") as file:
+        table = csv.writer(file, delimiter="\t", lineterminator="\n")
+        table.writerow(["sample", "id", "class", "score_others", "score_virus"])
+        table.writerows([sample, id, "", 1 - score, score] for sample, id, score in rows)
+    return path
+
+
+def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
+    """The last contig of a has the name of the first of b, and what is said of each is its own."""
+    of_sample = CONTIGS | {"a": CONTIGS["a"][:1]}
+    done = translated(tmp_path, of_sample)
+    ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
+    score = {"a": 0.75, "b": 0.25}
+    rows = [(*features.split_id(id), score[id[0]]) for id in ids]
+    path = predict(tmp_path / "p.tsv", rows)
+    write(tmp_path / "out", path, tmp_path / "v.tsv", by="mean")
+    assert [(r["sample"], r["contig"], r["verdict"]) for r in rows_of(tmp_path / "v.tsv")] == [
+        ("a", "c1", "virus"),
+        ("b", "c1", "others"),
+        ("b", "c2", "-"),
+        ("none", "c1", "-"),
+    ]
+    counts = [int(r["fragments"]) for r in rows_of(tmp_path / "v.tsv")]
+    assert sum(counts) == done.fragments
+    page = (tmp_path / "v.html").read_text()
+    assert '<bdi>b</bdi></td><td class="number">2</td><td class="number">1</td>' in page
+    (table,) = re.findall(r'id="contig-rows">(.*?)</script>', page)
+    assert json.loads(table)["columns"][:3] == ["sample", "contig", "verdict"]
+    assert json.loads(table)["rows"][1][:3] == ["b", "c1", "others"]
+    # Without what is of b, its fragments have no prediction, and those of a theirs.
+    write(tmp_path / "out", predict(path, rows[: counts[0]]), tmp_path / "v.tsv")
+    told = [(r["sample"], r["verdict"], r["status"]) for r in rows_of(tmp_path / "v.tsv")[:2]]
+    assert told == [("a", "virus", "ok"), ("b", "-", "failed")]
+    with pytest.raises(UserError, match=r"'b/c1_chunk_1F1' is no fragment of .* another order"):
+        write(tmp_path / "out", predict(path, rows[::-1][counts[1] - 1 :]), tmp_path / "v.tsv")
+    without = path.read_text().replace("sample\t", "").replace("a\t", "").replace("b\t", "")
+    path.write_text(without)
+    with pytest.raises(UserError, match="'c1_chunk_1F1' is no fragment of"):
+        write(tmp_path / "out", path, tmp_path / "v.tsv")
+
+
+def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
+    translated(tmp_path)
+    found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
+    of, num_without = of_fragments(found, tmp_path / "out")
+    assert {id.partition("_")[0] for id in of} == {"a/c1"}
+    assert num_without == 1
+    assert set(of.values()) == {found["a/c1"]}
+
+
+def files_in(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ---- the whole line ----
+
+ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "shards": {"cost": 40_000}}
+LINE = {
+    "run": "soil",
+    "samples": "samples.tsv",
+    "translate": {"by": "chunks", "window": 150},
+    "features": {
+        "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
+        "letters": {"of": "proteins", "workload": "composition", "outputs": ["tsv", "parquet"]},
+    },
+    "heads": {
+        "gc": {
+            "labels": "kinds.tsv",
+            "column": "kind",
+            "group": "id",
+            "vectors": ["mean_layer_6", "composition"],
+        }
+    },
+    "verdicts": {"by": "mean"},
+}
+MADE = (
+    *("verdicts.tsv", "predictions/gc.tsv", "predictions/gc.missing.tsv"),
+    *("heads/gc/held_out.parquet", "heads/gc/missing.tsv"),
+    *("letters/embeddings.tsv", "letters/failed.tsv"),
+    *(f"translate/{name}" for name in names_of.SHEETS.values()),
+    *(f"translate/sample={part}/translate.json" for part in "123"),
+)
+
+
+def gc_of(letters):
+    return "gc" if sum(map(letters.count, "GC")) > len(letters) / 2 else "at"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_samples_of_reads_come_to_their_verdicts_through_kills(tmp_path, environment):
+    """Reads of the phage λ in three parts, whose ids are the same: what is killed twice and typed
+    again ends as what was left alone, and each verdict is that of its sample's own read."""
+    place = debian.unpacked("bowtie2-examples", tmp_path)
+    fastq = place / "usr/share/doc/bowtie2/examples/reads/reads_1.fq.gz"
+    reads = gzip.decompress(fastq.read_bytes()).decode().split("\n")[1::4]
+    of_sample = {
+        part: [(f"read_{n}", read) for n, read in enumerate(reads[start : start + 80])]
+        for part, start in (("1", 0), ("2", 3_300), ("3", 6_600))
+    }
+    desks = []
+    for name in ("alone", "killed"):
+        desks.append(Desk(tmp_path / name, environment))
+        desks[-1].folder.mkdir()
+        write_sheet(desks[-1].folder, of_sample, lane={"1": "x", "2": "y", "3": "y"})
+        rows = [
+            f"{part}\t{id}\t{gc_of(read)}"
+            for part, records in of_sample.items()
+            for id, read in records[:60]
+        ]
+        (desks[-1].folder / "kinds.tsv").write_text("\n".join(["sample\tid\tkind", *rows]) + "\n")
+        (desks[-1].folder / "soil.yaml").write_text(json.dumps(LINE))
+    alone, killed = desks
+    words = ("featuremill", "run", "soil.yaml", "--cores", "2")
+    alone.type(*words)
+    for middle in ("translate/sample=2/translate.json", "proteins/store/parts/*/*.json"):
+        process = killed.start(*words, stderr=subprocess.DEVNULL, start_new_session=True)
+        wait_for(lambda middle=middle: any((killed.folder / "results/soil").glob(middle)))
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    killed.type(*words)
+    one, other = (desk.folder / "results/soil" for desk in desks)
+    for name in MADE:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    tables = (pq.read_table(results / "proteins/embeddings.parquet") for results in (one, other))
+    assert next(tables).equals(next(tables))
+    assert "Nothing to be done" in killed.type(*words).text
+
+    scores = {}
+    for row in rows_of(other / "predictions/gc.tsv"):
+        contig = row["id"].partition("_chunk_")[0]
+        scores.setdefault((row["sample"], contig), []).append(float(row["score_gc"]))
+    verdicts = {(row["sample"], row["contig"]): row for row in rows_of(other / "verdicts.tsv")}
+    assert verdicts.keys() == {(s, id) for s, records in of_sample.items() for id, _ in records}
+    for key, each in scores.items():
+        assert float(verdicts[key]["score_gc"]) == pytest.approx(np.mean(each), abs=1e-6)
+        assert int(verdicts[key]["fragments"]) == len(each)
+    labelled = [
+        verdicts[part, id]["verdict"] == gc_of(read)
+        for part, records in of_sample.items()
+        for id, read in records
+        if (part, id) in scores
+    ]
+    assert np.mean(labelled) > 0.7
+    # Another column of the sheet computes and translates nothing, and no part is made anew.
+    times = {path: path.stat().st_mtime_ns for path in other.glob("*/store/parts/*/*.arrows")}
+    times |= {path: path.stat().st_mtime_ns for path in other.glob("translate/*/translate.json")}
+    write_sheet(killed.folder, of_sample, lane={"1": "x", "2": "x", "3": "y"})
+    killed.type(*words)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    assert [row["lane"] for row in rows_of(other / "letters/samples.tsv")] == ["x", "x", "y"]
