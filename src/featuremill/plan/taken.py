@@ -22,7 +22,7 @@ from featuremill.store.parts import OTHER_COLUMNS, columns_of
 from featuremill.store.plan import PlannedShard, Settings, SharedPart
 from featuremill.store.remote import RemoteShelf
 from featuremill.store.results import Results
-from featuremill.store.shared_index import Level, chosen, find, keep_index, levels_of
+from featuremill.store.shared_index import Level, Numbers, find, keep_index, levels_of
 from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("part", "<i4"), ("row", "<i4")])
@@ -31,7 +31,7 @@ TRIES = 5
 """How often levels are looked for again that became one with others meanwhile."""
 log = logging.getLogger("featuremill.plan")
 
-Levels = list[tuple[Level, npt.NDArray[np.int32]]]
+Levels = list[tuple[Level, Numbers]]
 """Each with the numbers of its parts among all; -1 for one that is not to be used."""
 
 
@@ -171,8 +171,7 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
                 numbers[name], found.paths[name] = len(found.paths), path
                 if shelf:
                     found.remote[name] = shelf
-        usable = [numbers.get(name, -1) for name in level.parts]
-        found.levels.append((level, np.array(usable, np.int32)))
+        found.levels.append((level, level.numbered(numbers)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
@@ -194,7 +193,7 @@ def _look_up_bucket(spools: Sequence[Path], number: int, levels: Levels, to: Pat
     left: Integers = np.arange(len(sha256))
     with (to / str(number)).open("wb") as file:
         for level, numbers in levels:
-            where, part, row = find(sha256[left], chosen(level.bucket(number), numbers))
+            where, part, row = find(sha256[left], level.chosen(number, numbers))
             hits = np.empty(len(where), HIT)
             hits["position"], hits["part"], hits["row"] = left[where], part, row
             file.write(hits.tobytes())

@@ -102,8 +102,7 @@ class RemoteShelf(NamedTuple):
         index = self.below("index")
         names = [name for name in index.listed(".arrow") if DIGEST.fullmatch(name)]
         folder = shared.own_folder(store) / recipe / "remote" / digest_of([self.url.encode()])
-        for place in reversed([folder, *folder.parents][: len(folder.relative_to(store).parts)]):
-            shared.open_folder(place, store)
+        shared.open_folder(folder, store)
         found = []
         for path in {*folder.glob("*.arrow"), *(folder / f"{name}.arrow" for name in names)}:
             if path.stem not in names:  # became one with others
