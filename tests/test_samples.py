@@ -19,7 +19,9 @@ from featuremill import config, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
 from featuremill.inputs import labels, samples
+from featuremill.plan import reading
 from featuremill.steps import heads
+from featuremill.workloads import scores
 
 SHEET = "sample\tfile\tsite\n"
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad", "safetensors"]
@@ -118,6 +120,40 @@ def test_without_samples_nothing_tells_of_them():
     assert not told.samples
     with pytest.raises(UserError, match="inputs: this is missing"):
         config.validate({"workload": "composition"})
+
+
+def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_path):
+    """Whichever pass over the files has them; and no file is read for another sample."""
+    for name in "xyz":
+        (tmp_path / f"{name}.fa").write_text(f">{name}1\nMKV\n>{name}2\nMAV\n")
+    rows = [("a", "x"), ("a", "z"), ("b", "z"), ("c", "y"), ("c", "z")]
+    sheet = "".join(f"{sample}\t{tmp_path}/{name}.fa\n" for sample, name in rows)
+    (tmp_path / "s.tsv").write_text(f"sample\tfile\n{sheet}")
+    table = tmp_path / "v.tsv"
+    table.write_text("id\tvariant\nx1\tK2A\nz2\tA2K\ny1\tV3A\n")
+    options = scores.Options(variants="listed", variants_file=str(table))
+    asked = config.validate({"samples": str(tmp_path / "s.tsv"), "workload": "scores"})
+
+    def records():
+        chunks = reading._chunks(asked, scores, options, samples.read(tmp_path / "s.tsv"))
+        found = list(chunks)
+        assert [chunk.first for chunk in found] == [0, 4, 8]
+        return [
+            one
+            for chunk in found
+            for one in zip(chunk.samples, chunk.ids, chunk.payloads, strict=True)
+        ]
+
+    letters = {"1": b"MKV", "2": b"MAV"}
+    listed = {"x1": b"K2A", "z2": b"A2K", "y1": b"V3A"}
+    assert records() == [
+        (number, id, letters[id[1]] + b"\n" + listed.get(id, b""))
+        for number, names in enumerate(("xz", "z", "yz"))
+        for id in (f"{name}{n}" for name in names for n in (1, 2))
+    ]
+    table.write_text("id\tvariant\nx1\tK2A\nw1\tK2A\n")
+    with pytest.raises(UserError, match=r"v\.tsv:3: no protein of the inputs is called 'w1'"):
+        records()
 
 
 @pytest.fixture(scope="module")
@@ -256,6 +292,16 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     assert by_site.labels.texts == ["01"] * 3 + ["sea"] * 2
     with pytest.raises(UserError, match=r"samples\.tsv: there is no column 'sight'"):
         facts.read(run.root, label="sight")
+    table = run.root.parent / "kinds.tsv"
+    table.write_text("sample\tid\tkind\nlate\tp1\tx\nearly\tp1\ty\nlate\tp2\tz\n")
+    assert facts.read(run.root, False, table, "kind").labels.texts == [None, "y", None, "x", None]
+    frame = pd.read_csv(table, sep="\t")
+    frame.to_parquet(table.with_suffix(".parquet"))
+    found = facts.read(run.root, False, table.with_suffix(".parquet"), "kind")
+    assert found.labels.texts == [None, "y", None, "x", None]
+    frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
+    with pytest.raises(UserError, match="there is no column 'sample'"):
+        facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
     assert '<td class="text">early</td>' in text and text.count("<meter") == 2

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import logging
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, fasta, random_records
 
-from featuremill import features
+from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
 from featuremill.features import split_id
 from featuremill.steps.groups import write
+from featuremill.steps.transfer import write as transfer
 
 SEQUENCES = [sequence.replace("W", "V") for _, sequence in random_records(12)]
 SAMPLES = {
@@ -119,3 +121,87 @@ def test_groups_that_cannot_be_are_refused_before(tmp_path, monkeypatch, samples
     with pytest.raises(UserError, match=problem):
         told = project.validate({**asked, "workload": "composition", "groups": {"g": section}})
         raise UserError("\n".join(project.problems_of_files(told)))
+
+
+# ---- transfer ----
+
+LABELS = [("a", f"p{n}", f"l{n % 3}") for n in range(8)] + [("b", "p7", "l9"), ("c", "p5", "l9")]
+
+
+def transferred(folder, run, labels, reference=None, group=None):
+    output = folder / "kinds.tsv"
+    asked = (run, reference, labels, "kind", group, None, 1, "euclidean", output)
+    transfer.transfer(transfer.Chosen(*asked))
+    told = json.loads((folder / "kinds.json").read_text())
+    missing = rows_of(folder / "kinds.missing.tsv")
+    return SimpleNamespace(rows=rows_of(output), missing=missing, told=told)
+
+
+def nearest(vectors, of, labelled):
+    """Return the nearest labelled record that is neither this one nor has its sequence."""
+    sequence = dict(SAMPLES[of[0]])[of[1]]
+    others = [
+        one for one in labelled if of not in labelled or dict(SAMPLES[one[0]])[one[1]] != sequence
+    ]
+    return min(others, key=lambda one: np.sqrt(((vectors[one] - vectors[of]) ** 2).sum()))
+
+
+def test_labels_are_transferred_by_sample_and_id(run, tmp_path, vectors):
+    labels = table_of(tmp_path, LABELS, ("sample", "id", "kind"))
+    found = transferred(tmp_path, run, labels)
+    label_of = {(s, id): kind for s, id, kind in LABELS if (s, id) in vectors}
+    assert [(row["sample"], row["id"]) for row in found.rows] == list(vectors)
+    for row in found.rows:
+        record = row["sample"], row["id"]
+        assert row["known"] == label_of.get(record, "")
+        assert row["nearest"] == "/".join(nearest(vectors, record, label_of))
+        assert row["label"] == label_of[split_id(row["nearest"])]
+    assert [(row["sample"], row["id"]) for row in found.missing] == [("a", "fails"), ("b", "bad")]
+    assert found.told["counts"]["labels_without_vector"] == 1
+    with pytest.raises(UserError, match="no column 'sample'; add it"):
+        transferred(tmp_path, run, table_of(tmp_path, [("p0", "l")], ("id", "kind")))
+
+
+def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, tmp_path):
+    labels = table_of(tmp_path, LABELS, ("sample", "id", "kind"))
+    found = transferred(tmp_path, run, labels, group="sample")
+    judged = [row for row in found.rows if row["known"]]
+    assert judged and all(split_id(row["nearest"])[0] != row["sample"] for row in judged)
+
+
+# ---- autoencoders ----
+
+
+def test_an_autoencoder_sees_the_residues_of_all_samples_and_names_whose_a_record_is(
+    run, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+    sae = tmp_path / "small"
+    asked = ("--features", 24, "--k", 4, "--steps", 10, "--batch", 32, "--held-out", 0.3)
+    for words in (
+        ("train", run, "--vectors", "residues", *asked, "--device", "cpu", "--output", sae),
+        ("encode", run, "--sae", sae, "--output", tmp_path / "active.parquet"),
+        ("report", run, "--sae", sae),
+    ):
+        assert __main__.main(["sae", *map(str, words)]) == 0
+    distinct = {text for records in SAMPLES.values() for _, text in records} - {"MKWL", "MK1"}
+    assert features.open_parts(run, "residues").num_of_row.sum() == sum(map(len, distinct))
+    table = pq.read_table(tmp_path / "active.parquet")
+    assert table.column_names == ["sample", "id", "features"]
+    active = {
+        (row["sample"], row["id"]): {one["feature"]: one["value"] for one in row["features"]}
+        for row in table.to_pylist()
+    }
+    assert list(active) == [
+        (sample, id)
+        for sample, records in SAMPLES.items()
+        for id, _ in records
+        if id not in ("fails", "bad")
+    ]
+    rows = rows_of(sae / "features.tsv")
+    for row in rows:
+        value = active[row["sample"], row["id"]][int(row["feature"])]
+        assert float(row["value"]) == pytest.approx(value, rel=1e-5)
+    assert {row["sample"] for row in rows} == set(SAMPLES)
+    text = (sae / "report.html").read_text()
+    assert all(f"{row['sample']}/{row['id']}" in text for row in rows)

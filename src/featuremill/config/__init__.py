@@ -78,8 +78,8 @@ class Labels(Section):
     """What colours the points of the report's map instead of their length."""
 
     file: str = ""
-    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them; if not given,
-    the sheet of `samples`."""
+    """A CSV, TSV or Parquet table with a column of ids, or of the accessions in them, and in a run
+    with samples a column `sample`; if not given, the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
 

@@ -58,6 +58,9 @@ class Parts:
         self.root = folder.root
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
+        self.has_samples = bool(ledger.samples_of(folder.records))
+        self.id_columns = [*([ledger.SAMPLE] if self.has_samples else []), "id"]
+        """Of the ledger: `full_ids` makes the ids of them."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]
@@ -175,9 +178,8 @@ class Parts:
 
     def records(self) -> Iterator[tuple[list[str], Rows]]:
         """Yield the ids of all records that have vectors, in the order of the input, and the row of
-        each; 100,000 at a time."""
-        sample = [ledger.SAMPLE] if ledger.samples_of(self._folder.records) else []
-        for batch, rows in self._records([*sample, "id", "shard", "row"]):
+        each; 100,000 at a time. Of a run with samples, an id is `<sample>/<id>`."""
+        for batch, rows in self._records([*self.id_columns, "shard", "row"]):
             places = self._places(rows)
             ids = ledger.full_ids(batch)
             yield ids.take(pa.array(places)).to_pylist(), rows[places]

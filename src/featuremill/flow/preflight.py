@@ -445,7 +445,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     table, column = config.labels.file, config.labels.column
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
         with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
-            labels.check(Path(table), column)
+            labels.check(Path(table), column, of_samples=bool(config.samples))
 
 
 def refuse_missing_input(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
-from featuremill.workload import Workload, optional, plugin_errors
+from featuremill.workload import Record, Workload, optional, plugin_errors
+from featuremill.workload.option_files import paths_of
 
 log = logging.getLogger("featuremill.plan")
 
@@ -115,12 +117,33 @@ def _chunks(
     config: Config, workload: Workload, options: Any, sheet: Sheet | None
 ) -> Iterator[Chunk]:
     inputs: tuple[list[Path], dict[str, int]] = ([Path(path) for path in config.inputs], {})
+    passes = [*sheet.passes()] if sheet else [inputs]
+    # Files of options may name records, and a workload holds such names against all inputs.
+    everything = dict.fromkeys(chain.from_iterable(paths for paths, _ in passes))
     first = 0
-    for paths, samples in sheet.passes() if sheet else [inputs]:
-        records = plugin_errors.records_of(config.workload, workload, paths, options)
+    for number, (paths, samples) in enumerate(passes, 1):
+        others: dict[str, Path] = {}
+        if len(passes) > 1 and paths_of(options):
+            others = {str(path): path for path in everything if str(path) not in samples}
+        read = [*paths, *others.values()]
+        records = plugin_errors.records_of(config.workload, workload, read, options)
+        if others:
+            records = _without(records, others, to_the_end=number == len(passes))
         for chunk in chunks_of(records, first, samples):
             yield chunk
             first = chunk.first + len(chunk.ids)
+
+
+def _without(
+    records: Iterator[Record], others: Mapping[str, Path], to_the_end: bool
+) -> Iterator[Record]:
+    """Yield the records before those of the files `others`, which are read, too, if
+    `to_the_end`."""
+    for record in records:
+        if record.source not in others:
+            yield record
+        elif not to_the_end:
+            return
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

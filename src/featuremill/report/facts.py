@@ -108,12 +108,14 @@ def read(
             "delete manifest.json and run the same command again."
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
-        facts = facts._replace(labels=labels.read(label_file, label, facts.embedding.ids))
+        shown = facts.embedding
+        told = labels.read(label_file, label, shown.ids, shown.samples)
+        facts = facts._replace(labels=told)
     elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
         path, column = place.root / SAMPLES, label or SAMPLE
         columns.find_named(path, list(facts.samples[0]), column)
-        told = {row[SAMPLE]: row[column] or None for row in facts.samples}
-        texts = [told[sample] for sample in facts.embedding.samples]
+        of_sample = {row[SAMPLE]: row[column] or None for row in facts.samples}
+        texts = [of_sample[sample] for sample in facts.embedding.samples]
         facts = facts._replace(labels=Labels(column, path, texts))
     return facts
 

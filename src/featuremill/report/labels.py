@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from featuremill.base.accession import accessions
 from featuremill.base.text import clipped
 from featuremill.inputs import columns, format_of, source, table
-from featuremill.inputs.labels import refusing_damage
+from featuremill.inputs.labels import SAMPLE, refusing_damage
 
 MAX_NAMES = 7
 """Labels with a colour of their own, the commonest ones; the page has no more that all can tell
@@ -64,25 +64,26 @@ class Labels(NamedTuple):
         return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NAMES]
 
 
-def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
-    """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed).
+def read(path: Path, column: str, ids: Sequence[str], samples: Sequence[str] = ()) -> Labels:
+    """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed);
+    where `samples` say whose they are, the table does, too.
 
     The table is read row by row and may be as long as it likes. A row counts whose id is the same
     or is the accession in it (P12345 for sp|P12345|NAME_HUMAN); the first one that has a label.
     Raises UserError where there is no such table or column.
     """
-    wanted: dict[str, list[int]] = {}
+    wanted: dict[tuple[str, str], list[int]] = {}
     known = accessions(pa.array(ids, pa.string())).to_pylist()
     for place, keys in enumerate(zip(ids, known, strict=True)):
         for key in set(keys):
-            wanted.setdefault(key, []).append(place)
+            wanted.setdefault((samples[place] if samples else "", key), []).append(place)
     texts: list[str | None] = [None] * len(ids)
     example = ""
     with refusing_damage(path):
         rows = _parquet if format_of(path).module == "parquet" else _delimited
-        for id, text in rows(path, column):
+        for sample, id, text in rows(path, column, bool(samples)):
             example = example or id
-            for place in wanted.get(id, ()):
+            for place in wanted.get((sample, id), ()):
                 if text and texts[place] is None:
                     texts[place] = text
     if not ids or any(text is not None for text in texts):
@@ -95,9 +96,15 @@ def read(path: Path, column: str, ids: Sequence[str]) -> Labels:
     return Labels(column, path, texts, mismatch)
 
 
-def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:
+def _places(path: Path, names: Sequence[str], column: str, of_samples: bool) -> list[int]:
+    """Return where a row has its sample, if it does, its id and its label."""
+    found = [columns.find_named(path, names, SAMPLE)] if of_samples else []
+    return [*found, columns.find_id(path, names), columns.find_named(path, names, column)]
+
+
+def _delimited(path: Path, column: str, of_samples: bool) -> Iterator[tuple[str, str, str]]:
     separator, names = table.header(path)
-    at, of = columns.find_id(path, names), columns.find_named(path, names, column)
+    places = _places(path, names, column, of_samples)
     csv.field_size_limit(MAX_ROW_BYTES)
     with source.open_text(path, "replace", MAX_ROW_BYTES) as text:
         meter = source.meter_of(text)
@@ -105,18 +112,20 @@ def _delimited(path: Path, column: str) -> Iterator[tuple[str, str]]:
         next(reader)
         for row in reader:
             meter.num_open = 0
-            if len(row) > max(at, of):
-                yield row[at].strip(), row[of].strip()
+            if len(row) > max(places):
+                *sample, id, label = (row[place].strip() for place in places)
+                yield "".join(sample), id, label
 
 
-def _parquet(path: Path, column: str) -> Iterator[tuple[str, str]]:
+def _parquet(path: Path, column: str, of_samples: bool) -> Iterator[tuple[str, str, str]]:
     with pq.ParquetFile(path, buffer_size=2**20) as file:
         names = file.schema_arrow.names
-        at, of = columns.find_id(path, names), columns.find_named(path, names, column)
-        for batch in file.iter_batches(columns=[names[at], names[of]]):
-            pair = (batch.column(names[place]).cast(pa.string()) for place in (at, of))
-            for id, text in zip(*(values.to_pylist() for values in pair), strict=True):
-                yield (id or "").strip(), (text or "").strip()
+        places = _places(path, names, column, of_samples)
+        for batch in file.iter_batches(columns=[names[place] for place in places]):
+            cells = (batch.column(names[place]).cast(pa.string()) for place in places)
+            for row in zip(*(values.to_pylist() for values in cells), strict=True):
+                *sample, id, label = ((cell or "").strip() for cell in row)
+                yield "".join(sample), id, label
 
 
 def _is_number(text: str) -> bool:

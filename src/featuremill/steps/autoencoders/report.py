@@ -1,4 +1,4 @@
-"""report: how good an autoencoder is on records that it did not see, and what its features are."""
+"""report: the quality of an autoencoder on held-out records, and its features."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
+from featuremill.features import Parts, split_id
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.encode import Encoder
@@ -24,19 +25,19 @@ from featuremill.store.files import replacing
 from featuremill.store.results import Results
 
 MOST_RECORDS = 5
-"""Records that are named of each feature."""
+"""Records that are listed for each feature."""
 log = logging.getLogger("featuremill.sae")
 
 
 class Held(NamedTuple):
-    """What held-out records say."""
+    """Measured on held-out records."""
 
     fvu: float
     """Fraction of variance unexplained: squared error over variance."""
     l0: float
     """Active features of a vector."""
     dead: float
-    """Share of the features that none of these vectors has."""
+    """Share of the features that are active in none of these vectors."""
     records: int
     vectors: int
 
@@ -50,13 +51,13 @@ class Top(NamedTuple):
     """Share of all vectors in which it is active."""
 
     def records_of(self, feature: int) -> list[tuple[str, float]]:
-        """Return the ids of those in which a feature is active, with its value there."""
+        """Return the ids of the records in which a feature is active, with its values."""
         pairs = zip(self.ids_MT[feature], self.values_MT[feature].tolist(), strict=True)
         return [(id, value) for id, value in pairs if value > 0]
 
 
 class _Sums:
-    """What is added up over held-out vectors."""
+    """Sums over held-out vectors."""
 
     def __init__(self, width: int, num_features: int) -> None:
         self.num_records = self.num_vectors = self.num_active = 0
@@ -77,7 +78,7 @@ def report(
     """Write the page, and features.tsv beside it.
 
     Raises:
-        UserError: when run or autoencoder are not fit for it.
+        UserError: run or autoencoder cannot be used.
     """
     from featuremill.steps.autoencoders.page import write_page
 
@@ -88,7 +89,7 @@ def report(
     held, top = look(encoder)
     ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
     names = names_of(Results(encoder.vectors.root).records, ids_M)
-    _write_features(page.with_name(FEATURES), top, names)
+    _write_features(page.with_name(FEATURES), top, names, encoder.vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
     write_page(page, sae.name, str(run), encoder.card, held, top, names, [*map(json.loads, lines)])
     log.info(
@@ -104,11 +105,12 @@ def report(
 
 @torch.no_grad()
 def look(encoder: Encoder) -> tuple[Held, Top]:
-    """Encode all records; return what the held-out ones say, and the strongest of each feature."""
+    """Encode all records; return the figures of the held-out ones, and the strongest records of
+    each feature."""
     options, vectors = encoder.card.options, encoder.vectors
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
-    shift = encoder.tensors["b_dec"].numpy()  # near the mean: so squares keep their digits
+    shift = encoder.tensors["b_dec"].numpy()  # near the mean, so that squares keep their digits
     values_MT = np.zeros((options.features, 0), np.float32)
     ids_MT = np.zeros((options.features, 0), object)
     counts_M, num_vectors = np.zeros(options.features), 0
@@ -148,7 +150,7 @@ def _strongest(
     highest_RM: npt.NDArray[np.float32],
     ids: list[str],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.object_]]:
-    """Return the strongest records of each feature of those known and of these; among equals, the
+    """Return the strongest records of each feature among the earlier ones and these; on a tie, the
     earlier one."""
     keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
     values = np.concatenate([values_MT, np.take_along_axis(highest_RM.T, keep, 1)], 1)
@@ -157,11 +159,14 @@ def _strongest(
     return np.take_along_axis(values, best, 1), np.take_along_axis(names, best, 1)
 
 
-def _write_features(path: Path, top: Top, names: Names) -> None:
+def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(["feature", "frequency", "rank", "id", "value", "description"])
+        table.writerow(
+            ["feature", "frequency", "rank", *vectors.id_columns, "value", "description"]
+        )
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value) in enumerate(top.records_of(feature), 1):
-                columns = [feature, f"{frequency:.6g}", rank, one_line(id), f"{value:.6g}"]
+                of_id = map(one_line, split_id(id) if vectors.has_samples else (id,))
+                columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 table.writerow([*columns, one_line(names.descriptions[id])])

@@ -92,11 +92,13 @@ def problems_of_files(
     from featuremill.inputs import labels, samples
 
     for name, one in asked.items():
-        is_ours = project.features_of(one.of) in project.features.values()
+        of = project.features_of(one.of)
+        is_ours = of in project.features.values()
         sheet = Path(project.samples) if is_ours and project.samples else None
+        of_samples = bool(sheet) or (not is_ours and features.has_samples(of))
         try:
             if one.table and one.column and Path(one.table).exists():
-                labels.check(Path(one.table), one.column, of_samples=bool(sheet))
+                labels.check(Path(one.table), one.column, of_samples)
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:
@@ -104,7 +106,6 @@ def problems_of_files(
         ahead = project.ahead(one.of or next(iter(project.features)))
         try:
             if ahead:
-                of = project.features_of(one.of)
                 features.chosen(ahead.schema, one.vectors, of, "vectors:")
         except UserError as error:
             yield (name, "vectors"), str(error)

@@ -13,6 +13,7 @@ from featuremill.step import Ahead, Command, Made, Name, Project, Section
 from featuremill.steps.tables import Table
 
 KEY = "transfer"
+TAKES_SAMPLES = True
 ABOUT = (
     "Labels by name, each transferred from the nearest labelled records in the space of the "
     "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
@@ -35,12 +36,14 @@ class Transfer(Section):
     """Where labels come from, and which of the nearest records have a vote."""
 
     labels: str
-    """A CSV, TSV or Parquet table with a column of the records' ids."""
+    """A CSV, TSV or Parquet table with a column of the records' ids; where these are of samples, it
+    has a column `sample`, too."""
     column: str
     """Its column of labels."""
     group: str | None = None
-    """A column of groups, such as a genus: no labelled record gets its label from one of its group,
-    so that the accuracy is that for unrelated records. If not given, each record by itself."""
+    """A column of groups, such as a genus or `sample`: no labelled record gets its label from one
+    of its group, so that the accuracy is that for unrelated records. If not given, each record by
+    itself."""
     of: str | None = None
     """The set of features whose records get labels. Needed where there are several sets."""
     reference: str | None = None
@@ -98,6 +101,7 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield columns that a table of labels lacks, vectors that the features will not have, and a
     reference of other features."""
+    from featuremill import features
     from featuremill.inputs import labels
 
     for name, one in asked.items():
@@ -105,7 +109,10 @@ def problems_of_files(
             wanted = getattr(one, key)
             try:
                 if wanted and Path(one.labels).exists():
-                    labels.check(Path(one.labels), wanted)
+                    known = features_of(one, project)[-1]
+                    is_ours = known in project.features.values()
+                    of_samples = bool(project.samples) if is_ours else features.has_samples(known)
+                    labels.check(Path(one.labels), wanted, of_samples)
             except UserError as error:
                 yield (name, key), str(error)
                 break

@@ -20,7 +20,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
-from featuremill.features import Features
+from featuremill.features import Features, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.transfer import TABLE
@@ -57,7 +57,7 @@ class Row(NamedTuple):
     neighbours: int
     """Those that voted."""
     nearest: str
-    """The nearest one that has this label."""
+    """The nearest one that has this label: its id or, of samples, `<sample>/<id>`."""
     distance: str
     """Of that one."""
     known: str
@@ -105,12 +105,14 @@ def transfer(chosen: Chosen) -> None:
         raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
         raise UserError(f"--k {chosen.k}: give 1 or more.")
-    labelled, num_empty = labels.read(chosen.labels, chosen.column, chosen.group)
     of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
     reference = of
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
         _refuse_other_features(of, reference)
+    labelled, num_empty = labels.read(
+        chosen.labels, chosen.column, chosen.group, reference.has_samples
+    )
     known = _known(reference, labelled, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
@@ -120,12 +122,13 @@ def transfer(chosen: Chosen) -> None:
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,
         ):
             rows = csv.writer(rows_file, delimiter="\t", lineterminator="\n")
-            rows.writerow(Row._fields)
+            rows.writerow([*of.id_columns, *Row._fields[1:]])
             lacking = csv.writer(missing_file, delimiter="\t", lineterminator="\n")
-            lacking.writerow(Missing._fields)
+            lacking.writerow([*of.id_columns, *Missing._fields[1:]])
             for row in chain(_rows(of, known, of is reference, chosen.k), _failed(of)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
-                cells = [one_line(str(cell)) for cell in row]
+                id = split_id(row.id) if of.has_samples else (row.id,)
+                cells = [one_line(str(cell)) for cell in (*id, *row[1:])]
                 (rows if isinstance(row, Row) else lacking).writerow(cells)
         told = _card(chosen, of, reference, known)
         told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {

@@ -11,6 +11,7 @@ from featuremill.base.words import listed
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "verdicts"
+TAKES_SAMPLES = True
 ABOUT = (
     "What each contig is, by the predictions of its fragments (docs/contigs.md): "
     "`results/<run>/verdicts.tsv` and `verdicts.html`. Needs `translate` and `heads`."

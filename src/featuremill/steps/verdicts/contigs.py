@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,12 +39,15 @@ class Counts(NamedTuple):
     """Contigs that the head was trained on."""
     unknown: int
     """Contigs of which it is unknown."""
+    samples: Mapping[str, Counter[str]] = {}
+    """Of each sample, contigs by class; those without a verdict have an empty one."""
 
 
 class Contig(NamedTuple):
     """What is known of one contig."""
 
     id: str
+    """Of samples, `<sample>/<id>`: each has contigs of its own."""
     highest_C: Scores
     """Of its fragments with a prediction, a class; NaN where there is none."""
     sum_C: Scores

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,6 +37,8 @@ MEANING = {
     "its fragments are not independent of each other.",
 }
 """What the scores of contigs are not, by rule."""
+MOST_SAMPLES = 200
+"""Rows of the table of samples."""
 MOST_TEXT = 30
 ROW_PIXELS = 34
 
@@ -145,9 +148,20 @@ def write_page(
         file=table.name,
         num_all=about.shown.num_all,
         num_scores=len(classes),
-        columns=["contig", "verdict", *classes, "fragments", "failed", "status", "seen"],
+        columns=[
+            *(["sample"] if counts.samples else []),
+            *["contig", "verdict", *classes, "fragments", "failed", "status", "seen"],
+        ],
+        classes=[*classes],
+        samples=_samples(counts, classes[preferred]),
         rows=rows,
     )
+
+
+def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
+    """Return the samples with the most contigs of the class `preferred`, in the order of names."""
+    most = sorted(counts.samples.items(), key=lambda one: -one[1][preferred])
+    return sorted(most[:MOST_SAMPLES])
 
 
 def _warnings(counts: Counts, about: About) -> list[str]:

@@ -16,7 +16,9 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
-from featuremill.steps.translate.names import FRAGMENTS
+from featuremill.steps.heads.joined import id_columns
+from featuremill.steps.translate.folder import fragments as fragments_of
+from featuremill.store.ledger import SAMPLE, with_full_ids
 
 SCORE = "score_"
 BLOCK_ROWS = 50_000
@@ -32,15 +34,22 @@ class Predictions(NamedTuple):
     """In the order of the columns."""
     tells_seen: bool
     """Whether it says which records the head was trained on."""
+    has_samples: bool = False
+
+    @property
+    def scores(self) -> list[str]:
+        """Return the columns of scores."""
+        return [f"{SCORE}{name}" for name in self.classes]
 
     @property
     def columns(self) -> list[str]:
         """Return the columns that are read."""
         seen = [COLUMN] if self.tells_seen else []
-        return ["id", *(f"{SCORE}{name}" for name in self.classes), *seen]
+        return [*id_columns(self.has_samples), *self.scores, *seen]
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the rows, in order: id, a score a class, and whether the head was trained on it.
+        """Yield the rows, in order: id (of samples, `<sample>/<id>`), a score a class, and whether
+        the head was trained on it.
 
         Raises:
             UserError: when a row is not what it should be.
@@ -49,11 +58,11 @@ class Predictions(NamedTuple):
             if self.path.suffix == ".parquet":
                 with pq.ParquetFile(self.path) as file:
                     for batch in file.iter_batches(BLOCK_ROWS, columns=self.columns):
-                        yield pa.table(batch)
+                        yield with_full_ids(pa.table(batch))
                 return
             with _tsv(self.path, self.columns) as reader:
                 for batch in reader:
-                    yield pa.table(batch)
+                    yield with_full_ids(pa.table(batch))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
                 f"{self.path}: a row is no prediction ({error}); predict again."
@@ -84,11 +93,12 @@ def open_predictions(path: Path) -> Predictions:
             f"{path}: predictions have a column id and one `{SCORE}…` a class, at least two, and "
             f"these are {listed(names[:8])}; give what featuremill head predict wrote."
         )
-    return Predictions(path, classes, COLUMN in names)
+    return Predictions(path, classes, COLUMN in names, SAMPLE in names)
 
 
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
-    types = {name: pa.float64() for name in columns} | {"id": pa.string(), COLUMN: pa.string()}
+    types = dict.fromkeys(columns, pa.float64())
+    types |= dict.fromkeys([SAMPLE, "id", COLUMN], pa.string())
     convert = pc_csv.ConvertOptions(
         column_types=types, include_columns=columns, strings_can_be_null=False
     )
@@ -101,7 +111,7 @@ class Scored(NamedTuple):
     """Fragments in a row, of one contig or several."""
 
     fragments: pa.Table
-    """As fragments.parquet has them."""
+    """As fragments.parquet has them; of samples, ids and contigs begin with `<sample>/`."""
     scores_NC: npt.NDArray[np.float64]
     """A row a fragment, in the order of the classes; NaN where it has no prediction."""
     seen_N: npt.NDArray[np.int64]
@@ -111,8 +121,8 @@ class Scored(NamedTuple):
 def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
     """Yield all fragments of the translation in `folder` with their scores, in order.
 
-    They are joined by id. Predictions come in the order of the fragments, as a run of them keeps
-    it, so memory holds a block of each.
+    They are joined by id or, of samples, by sample and id. Predictions come in the order of the
+    fragments, as a run of them keeps it, so memory holds a block of each.
 
     Raises:
         UserError: when a prediction is of no fragment, is there twice or stands elsewhere, or is
@@ -120,37 +130,34 @@ def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
     """
     blocks = predictions.blocks()
     waiting = next(blocks, None)
-    with pq.ParquetFile(folder / FRAGMENTS) as file:
-        for batch in file.iter_batches(BLOCK_ROWS):
-            fragments = pa.table(batch)
-            while waiting is not None and waiting.num_rows < len(fragments):
-                if (more := next(blocks, None)) is None:
-                    break
-                waiting = pa.concat_tables([waiting, more])
-            found = np.full((len(fragments), len(predictions.classes)), np.nan)
-            seen_N = np.zeros(len(fragments), np.int64)
-            if waiting is not None and waiting.num_rows:
-                ahead = waiting.slice(0, len(fragments))
-                at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
-                places = at.fill_null(-1).to_numpy()
-                # What is of later fragments stands behind what is of these.
-                num = int((places >= 0).sum())
-                places = places[:num]
-                if (places < 0).any() or (np.diff(places) <= 0).any():
-                    wrong = int(np.argmax((places < 0) | (np.diff(places, prepend=-1) <= 0)))
-                    raise _misplaced(predictions, folder, ahead["id"][wrong].as_py())
-                names = predictions.columns[1 : len(predictions.classes) + 1]
-                columns = [ahead[name].slice(0, num).to_numpy() for name in names]
-                found[places] = np.stack(columns, axis=1)
-                seen_N[places] = _seen(predictions, ahead.slice(0, num))
-                if not np.isfinite(found[places]).all():
-                    wrong = int(np.argmin(np.isfinite(found[places]).all(1)))
-                    raise UserError(
-                        f"{predictions.path}: the scores of {ahead['id'][wrong].as_py()!r} are no "
-                        "numbers; predict again."
-                    )
-                waiting = waiting.slice(num)
-            yield Scored(fragments, found, seen_N)
+    for fragments in fragments_of(folder, num_rows=BLOCK_ROWS):
+        while waiting is not None and waiting.num_rows < len(fragments):
+            if (more := next(blocks, None)) is None:
+                break
+            waiting = pa.concat_tables([waiting, more])
+        found = np.full((len(fragments), len(predictions.classes)), np.nan)
+        seen_N = np.zeros(len(fragments), np.int64)
+        if waiting is not None and waiting.num_rows:
+            ahead = waiting.slice(0, len(fragments))
+            at = pc.index_in(ahead["id"], fragments["id"].combine_chunks())
+            places = at.fill_null(-1).to_numpy()
+            # What is of later fragments stands behind what is of these.
+            num = int((places >= 0).sum())
+            places = places[:num]
+            if (places < 0).any() or (np.diff(places) <= 0).any():
+                wrong = int(np.argmax((places < 0) | (np.diff(places, prepend=-1) <= 0)))
+                raise _misplaced(predictions, folder, ahead["id"][wrong].as_py())
+            columns = [ahead[name].slice(0, num).to_numpy() for name in predictions.scores]
+            found[places] = np.stack(columns, axis=1)
+            seen_N[places] = _seen(predictions, ahead.slice(0, num))
+            if not np.isfinite(found[places]).all():
+                wrong = int(np.argmin(np.isfinite(found[places]).all(1)))
+                raise UserError(
+                    f"{predictions.path}: the scores of {ahead['id'][wrong].as_py()!r} are no "
+                    "numbers; predict again."
+                )
+            waiting = waiting.slice(num)
+        yield Scored(fragments, found, seen_N)
     left = next((block for block in (waiting, *blocks) if block is not None and len(block)), None)
     if left is not None:
         raise _misplaced(predictions, folder, left["id"][0].as_py())

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.intervals import Estimate, bootstrap
-from featuremill.steps.translate.names import FRAGMENTS
+from featuremill.steps.translate.folder import fragments
 
 
 class Label(NamedTuple):
@@ -30,7 +29,7 @@ class Trained(NamedTuple):
     folder: Path
     card: card.Card
     labels: dict[str, Label]
-    """By contig."""
+    """By contig; of samples, by `<sample>/<contig>`."""
 
 
 class Judged(NamedTuple):
@@ -60,12 +59,11 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
             id: Label(known.classes.index(label), group)
             for id, label, group in zip(told.ids, told.labels, told.groups, strict=True)
         }
-        with pq.ParquetFile(folder / FRAGMENTS) as file:
-            for batch in file.iter_batches(columns=["id", "contig"]):
-                columns = (column.to_pylist() for column in batch.columns)
-                for id, contig in zip(*columns, strict=True):
-                    if id in of_id:
-                        labels[contig] = of_id[id]
+        for some in fragments(folder, ["id", "contig"]):
+            columns = (column.to_pylist() for column in some.columns)
+            for id, contig in zip(*columns, strict=True):
+                if id in of_id:
+                    labels[contig] = of_id[id]
     return Trained(head, known, labels)
 
 

@@ -14,8 +14,9 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import one_line
 from featuremill.base.words import counted, listed
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
-from featuremill.steps.translate.folder import whole
-from featuremill.steps.translate.names import SUMMARY, UNTRANSLATED
+from featuremill.steps.heads.joined import id_cells, id_columns
+from featuremill.steps.translate.folder import untranslated, whole
+from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
 from featuremill.steps.verdicts.command import place_of_preferred
 from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
@@ -52,6 +53,12 @@ def write(
     preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
     trained = trained_on(folder, head, len(predictions.classes)) if head else None
     shown = page.Shown()
+    has_samples = translation.samples is not None
+    by_sample = {sample: Counter[str]() for sample in translation.samples or ()}
+
+    def whose(contig: str) -> list[str]:
+        return list(map(one_line, id_cells(contig, has_samples)))
+
     verdicts: Counter[str] = Counter()
     without: Counter[str] = Counter()
     seen_by: Counter[str] = Counter()
@@ -64,7 +71,8 @@ def write(
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
             names = [one_line(name) for name in predictions.classes]
             scores = [f"score_{name}" for name in names]
-            table.writerow(["contig", "verdict", *scores, *COUNTED])
+            first = [*id_columns(has_samples)[:-1], "contig"]
+            table.writerow([*first, "verdict", *scores, *COUNTED])
             for number, contig in enumerate(contigs(scored(folder, predictions))):
                 found = contig.scores_C(by)
                 is_scored = contig.failed < contig.fragments
@@ -74,8 +82,10 @@ def write(
                 seen_by[seen] += 1
                 texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
                 told = (contig.fragments, contig.failed, contig.status, seen)
-                row = [one_line(str(cell)) for cell in (contig.id, verdict, *texts, *told)]
+                row = [*whose(contig.id), *map(one_line, map(str, (verdict, *texts, *told)))]
                 table.writerow(row)
+                if has_samples:
+                    by_sample[row[0]][verdict if is_scored else ""] += 1
                 shown.add(row, float(found[preferred]) if is_scored else -1.0)
                 label = trained.labels.get(contig.id) if trained and seen == YES else None
                 if label and place is not None:
@@ -89,13 +99,14 @@ def write(
                 entry = (contig.fragments, -number, contig.id)
                 (heapq.heappush if len(largest) < MOST_DRAWN else heapq.heappushpop)(largest, entry)
                 progress.at(number + 1, translation.contigs.with_fragments)
-            with (folder / UNTRANSLATED).open(encoding="utf-8", newline="") as listed_file:
-                for line in csv.DictReader(listed_file, delimiter="\t"):
-                    empty = [""] * len(scores)
-                    row = [line["contig"], NONE, *empty, "0", "0", line["status"], NO]
-                    table.writerow(row)
-                    shown.add(row, -1.0)
-                    without[line["status"]] += 1
+            for line in untranslated(folder):
+                empty = [""] * len(scores)
+                row = [*whose(line["contig"]), NONE, *empty, "0", "0", line["status"], NO]
+                table.writerow(row)
+                if has_samples:
+                    by_sample[row[0]][""] += 1
+                shown.add(row, -1.0)
+                without[line["status"]] += 1
         num_rows = verdicts.total() + without.total()
         if num_rows != translation.contigs.read or num_fragments != translation.fragments:
             raise IntegrityError(
@@ -104,7 +115,14 @@ def write(
                 f"{num_fragments:,}; translate again."
             )
     counts = Counts(
-        num_rows, num_fragments, num_failed, verdicts, without, seen_by[YES], seen_by[UNKNOWN]
+        num_rows,
+        num_fragments,
+        num_failed,
+        verdicts,
+        without,
+        seen_by[YES],
+        seen_by[UNKNOWN],
+        by_sample,
     )
     drawn = [id for _, _, id in sorted(largest, reverse=True)]
     tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)

@@ -152,6 +152,11 @@ def write(
         IntegrityError: when the translation's sequences are not its fragments'.
     """
     translation = whole(translated)
+    if translation.samples:
+        raise UserError(
+            f"{translated}: its contigs are of samples, and VirNucPro's files are of one; name the "
+            "files of one sample with inputs, or leave VirNucPro's out."
+        )
     if translation.by not in CUTS:
         raise UserError(
             f"{translated}: it was cut --by {translation.by}, and VirNucPro's files are of "
