@@ -138,15 +138,14 @@ def _are_refused(lookup: Lookup, found: Found, wanted: Collection[int]) -> bool:
     """Fetch those of the `wanted` parts that are not here; note those that cannot be used, and tell
     whether there are any. One here that cannot be read is left to merge."""
     bad: dict[str, tuple[shared.Identity, str]] = {}
-    settings = lookup.settings.as_json()
     parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
     fetched = Progress(log, "fetching", "parts")
     for number, (name, path) in enumerate(parts, 1):
         if shelf := found.remote.get(name):
-            if problem := shelf.take(lookup.stores[0], lookup.recipe, settings, name):
+            if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
                 bad[shelf.part(name)] = None, problem
-                continue
             fetched.at(number, len(parts))
+            continue
         identity = shared.identity_of(path)
         with suppress(OSError, pa.ArrowException):
             if not columns_of(path).equals(lookup.values):
@@ -182,7 +181,7 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
     for url in lookup.remote:
         for shelf in remote.shelves(url, lookup.recipe):
             there = {name: own.part(name) for name in shelf.parts()}
-            for level in shelf.levels(lookup.stores[0], lookup.recipe) if there else ():
+            for level in shelf.levels(lookup.stores[0]) if there else ():
                 add(level, there, shelf)
     return found
 
