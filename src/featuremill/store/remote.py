@@ -91,7 +91,9 @@ class RemoteShelf(NamedTuple):
         except FileNotFoundError:
             return []
         names = {unquote(path.rstrip("/").rpartition("/")[2]) for path in paths}
-        return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        # Apache lists links that sort its list, "?C=N;O=D".
+        found = [name for name in names if name.endswith(suffix) and name[:1] not in (".", "?", "")]
+        return sorted(name.removesuffix(suffix) for name in found)
 
     def parts(self) -> Collection[str]:
         """Return the names of the parts."""
