@@ -282,6 +282,25 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
     assert "no record of b failed" in verbs("retry", root, "--sample", "b")
 
 
+def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
+    from featuremill.report import facts, page
+
+    run, _ = of_samples
+    found = facts.read(run.root)
+    drawn = page.draw(found)
+    told = ("<bdi>b.fa</bdi>", "  b.fa&#39;")
+    page.write_report(run.root / "report.html", found, drawn)
+    text = (run.root / "report.html").read_text()
+    assert all(one in text for one in told) and "manifest.json" not in text
+    monkeypatch.setattr(page, "MOST_INPUTS", 3)
+    monkeypatch.setattr(page, "MOST_CHECKED", 3)
+    page.write_report(run.root / "report.html", found, drawn)
+    text = (run.root / "report.html").read_text()
+    assert not any(one in text for one in told)
+    assert "<p>1 more: manifest.json, beside this page, has all.</p>" in text
+    assert "# 1 more file: manifest.json has the digests" in text
+
+
 def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
     from featuremill.report import facts, page
 
