@@ -96,7 +96,7 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	@# torch keeps its pin: a newer one is a decision of its own (kernels, drivers, tolerances). So does
 	@# triton: torch's builds for NVIDIA demand exactly one, which the build for CPUs does not tell.
 	@grep -E '^(torch|triton)==' constraints.txt > .venv/held.txt
-	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[bench,docs,esm2,test,test-clusters]'
+	@.venv/pins/bin/python -m pip install -qq --no-input -c .venv/held.txt -e '.[bench,docs,esm2,remote,test,test-clusters]'
 	@# What torch brings for one kind of GPU stays unpinned, and so do local builds such as +cpu.
 	@{ sed -n '/^#/p' constraints.txt; \
 	  .venv/pins/bin/python -m pip freeze --exclude-editable \
@@ -115,18 +115,18 @@ clean: ## remove .venv and caches; results, weights and logs stay
 	@$(call install,esm2)
 
 .venv/.test: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call install,esm2$(comma)test)
+	@$(call install,esm2$(comma)remote$(comma)test)
 	@touch .venv/.run
 
 .venv/.bench: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call install,esm2$(comma)test$(comma)bench)
+	@$(call install,esm2$(comma)remote$(comma)test$(comma)bench)
 	@touch .venv/.run .venv/.test
 
 .venv/.docs: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,docs)
 
 .venv/.test-clusters: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call install,esm2$(comma)test$(comma)test-clusters)
+	@$(call install,esm2$(comma)remote$(comma)test$(comma)test-clusters)
 	@touch .venv/.run .venv/.test
 
 comma := ,

@@ -3,8 +3,9 @@
 `python -m bench.store --records 10000000` writes that many distinct peptides and computes the
 composition of nine tenths of them into a store. Then it plans all of them without the store and
 with it, computes the last tenth, and merges. `--index 100000000` indexes so many random digests in
-parts of 100,000 and looks up as many, of which nine tenths are there. Seconds are those of the
-processor, of a process and of what it started.
+parts of 100,000 and looks up as many, of which nine tenths are there. `--bucket 1000000000` joins
+two levels of one bucket, a 256th, of an index of so many, and looks up all that it has. Seconds are
+those of the processor, of a process and of what it started.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--records", type=int, default=0, help="how many to plan, compute and merge")
     add("--index", type=int, default=0, help="how many to index and look up")
+    add("--bucket", type=int, default=0, help="of how many an index is, one bucket of which to try")
     add("--shards", type=int, default=60, help="how many the records are cut into")
     add("--out", type=Path, default=RESULTS, help="folder of the JSON to write (bench/results)")
     add("--scratch", type=Path, default=SCRATCH, help="folder for inputs and runs, removed after")
@@ -62,10 +65,13 @@ def main(arguments: list[str] | None = None) -> int:
             content["runs"] = runs(Path(scratch), given.records, given.shards)
         if given.index:
             content["index"] = index(Path(scratch), given.index)
+    if given.bucket:
+        content["bucket"] = {"payloads": given.bucket, **_child("bucket", [str(given.bucket)])}
     path = given.out / f"{now:%Y-%m-%d-%H%M%S}-store.json"
     given.out.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
-    print(json.dumps({key: content[key] for key in ("runs", "index") if key in content}, indent=1))
+    found = {key: content[key] for key in ("runs", "index", "bucket") if key in content}
+    print(json.dumps(found, indent=1))
     print(path)
     return 0
 
@@ -148,17 +154,34 @@ def index(folder: Path, num_payloads: int) -> dict[str, Any]:
         ("again", [str(store)]),
         ("look up", [str(store), str(num_parts)]),
     ):
-        words = "import sys; from bench.store import step; step(*sys.argv[1:])"
-        done = subprocess.run(
-            [sys.executable, "-c", words, *arguments],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        steps[name] = json.loads(done.stdout)
+        steps[name] = _child("step", arguments)
     size = sum(path.stat().st_size for path in shelf.levels.iterdir())
     return {"payloads": num_payloads, "parts": num_parts, "index_bytes": size, **steps}
+
+
+def _child(function: str, arguments: list[str]) -> Any:
+    """Return what a function of this module prints in a process of its own."""
+    words = f"import sys; from bench import store; store.{function}(*sys.argv[1:])"
+    command = [sys.executable, "-c", words, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def bucket(num_payloads: str) -> None:
+    """Join two levels of a bucket, and look up all that they have; print what that took."""
+    count = int(num_payloads) // shared_index.NUM_BUCKETS
+    keys = np.sort(np.frombuffer(np.random.default_rng(0).bytes(32 * count), "S32"))
+    number = np.arange(count, dtype=np.int32)
+    is_new = number % 5 == 0
+    levels = [(keys[which], number[which], number[which]) for which in (is_new, ~is_new)]
+    start = time.process_time()
+    together = shared_index.joined(levels)
+    joined = time.process_time()
+    where, _, _ = shared_index.find(keys, together)
+    told = {"join": joined - start, "find": time.process_time() - joined}
+    told = {f"{name}_cpu_seconds": round(value, 2) for name, value in told.items()}
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    print(json.dumps({"entries": count, "found": len(where), **told, "peak_mb": peak_mb}))
 
 
 def step(store: str, num_parts: str = "") -> None:

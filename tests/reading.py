@@ -10,6 +10,8 @@ import subprocess
 import sys
 import zipfile
 
+import h5py
+import numpy as np
 import pytest
 from conftest import ROOT
 from documents import type_page
@@ -123,6 +125,13 @@ class House:
         heads = re.findall(r"^>(\S+) (\S+)", demo(0, LINES_OF_MY_FA), re.MULTILINE)
         lines = ["id\tfamily", *("\t".join(head) for head in heads)]
         (folder / "families.tsv").write_text("\n".join(lines) + "\n")
+
+    def make_per_protein_h5(self, folder):
+        """Write what UniProt publishes: float16, a dataset for each protein, by its accession."""
+        accessions = re.findall(r"^>\w\w\|(\w+)\|", demo(0, LINES_OF_MY_FA), re.MULTILINE)
+        with h5py.File(folder / "per-protein.h5", "w") as file:
+            for number, accession in enumerate(accessions):
+                file[accession] = np.full(1024, number, np.float16)
 
     def make_parts(self, folder):
         (folder / "parts").mkdir()

@@ -143,8 +143,9 @@ def test_an_anndata_is_read_as_its_file_and_stays_as_it_is(tmp_path):
     for counts in ("raw", "layers/counts"):
         told = {**options, "counts": counts}
         assert_same(featuremill.compute(cells, "geneformer", told), expected)
-    with pytest.raises(UserError, match=r"^inputs: X holds "):
-        featuremill.compute(cells, "geneformer", options)
+    for given, sentence in ((cells, "^inputs: X holds "), (["MKV"], "or an AnnData for cells.$")):
+        with pytest.raises(UserError, match=sentence):
+            featuremill.compute(given, "geneformer", options)
     pd.testing.assert_frame_equal(cells.obs, obs)
     pd.testing.assert_frame_equal(cells.var, var)
     assert (held != cells.X).nnz == 0 and set(cells.uns) == {"of anyone's"} and cells.obsm
@@ -262,7 +263,7 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
         (["MKV"], {"max_failed": -1}, "compute: max_failed"),
         (["MKV"], {"workload": "pac", "options": {"phase_bands": [[3, 6]]}}, "inputs: this "
          r"workload reads no sequences in memory \(list\); give the path of a file"),
-        (anndata.AnnData(np.ones((1, 1))), {}, "inputs: this is an HDF5 file"),
+        (anndata.AnnData(np.ones((1, 1))), {}, "inputs: this is of type AnnData; give the path"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, inputs, more, sentence):

@@ -61,7 +61,7 @@ def several(items):
 
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SCHEMA = thing(
-    version={"const": 3},
+    version={"const": 4},
     ready=FLAG,
     cuda_available=FLAG,
     gpu_count={"type": "integer"},
@@ -92,13 +92,7 @@ SCHEMA = thing(
             gpu=some("string"),
         )
     ),
-    recommended=thing(
-        resources=some("string"),
-        command=TEXT,
-        not_counted=several(
-            thing(id={"type": "integer"}, mig=some("integer"), uuid=some("string"), why=TEXT)
-        ),
-    ),
+    recommended=thing(resources=some("string"), command=TEXT),
     memory={
         "oneOf": [
             {"type": "null"},
@@ -247,12 +241,12 @@ def test_cards_too_small_or_too_old_are_not_counted_and_it_says_why(doctor):
     assert recommended["command"] == (
         "FEATUREMILL_DEVICES=0,1,3 featuremill run YOUR.yaml --resources gpu=3"
     )
-    (left,) = recommended["not_counted"]
-    assert left["id"] == 2 and left["why"].startswith("too old: it has no bf16")
+    (left,) = (one for one in answer["issues"] if one["gpu"] == "GPU-2")
+    assert left["code"] == "too-old" and "has no bf16" in left["what"]
     answer = doctor(*MIXED)("--json", "--model", "esm2_t48_15B_UR50D")
     assert answer["memory"]["fits"] == ["GPU-0"]
-    why = {one["id"]: one["why"] for one in answer["recommended"]["not_counted"]}
-    assert re.fullmatch(r"too small: 22 GB of the \d\d GB needed", why[1])
+    why = {one["gpu"]: one["what"] for one in answer["issues"] if one["code"] == "too-small"}
+    assert re.search(r" has 22 GB, and esm2_t48_15B_UR50D takes about \d\d GB", why["GPU-1"])
     assert answer["recommended"]["resources"] == "gpu=1"
 
 
@@ -274,8 +268,11 @@ def test_a_display_card_counts(doctor):
     assert answer["recommended"]["resources"] == "gpu=1"
     assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
     (check.folder / "Snakefile").touch()
-    answer = check("--json")
-    assert answer["recommended"]["command"] == "snakemake --cores all --resources gpu=1"
+    (check.folder / "my run.yaml").write_text(
+        '{"inputs": "in.fa", "options": {"model": "esm2_t6_8M_UR50D"}}'
+    )
+    answer = check("--json", "--config", "my run.yaml")
+    assert answer["recommended"]["command"] == "featuremill run 'my run.yaml' --resources gpu=1"
 
 
 def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
@@ -324,7 +321,7 @@ def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
     accessible = [gpu["accessible"] for gpu in answer["gpus"]]
     assert accessible == [False] * len(BROKEN) + [True]
     assert answer["recommended"]["resources"] == "gpu=1"
-    assert [one["id"] for one in answer["recommended"]["not_counted"]] == [*range(len(BROKEN))]
+    assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
 
 
 @pytest.mark.parametrize(("code", "status"), [("lost", 1), ("no-kernels", 1), ("full", 0)])

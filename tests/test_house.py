@@ -35,7 +35,7 @@ EXTRAS = {
 }
 WITH_TORCH = ("encoder", "esm2", "geneformer", "llm_json", "pac", "sae")
 """Extras that compute, each with a conda environment of its name."""
-COMPUTING = [*CORE, *(needed for extra in WITH_TORCH for needed in EXTRAS[extra])]
+COMPUTING = [*CORE, *(needed for extra in (*WITH_TORCH, "remote") for needed in EXTRAS[extra])]
 IN_TESTS = [*EXTRAS["test"], *EXTRAS["test_clusters"]]
 PINS = dict(
     line.split("==")
@@ -611,7 +611,7 @@ def test_an_install_is_made_once_and_again_when_the_pins_change(tmp_path):
             make(tmp_path, "-o", "pyproject.toml", "-o", "constraints.txt", target).returncode == 0
         )
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert [call.split()[-1] for call in calls] == [".[esm2]", ".[esm2,test]"]
+    assert [call.split()[-1] for call in calls] == [".[esm2]", ".[esm2,remote,test]"]
     later = (tmp_path / ".venv/.test").stat().st_mtime + 5
     os.utime(tmp_path / "constraints.txt", (later, later))
     make_again = make(tmp_path, "-n", "-W", "constraints.txt", "run")

@@ -74,7 +74,7 @@ def test_a_workflow_uses_two_runs_side_by_side(tmp_path, environment):
     # The screen is the importing workflow's own.
     for words in ("rule families:", "rule reference_merge:", "checkpoint query_plan:"):
         assert words in said
-    assert "have their features" not in said
+    assert "have features" not in said
     assert not (tmp_path / "results" / "reference" / "report.html").exists(), "nobody asked for it"
     assert "Nothing to be done" in snakemake(tmp_path, environment, "results/families.tsv")
 
@@ -129,7 +129,7 @@ def test_what_is_the_importing_workflows_stays_its_own(tmp_path, environment):
     host(tmp_path, [OWN, HOST])
     said = snakemake(tmp_path, environment, "here_merge")
     assert "mem_mb=1234" in said
-    assert "1 of 1 record has its features:\n  results/a/embeddings.npy" in said
+    assert "1 of 1 record has features:\n  results/a/embeddings.npy" in said
     said = snakemake(tmp_path, environment, status=1)
     assert "I cannot do it" in said and "mine went wrong" in said
     assert "Error in rule mine" in said and "Nothing computed is lost" not in said

@@ -57,7 +57,7 @@ def test_each_set_has_the_values_of_a_run_by_itself(finished, tmp_path, environm
     for file in ("embeddings.npy", "embeddings.parquet", "failed.tsv"):
         alone = workflow.run_folder.root / file
         assert (done.folder / "results/soil/letters" / file).read_bytes() == alone.read_bytes()
-    assert said.count("12 of 12 records have their features:") == 2
+    assert said.count("12 of 12 records have features:") == 2
     for name in ("faulty", "letters"):
         assert f"plan │ {name}: 12 records, " in said and f"extract │ {name}: shard " in said
     assert "results/soil/letters/report.html" in said and "Select jobs" not in said

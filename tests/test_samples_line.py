@@ -2,15 +2,21 @@
 verdicts."""
 
 import csv
+import gzip
 import json
 import logging
+import os
 import re
+import signal
+import subprocess
 
+import debian
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
-from programs import Verbs, fasta
+from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
@@ -74,6 +80,7 @@ def runs(tmp_path_factory, environment):
     folder = tmp_path_factory.mktemp("line")
     rng = np.random.default_rng(0)
     of_sample = {sample: proteins(sample, rng) for sample in SAMPLES}
+    of_sample["e"][0] = of_sample["c"][0]  # the same sequence, of another group
     sheet = {
         "patient": {s: PATIENT.get(s, s) for s in SAMPLES},
         "site": {s: ["lake", "sea", ""][SAMPLES.index(s) % 3] for s in SAMPLES},
@@ -341,3 +348,102 @@ def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
 
 def files_in(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ---- the whole line ----
+
+ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "shards": {"cost": 40_000}}
+LINE = {
+    "run": "soil",
+    "samples": "samples.tsv",
+    "translate": {"by": "chunks", "window": 150},
+    "features": {
+        "proteins": {**ESM2, "device": "cpu", "outputs": ["parquet"]},
+        "letters": {"of": "proteins", "workload": "composition", "outputs": ["tsv", "parquet"]},
+    },
+    "heads": {
+        "gc": {
+            "labels": "kinds.tsv",
+            "column": "kind",
+            "group": "id",
+            "vectors": ["mean_layer_6", "composition"],
+        }
+    },
+    "verdicts": {"by": "mean"},
+}
+MADE = (
+    *("verdicts.tsv", "predictions/gc.tsv", "predictions/gc.missing.tsv"),
+    *("heads/gc/held_out.parquet", "heads/gc/missing.tsv"),
+    *("letters/embeddings.tsv", "letters/failed.tsv"),
+    *(f"translate/{name}" for name in names_of.SHEETS.values()),
+    *(f"translate/sample={part}/translate.json" for part in "123"),
+)
+
+
+def gc_of(letters):
+    return "gc" if sum(map(letters.count, "GC")) > len(letters) / 2 else "at"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_three_samples_of_reads_come_to_their_verdicts_through_kills(tmp_path, environment):
+    """Reads of the phage λ in three parts, whose ids are the same: what is killed twice and typed
+    again ends as what was left alone, and each verdict is that of its sample's own read."""
+    place = debian.unpacked("bowtie2-examples", tmp_path)
+    fastq = place / "usr/share/doc/bowtie2/examples/reads/reads_1.fq.gz"
+    reads = gzip.decompress(fastq.read_bytes()).decode().split("\n")[1::4]
+    of_sample = {
+        part: [(f"read_{n}", read) for n, read in enumerate(reads[start : start + 80])]
+        for part, start in (("1", 0), ("2", 3_300), ("3", 6_600))
+    }
+    desks = []
+    for name in ("alone", "killed"):
+        desks.append(Desk(tmp_path / name, environment))
+        desks[-1].folder.mkdir()
+        write_sheet(desks[-1].folder, of_sample, lane={"1": "x", "2": "y", "3": "y"})
+        rows = [
+            f"{part}\t{id}\t{gc_of(read)}"
+            for part, records in of_sample.items()
+            for id, read in records[:60]
+        ]
+        (desks[-1].folder / "kinds.tsv").write_text("\n".join(["sample\tid\tkind", *rows]) + "\n")
+        (desks[-1].folder / "soil.yaml").write_text(json.dumps(LINE))
+    alone, killed = desks
+    words = ("featuremill", "run", "soil.yaml", "--cores", "2")
+    alone.type(*words)
+    for middle in ("translate/sample=2/translate.json", "proteins/store/parts/*/*.json"):
+        process = killed.start(*words, stderr=subprocess.DEVNULL, start_new_session=True)
+        wait_for(lambda middle=middle: any((killed.folder / "results/soil").glob(middle)))
+        os.killpg(process.pid, signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+    killed.type(*words)
+    one, other = (desk.folder / "results/soil" for desk in desks)
+    for name in MADE:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+    tables = (pq.read_table(results / "proteins/embeddings.parquet") for results in (one, other))
+    assert next(tables).equals(next(tables))
+    assert "Nothing to be done" in killed.type(*words).text
+
+    scores = {}
+    for row in rows_of(other / "predictions/gc.tsv"):
+        contig = row["id"].partition("_chunk_")[0]
+        scores.setdefault((row["sample"], contig), []).append(float(row["score_gc"]))
+    verdicts = {(row["sample"], row["contig"]): row for row in rows_of(other / "verdicts.tsv")}
+    assert verdicts.keys() == {(s, id) for s, records in of_sample.items() for id, _ in records}
+    for key, each in scores.items():
+        assert float(verdicts[key]["score_gc"]) == pytest.approx(np.mean(each), abs=1e-6)
+        assert int(verdicts[key]["fragments"]) == len(each)
+    labelled = [
+        verdicts[part, id]["verdict"] == gc_of(read)
+        for part, records in of_sample.items()
+        for id, read in records
+        if (part, id) in scores
+    ]
+    assert np.mean(labelled) > 0.7
+    # Another column of the sheet computes and translates nothing, and no part is made anew.
+    times = {path: path.stat().st_mtime_ns for path in other.glob("*/store/parts/*/*.arrows")}
+    times |= {path: path.stat().st_mtime_ns for path in other.glob("translate/*/translate.json")}
+    write_sheet(killed.folder, of_sample, lane={"1": "x", "2": "x", "3": "y"})
+    killed.type(*words)
+    assert times == {path: path.stat().st_mtime_ns for path in times}
+    assert [row["lane"] for row in rows_of(other / "letters/samples.tsv")] == ["x", "x", "y"]

@@ -108,7 +108,7 @@ def test_a_shard_is_told_of_from_its_first_batch_to_the_results(verbs):
 def test_done_is_said_with_what_has_no_features():
     counts = Accounts(input=12, ok=9, failed=0, refused=3, duplicate=0)
     delivered = SimpleNamespace(delivery=SimpleNamespace(counts=counts))
-    state = SimpleNamespace(plan=True, exit_status=0, delivery=delivered)
+    state = SimpleNamespace(is_close=True, plan=True, exit_status=0, delivery=delivered)
     assert view.verdict(state) == "done: 9 of 12 records have features, 3 were refused."
     delivered.delivery.counts = counts.model_copy(update={"ok": 12, "refused": 0})
     assert view.verdict(state) == "done."

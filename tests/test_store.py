@@ -39,6 +39,7 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
+from featuremill.workload import Weights
 from featuremill.workloads import composition
 from featuremill.workloads.imported.files import read
 
@@ -86,6 +87,10 @@ class Run:
                 shared.publish(Path(store), planned.recipe, told, part, receipt)
         return left[:most]
 
+    def values_of(self, sequence):
+        """Return what only this sequence has under these options, VERSION and weights."""
+        return vector_of(f"{sequence} {self.hydropathy} {self.version} {self.weights}")
+
     def _compute(self, planned, name, failed):
         recipe = planned.recipe
         schema = journal.part_schema(self.columns)
@@ -95,8 +100,7 @@ class Run:
             sequence = row["payload"].decode()
             values = {"status": "ok", "reason": None}
             for column in self.columns:
-                size = column.type.list_size
-                values[column.name] = vector_of(f"{sequence} {recipe} {size}")[:size]
+                values[column.name] = self.values_of(sequence)[: column.type.list_size]
             if sequence in failed:
                 values = {"status": "failed", "reason": f"bad: {sequence}"}
             made.append({"sha256": row["sha256"], **values})
@@ -194,8 +198,7 @@ def test_features_and_the_report_read_parts_that_were_taken(tmp_path, store, fil
     parts.check()
     ids, rows = next(parts.records())
     assert ids == [f"id{n}" for n in range(40)]
-    recipe = run.results.read_plan().recipe
-    assert parts.of_rows(rows)[0].tolist() == [vector_of(f"{one} {recipe} 3") for one in FORTY]
+    assert parts.of_rows(rows)[0].tolist() == [run.values_of(one) for one in FORTY]
     assert page._taken(run.delivery) == ["From the store: 36 distinct records, a CPU."]
 
 
@@ -219,8 +222,10 @@ def test_without_a_store_no_file_says_anything_of_one(tmp_path):
 
 def test_the_environment_names_stores_and_a_config_has_precedence(tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a{os.pathsep}{tmp_path}/b")
-    assert shared.layers(()) == [tmp_path / "a", tmp_path / "b"]
-    assert shared.layers(("/c",)) == [Path("/c")]
+    assert shared.layers(()) == [f"{tmp_path}/a", f"{tmp_path}/b"]
+    assert shared.layers(("/c",)) == ["/c"]
+    monkeypatch.setenv("FEATUREMILL_STORE", f"{tmp_path}/a:https://b.org:80/c:s3://d:/e")
+    assert shared.layers(()) == [f"{tmp_path}/a", "https://b.org:80/c", "s3://d", "/e"]
     monkeypatch.setenv("FEATUREMILL_STORE", "")
     assert shared.layers(()) == []
 
@@ -708,7 +713,7 @@ def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
     assert run.num_rows(run.finish()) == (0 if harm == "old" else 4)
     assert run.data() == fresh(tmp_path / "fresh", run)
     shared_index.keep_index(store, recipe)
-    assert all(map(shared_index._opened, levels_in(store))), "it is whole again"
+    assert all(map(shared_index.opened, levels_in(store))), "it is whole again"
 
 
 def keys(*texts):
@@ -767,13 +772,19 @@ def test_a_workflow_computes_a_tenth_and_then_nothing(tmp_path, environment):
 
 # ---- whatever happens ----
 
+WEIGHTS = [Weights("net", Path("net.pt"), letter * 64, {}) for letter in "ab"]
+"""Of one name."""
+RUNS = st.integers(0, 3)
 ACTS = st.one_of(
     st.tuples(
         st.just("run"),
-        st.integers(0, 3),
+        RUNS,
         st.lists(st.integers(0, 40), min_size=1, max_size=25),
-        st.sampled_from([None, 1, 2]),
+        st.sampled_from([None, None, 1, 2, "removed"]),
+        st.integers(0, 99),
     ),
+    st.tuples(st.just("version"), RUNS, st.sampled_from(["1", "2"])),
+    st.tuples(st.just("weights"), RUNS, st.sampled_from([None, *WEIGHTS])),
     st.tuples(
         st.sampled_from(["flip", "remove", "flip index", "lose index", "litter"]),
         st.integers(0, 99),
@@ -781,21 +792,46 @@ ACTS = st.one_of(
 )
 
 
+def removed_under_merge(run, folder, which):
+    """Merge while a part goes that was checked already; what comes out then is whole, if any."""
+    count = merging.count
+
+    def removing(*arguments):
+        there = sorted(folder.glob("*/*/*/*.arrows"))
+        for victim in there[which % len(there) :][:1]:
+            victim.unlink()
+        return count(*arguments)
+
+    run.compute(run.plan())
+    is_hit = mock.patch.object(merging, "count", removing)
+    with is_hit, contextlib.suppress(IntegrityError, OSError):
+        run.delivery = merge(run.results, OUTPUTS, 0)
+        return
+    run.finish()
+
+
 @holds(4, 300, acts=st.lists(ACTS, min_size=3, max_size=12))
 def test_nothing_is_delivered_that_a_fresh_run_would_not_deliver(folder, acts):
-    """Runs of two recipes and two stores, edited, killed, one after the other and in between."""
+    """Runs of two stores and several recipes, edited, killed, one after the other and in between,
+    while versions and weights change and parts go."""
     stores = [folder / "mine", folder / "shared"]
     stores[1].mkdir()
     runs = [Run(folder / f"run{n}", *stores[n % 2 :], hydropathy=n < 2) for n in range(4)]
     for number, (what, which, *more) in enumerate(acts):
         if what == "run":
-            run, (chosen, most) = runs[which], more
+            run, (chosen, most, victim) = runs[which], more
             run.write(sequences(*chosen))
-            if most is not None:  # it is killed then
+            if most == "removed":
+                removed_under_merge(run, folder, victim)
+            elif most is not None:  # it is killed then
                 run.compute(run.plan(), most=most)
                 continue
-            run.finish()
+            else:
+                run.finish()
             assert run.data() == fresh(folder / f"fresh{number}", run)
+            continue
+        if what in ("version", "weights"):
+            setattr(runs[which], what, *more)
             continue
         pattern = "*/*/*/index/*.arrow" if "index" in what else "*/*/*/*.arrows"
         there = sorted(folder.glob(pattern))

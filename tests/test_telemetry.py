@@ -393,8 +393,8 @@ def test_a_file_of_a_long_shard_stays_small_and_its_end_says_all(tmp_path, monke
     hours = 9
     for second in range(hours * 3600):
         now += 1
-        sampler.told = {"stage": "run", "rows_done": second, "cost_done": 1e9, "cost_left": 1e9}
-        sampler.told |= {"seconds": {"load": 12.345, "run": 12345.678, "write": 12.345}}
+        sampler.progress = {"stage": "run", "rows_done": second, "cost_done": 1e9, "cost_left": 1e9}
+        sampler.progress |= {"seconds": {"load": 12.345, "run": 12345.678, "write": 12.345}}
         sampler._sample(file)
     assert 500_000 < path.stat().st_size < 1_000_000
     (attempt,) = telemetry.read(path)
@@ -515,7 +515,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         poller.refresh(5)
         sampler = Sampler(Path(sys.argv[1]), Path("none"), {})
         sampler.poller, sampler.worker = poller, psutil.Process()
-        sampler.told = {"stage": "run", "rows_done": 1, "cost_done": 1, "seconds": {"run": 1.5}}
+        sampler.progress = {"stage": "run", "rows_done": 1, "cost_done": 1, "seconds": {"run": 1.5}}
         file = Writer(Path(sys.argv[1]))
         sampler._sample(file)
         began = time.process_time()

@@ -104,6 +104,8 @@ def test_time_left_goes_by_the_jobs_of_late_and_by_the_newest_parts(tmp_path):
     run.finish(4, C, seconds=60.0)  # with its start-up: so do those that wait now
     rest = looked(run)["time_left"]
     assert rest["seconds"] == pytest.approx((60 + 160 + 2 * 60) / 2) and rest["parts"] == 1
+    closely = RunReader(run.folder.root).look_closely()
+    assert closely.as_json()["time_left"] == rest and closely.speed == 15, "status says the same"
     for number in (2, 3):
         run.finish(number, C, seconds=60.0)
     assert looked(run)["time_left"]["seconds"] == pytest.approx(160), "slow is the last one"

@@ -140,24 +140,25 @@ STAGE = Setting(
 )
 STORE = Setting(
     *("STORE", LIST_OF_FOLDERS, ""),
-    "The shared [store](store.md), if the config names none. All are read, the first is written.",
+    "Shared [stores](store.md), if the config names none: of `a:b`, both are read, `a` is written.",
     "none",
 )
-QUIET = Setting(*("QUIET", YES_OR_NO, False), "`--quiet` for all jobs of a run.")
+QUIET = Setting(*("QUIET", YES_OR_NO, False), "1: `--quiet` for all jobs of a run.")
 DEVICES = Setting(
     *("DEVICES", LIST, ""),
-    "The only GPUs to lease: numbers of `nvidia-smi`, or UUIDs.",
+    "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
     "all",
 )
 BALANCED: Policy = "balanced"
 POLICY = Setting(
-    *("POLICY", POLICY_NAME, BALANCED), "Which of the free GPUs a [lease](lease.md#options) takes."
+    *("POLICY", POLICY_NAME, BALANCED),
+    "Which free GPU a lease takes ([choices](lease.md#options)).",
 )
 SLOTS_PER_GPU = Setting(*("SLOTS_PER_GPU", NUMBER, 1), "Equal slots of a GPU; a lease takes one.")
 MIN_FREE_MB = Setting(*("MIN_FREE_MB", NUMBER, 0), "MiB that must be free on a leased GPU.")
 WAIT = Setting(
     *("WAIT", SECONDS_OR_NEVER, None),
-    "How long a lease waits for its GPUs.",
+    "Seconds that a lease waits for its GPUs.",
     "no limit",
 )
 LEASE_FOLDER = Setting(
@@ -167,25 +168,25 @@ LEASE_FOLDER = Setting(
 )
 STALL_SECONDS = Setting(
     *("STALL_SECONDS", SECONDS, 600.0),
-    "A batch that takes longer, and 20 times as long as predicted, counts as hung.",
+    "A batch that takes more seconds, and 20 times its prediction, counts as hung.",
 )
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
-    "[Methods to skip](troubleshooting.md#it-is-slower-than-it-should-be): `triton`, "
-    "`llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
+    "[Methods to skip](troubleshooting.md#it-is-slower-than-it-should-be), as in `FA3,FA2`: "
+    "`triton`, `llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
     *("WITHOUT_LOCKS", YES_OR_NO, False),
-    "Run on a file system without locks. Nothing else may compute the run.",
+    "1: run on a file system without locks. Nothing else may compute the run.",
 )
 WITHOUT_ROOM = Setting(
     *("WITHOUT_ROOM", YES_OR_NO, False),
-    "Only warn if the disk has too little free space.",
+    "1: only warn if the disk has too little free space.",
 )
 AS_PROTEINS = Setting(
     *("AS_PROTEINS", YES_OR_NO, False),
-    "Only warn if most records for a workload on proteins look like nucleotides.",
+    "1: only warn if most records for a workload on proteins look like nucleotides.",
 )
 DIE_WITH_PARENT = Setting(
     *("DIE_WITH_PARENT", TEXT, ""),
@@ -237,7 +238,6 @@ _GIVEN_GPUS = "The GPUs that a scheduler or container gave, if `CUDA_VISIBLE_DEV
 _THREADS = "Set to the threads of a job."
 _FLASH_ATTENTION = "Where FlashAttention-4 keeps compiled kernels, and whether; set unless set."
 _ENVIRONMENT = "Of an active environment: commands are shown without a path."
-_RANKS = "Set by `torchrun` for the processes of `featuremill sae train`."
 CUDA_VISIBLE_DEVICES = Variable(
     "CUDA_VISIBLE_DEVICES", "The GPUs that may be used; a lease sets it for its command."
 )
@@ -267,11 +267,6 @@ OPENBLAS_NUM_THREADS = Variable("OPENBLAS_NUM_THREADS", _THREADS)
 OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for jobs, unless set.")
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
-TORCHELASTIC_RUN_ID = Variable("TORCHELASTIC_RUN_ID", _RANKS)
-RANK = Variable("RANK", _RANKS)
-LOCAL_RANK = Variable("LOCAL_RANK", _RANKS)
-WORLD_SIZE = Variable("WORLD_SIZE", _RANKS)
-TORCHELASTIC_ERROR_FILE = Variable("TORCHELASTIC_ERROR_FILE", _RANKS)
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 OF_OTHERS = (
     *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
@@ -279,10 +274,9 @@ OF_OTHERS = (
     *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
-    *(TORCHELASTIC_RUN_ID, RANK, LOCAL_RANK, WORLD_SIZE, TORCHELASTIC_ERROR_FILE),
     *(VIRTUAL_ENV, CONDA_PREFIX, PATH),
 )
-"""All that belong to other programs."""
+"""All that belong to other programs; a step says what it reads besides."""
 
 
 def check() -> None:

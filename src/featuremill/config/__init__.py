@@ -147,8 +147,9 @@ class Records(Section):
 
     store: tuple[str, ...] = ()
     """Folder with finished parts that runs and people share: what it has is not computed again, and
-    what is computed is added. Of several, all are read and the first is written. Without it, and
-    without FEATUREMILL_STORE, a run keeps its parts to itself; see docs/store.md."""
+    what is computed is added. Of several, all are read and the first is written; the others can be
+    addresses (https://…, s3://…). Without it, and without FEATUREMILL_STORE, a run keeps its parts
+    to itself; see docs/store.md."""
 
     _one_input = field_validator("inputs", "store", mode="before")(_one_or_many)
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)

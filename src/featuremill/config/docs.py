@@ -18,7 +18,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
-from featuremill.step import finding
+from featuremill.step import ReadsVariables, finding
 from featuremill.store import files
 from featuremill.workload import DEFAULT, find_workload, plugin_errors
 
@@ -145,14 +145,17 @@ def _steps(installed: bool) -> list[str]:
 def environment_page() -> str:
     """Return the Markdown page on every variable that is read or set."""
     ours = (
-        [f"`{setting}`", setting.kind.words, _default(setting), setting.meaning]
+        [f"`{setting}`", _default(setting), setting.meaning]
         for setting in environment.SETTINGS
         if not setting.is_internal
     )
-    groups = itertools.groupby(environment.OF_OTHERS, lambda variable: variable.meaning)
+    steps = map(finding.step_of, finding.built_in())
+    read = [one.VARIABLES for one in steps if isinstance(one, ReadsVariables)]
+    known = itertools.chain(environment.OF_OTHERS, *read)
+    groups = itertools.groupby(known, lambda variable: variable.meaning)
     others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
     lines = [
-        *(ENVIRONMENT, *_lines(["variable", "value", "default", "meaning"], ours)),
+        *(ENVIRONMENT, *_lines(["variable", "default", "meaning"], ours)),
         *("", "## Of other programs", "", *_lines(["variable", "use"], others)),
     ]
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@ several, and what steps make before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +16,14 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
-from featuremill.step import ChecksFiles, MakesRecords, TakesSamples, finding, plain_name
+from featuremill.step import (
+    ChecksFiles,
+    MakesProteins,
+    MakesRecords,
+    TakesSamples,
+    finding,
+    plain_name,
+)
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 from featuremill.workload.ahead import ahead_of
@@ -287,6 +294,13 @@ def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
         name: [now[path] for path in (*run.config.inputs, run.config.samples) if path in now]
         for name, run in project.runs.items()
     }
+
+
+def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
+    """Return what to type to have proteins made of nucleotides, and the file of these; None where
+    no step does that."""
+    steps = (step_of(key) for key in finding.built_in())
+    return next((s.proteins_of(paths) for s in steps if isinstance(s, MakesProteins)), None)
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

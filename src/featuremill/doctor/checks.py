@@ -65,6 +65,7 @@ REMEDIES = {
     "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
     "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
     "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
+    "too-old": "The command below leaves it out; with dtype: fp16 a run may use all.",
     "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
     "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may show why they failed.",
     "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
@@ -305,6 +306,8 @@ def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
     elif findings.is_short(gpu):
         what = f" has {gigabytes(gpu.free_mb or 0)} free, and {needed}."
         yield _of(gpu, "warning", "little-memory", what)
+    elif findings.is_accessible(gpu) and findings.is_too_old(gpu):
+        yield _of(gpu, "note", "too-old", " has no bf16, which dtype: auto takes for the others.")
 
 
 def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:

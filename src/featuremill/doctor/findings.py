@@ -73,6 +73,8 @@ class Findings:
     host: Host
     workload: str = DEFAULT
     """For which the machine is looked at."""
+    config: str = ""
+    """Whose run is asked about, if one was named."""
     model: str = ""
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
@@ -159,6 +161,10 @@ class Findings:
         is_little = gpu.free_mb is not None and gpu.free_mb < self.need_mb(gpu.uuid)
         return is_little and not self.leased_by(gpu)
 
+    def is_too_old(self, gpu: Gpu) -> bool:
+        """Tell whether it lacks bf16 and others have it, which `dtype: auto` takes for these."""
+        return not gpu.has_bf16 and any(other.has_bf16 for other in self.accessible)
+
     def needed(self, uuid: str | None) -> str:
         """Say what memory is wanted on a device."""
         size = gigabytes(self.need_mb(uuid))
@@ -204,6 +210,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
         cpu=cpu,
         cpu_trial=cpu_trial,
         host=host.look(arguments.results),
+        config=str(arguments.config or ""),
         model=weights.name if weights else "",
         workload=asked_for.workload,
         needs={k: asked_for.need(weights, device) for k, device in candidates.items()}

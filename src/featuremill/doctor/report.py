@@ -3,7 +3,6 @@ people, calm and within 80 columns."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args
@@ -14,7 +13,7 @@ from featuremill.doctor.findings import Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
 from featuremill.workload import TellsWays, find_workload
 
-VERSION = 3
+VERSION = 4
 WIDTH = 80
 NAME_WIDTH = 25
 HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
@@ -34,15 +33,8 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
         "gpu_count": len(findings.gpus),
         "gpus": [_gpu(findings, gpu) for gpu in findings.gpus],
         "issues": [issue._asdict() for issue in issues],
-        "recommended": {
-            "resources": advice.resources,
-            "command": advice.command,
-            "not_counted": [
-                one.gpu.model_dump(include={"id", "mig", "uuid"}) | {"why": one.why}
-                for one in advice.not_counted
-            ],
-        },
-        "memory": _memory(findings, advice) if findings.needs else None,
+        "recommended": {"resources": advice.resources, "command": advice.command},
+        "memory": _memory(findings) if findings.needs else None,
         "workload": findings.workload,
         "ways": _ways(findings),
         "driver": {"version": findings.node.driver, "cuda": findings.node.cuda},
@@ -90,15 +82,16 @@ def _gigabytes(memory_mb: int | None) -> float | None:
     return None if memory_mb is None else round(memory_mb / 1024, 1)
 
 
-def _memory(findings: Findings, advice: Advice) -> Report:
+def _memory(findings: Findings) -> Report:
     """Return what was asked for, what it takes on each device, and where it fits."""
     fits_cpu = (
         "cpu" in findings.needs and findings.host.memory_free_mb >= findings.need_mb("cpu")
     )  # fmt: skip
+    fitting = [gpu.uuid for gpu in findings.accessible if not findings.is_too_small(gpu)]
     return {
         "model": findings.model,
         "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
-        "fits": [gpu.uuid for gpu in advice.fitting] + ["cpu"] * fits_cpu,
+        "fits": fitting + ["cpu"] * fits_cpu,
     }
 
 
@@ -209,16 +202,10 @@ def _memory_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
 
 
 def _recommended_lines(report: Report) -> Iterator[str]:
-    recommended = report["recommended"]
-    yield "To run"
-    command = f"  {recommended['command']}"
+    command = f"  {report['recommended']['command']}"
     if len(command) > WIDTH:
-        command = re.sub(" (snakemake|featuremill) ", r" \\\n    \1 ", command)
-    yield from command.split("\n")
-    hidden = {(gpu["id"], gpu["mig"]) for gpu in report["gpus"] if not gpu["visible"]}
-    for one in recommended["not_counted"]:
-        if (one["id"], one["mig"]) not in hidden:
-            yield from wrapped(f"Not counted: GPU {_number(one)}: {one['why']}.", "  ", "    ")
+        command = command.replace(" featuremill ", " \\\n    featuremill ")
+    yield from ["To run", *command.split("\n")]
 
 
 def _number(gpu: Report) -> str:

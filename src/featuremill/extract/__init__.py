@@ -1,1 +1,2 @@
-"""One shard on one lease: its job, the supervisor, the worker that may die, pipeline, batches."""
+"""Computes one shard on one lease: the job, its supervisor, the worker that may die, pipeline,
+batches."""

@@ -1,4 +1,4 @@
-"""Which records go to the device together, and how many of them once memory ran out."""
+"""Which records are computed together, and smaller batches after memory ran out."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 GROW_AFTER = 32
-"""Batches without trouble before a lowered limit is doubled again. One record that needs far more
-memory than its cost tells must not leave the rest of a shard with tiny batches; where memory really
-is short, the try that fails costs a small part of what these batches took."""
+"""A lowered limit is doubled after this many batches without trouble. So one record that needs far
+more memory than its cost does not leave a whole shard with tiny batches. If memory is still short,
+the failed attempt costs a small part of the time of these batches."""
 
 
 def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
-    """Return batches of row numbers, each within `budget` where it can be, filled by best fit.
+    """Return batches of row numbers, filled by best fit, each within `budget` where possible.
 
-    A batch begins with the dearest record that is left and continues with the dearest that still
-    fits: a run of records that cost about the same, and a few small ones in the rest. That is
-    first-fit decreasing, made batch by batch. Equal costs keep the order of rows, so the same shard
-    and budget always give the same batches. A record that is dearer than the budget is a batch of
-    its own. What takes time is the sort, and a step for each cost that a batch has.
+    A batch starts with the record of the highest remaining cost and continues with the highest that
+    still fits: records of similar cost, and a few small ones at the end. This is first-fit
+    decreasing, one batch at a time. Equal costs keep the order of rows, so a shard and a budget
+    always give the same batches. A record above the budget is a batch of its own. Time: a sort, and
+    a step for each cost in a batch.
     """
     rows_of: dict[int, list[int]] = {}
     for row in range(len(costs) - 1, -1, -1):
         rows_of.setdefault(costs[row], []).append(row)  # the last of each list is the next one
     prices = sorted(rows_of)
-    # Of each price, itself while it has rows, else one below: a step towards the next that has.
+    # For each cost: itself while it has rows, else a lower one, a step towards the next that has
+    # rows.
     cheaper = list(range(len(prices)))
     batches: list[list[int]] = []
     while (place := _with_rows(cheaper, len(prices) - 1)) >= 0:
@@ -46,13 +47,13 @@ def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def _with_rows(cheaper: list[int], place: int) -> int:
-    """Return the dearest price up to `place` that has rows, -1 for none; shortens the way there."""
-    found = place
-    while found >= 0 and cheaper[found] != found:
-        found = cheaper[found]
-    while place > found:
-        cheaper[place], place = found, cheaper[place]
-    return found
+    """Return the highest cost up to `place` that has rows, or -1; shortens the path to it."""
+    price = place
+    while price >= 0 and cheaper[price] != price:
+        price = cheaper[price]
+    while place > price:
+        cheaper[place], place = price, cheaper[place]
+    return price
 
 
 class Batch(NamedTuple):
@@ -61,18 +62,18 @@ class Batch(NamedTuple):
     rows: list[int]
     cost: int
     budget: int
-    """What the batch may cost; never less than what it does."""
+    """The highest allowed cost of the batch, at least its own cost."""
     is_alone: bool
-    """Whether nothing else may be on the device meanwhile, so that what happens is its doing."""
+    """Whether no other batch may be on the device, so that an error is this batch's own."""
 
 
 class Queue:
-    """The batches that are left, in order, cut to what memory was seen to hold."""
+    """The remaining batches in order, cut to the memory that was found to be free."""
 
     def __init__(
         self, costs: Sequence[int], budget: int, unit: str, warn: Callable[[str], object]
     ) -> None:
-        """Start an empty queue; `unit` is what `costs` count, `warn` gets at most one sentence."""
+        """Start an empty queue. `unit` is the unit of `costs`; `warn` gets at most one sentence."""
         self.num_oom = 0
         self._costs = costs
         self._budget = self._limit = budget
@@ -83,7 +84,7 @@ class Queue:
         self._waiting: deque[tuple[list[int], bool]] = deque()
 
     def add(self, batches: Iterable[list[int]], is_alone: bool = False) -> None:
-        """Put planned batches at the end."""
+        """Append planned batches."""
         self._waiting.extend((rows, is_alone) for rows in batches)
 
     def take(self) -> Batch | None:
@@ -93,14 +94,14 @@ class Queue:
         rows, is_alone = self._waiting.popleft()
         first, *others = self._within_limit(rows)
         if left := [row for piece in others for row in piece]:
-            # What is no batch any more goes along with the next one, or each would leave a crumb.
+            # A small remainder joins the next batch; otherwise each cut would leave a tiny one.
             is_crumb = self.cost(left) < self._limit and not is_alone
             if is_crumb and self._waiting and not self._waiting[0][1]:
                 left += self._waiting.popleft()[0]
             self._put_in_front([left], is_alone)
         cost = self.cost(first)
-        # A record that alone is dearer than the limit still gets its try: the limit came from
-        # batches of many. Its budget is its own cost then, so that nothing is filled up on top.
+        # A record above the limit is still tried: the limit came from batches of many records. Its
+        # budget is its own cost, so nothing is added to it.
         return Batch(first, cost, max(self._limit, cost), is_alone)
 
     def put_back(self, batch: Batch) -> None:
@@ -108,14 +109,14 @@ class Queue:
         self._put_in_front([batch.rows], batch.is_alone)
 
     def split(self, batch: Batch, is_out_of_memory: bool) -> bool:
-        """Put a failed batch back in pieces that run alone; False when there is no other way to
-        try it.
+        """Put a failed batch back in pieces that run alone; return False if there is no other way
+        to try it.
 
-        Memory is short: pieces of half the budget, and later batches as well. Any other failure:
-        each record by itself.
+        If memory ran out, the pieces have half the budget, and later batches too. After any other
+        failure, each record runs by itself.
         """
         self._num_well = 0
-        has_slack = is_out_of_memory and batch.budget > batch.cost  # filled up, perhaps
+        has_slack = is_out_of_memory and batch.budget > batch.cost  # it may have been padded
         is_last_try = len(batch.rows) == 1 and batch.is_alone and not has_slack
         if is_out_of_memory:
             self.num_oom += 1
@@ -128,7 +129,7 @@ class Queue:
         return True
 
     def ran(self) -> None:
-        """Note that a batch ran well."""
+        """Count a batch that succeeded."""
         self._num_well += 1
         if self._num_well >= GROW_AFTER:
             self._num_well = 0
@@ -136,11 +137,11 @@ class Queue:
 
     @property
     def cost_left(self) -> int:
-        """What is still in the queue costs."""
+        """The cost of all batches in the queue."""
         return sum(self.cost(rows) for rows, _ in self._waiting)
 
     def cost(self, rows: Iterable[int]) -> int:
-        """Return what `rows` cost together."""
+        """Return the cost of `rows`."""
         return sum(self._costs[row] for row in rows)
 
     def _lower(self, batch: Batch) -> None:

@@ -1,8 +1,8 @@
-"""extract: compute one shard; the supervisor, which never imports torch.
+"""extract: computes one shard. This process is the supervisor and never imports torch.
 
-Takes the journal's lock first (a second job for the same shard waits there, without a GPU, and
-adopts the result), then a device, then starts a worker that can crash, hang or run out of memory
-without taking this process along. Writes the receipt last; a part that is there, verified, is used.
+First it takes the journal's lock. A second job for the same shard waits there, without a GPU, and
+uses the result. Then it takes a device and starts a worker, whose crash, hang or lack of memory
+does not end this process. It writes the receipt last. A verified part is used again.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill extract`."""
+    """Run `featuremill extract`."""
     stall_seconds = arguments.stall_seconds
     if stall_seconds is None:
         stall_seconds = STALL_SECONDS.value()
@@ -77,7 +77,7 @@ def _read_plan(folder: Results, shard: str, recipe: str | None) -> Plan:
 
 
 class Extraction:
-    """One shard's way to its part: lock, adopt or compute, receipt."""
+    """The steps from a shard to its part: lock, use or compute, receipt."""
 
     def __init__(
         self, folder: Results, plan: Plan, shard: str, threads: int, stall_seconds: float
@@ -103,7 +103,7 @@ class Extraction:
         )
 
     def finish(self) -> None:
-        """Compute what is missing of the part, and write its receipt."""
+        """Compute the missing rows of the part, and write its receipt."""
         self.journal.parent.mkdir(parents=True, exist_ok=True)
         self.part.parent.mkdir(parents=True, exist_ok=True)
         with (
@@ -122,7 +122,7 @@ class Extraction:
             self._publish(receipt)
 
     def _clear(self) -> None:
-        """Remove the halves of receipts that killed jobs left."""
+        """Remove incomplete receipts of killed jobs."""
         for receipt in (self.declared_receipt, self.kept_receipt):
             for half in receipt.parent.glob(f".{receipt.name}.*"):
                 half.unlink()
@@ -132,7 +132,8 @@ class Extraction:
         slurm_job.queue_again()
 
     def _publish(self, receipt: Receipt) -> None:
-        """Put the part into the store of the plan, if there is one; the run has it in any case."""
+        """Copy the part to the plan's shared store, if there is one. The run keeps it in any
+        case."""
         for store in self.plan.store[:1]:
             settings = self.plan.settings.as_json()
             try:
@@ -145,7 +146,7 @@ class Extraction:
                 )
 
     def _verified(self) -> Receipt | None:
-        """Return the receipt kept beside the part when the part's bytes agree with it."""
+        """Return the receipt beside the part if the part has the receipt's digest; else None."""
         if not (self.part.exists() and self.kept_receipt.exists()):
             return None
         kept = self._folder.find_kept_receipt(self.plan.recipe, self.shard)
@@ -174,7 +175,7 @@ class Extraction:
         return receipt
 
     def _facts(self) -> dict[str, Any]:
-        """Return what the telemetry says of this shard at its start."""
+        """Return the telemetry's facts about this shard at its start."""
         planned = next(entry for entry in self.plan.shards if entry.shard == self.shard)
         return {
             "shard": self.shard,
@@ -185,10 +186,10 @@ class Extraction:
         }
 
     def _reasons(self, receipt: Receipt) -> Counter[str]:
-        """Count the part's failed records by their reason's kind."""
+        """Count the part's failed records by the code of their reason."""
         if not receipt.failed:
             return Counter()
-        from featuremill.store.parts import failed_rows  # brings more of pyarrow
+        from featuremill.store.parts import failed_rows  # imports more of pyarrow
 
         _, reasons = failed_rows(self.part)
         return Counter(kind_of(reason).name for reason in reasons)
@@ -196,13 +197,13 @@ class Extraction:
     def _finished(
         self, computed: Receipt, supervisor: Supervisor, started: str, began: float, policy: str
     ) -> Receipt:
-        """Make a finished journal the part; return its whole receipt."""
+        """Make a finished journal the part; return its complete receipt."""
         seconds = {
             **computed.seconds,
             "wait": round(supervisor.seconds_waited, 3),
             "total": round(time.monotonic() - began, 3),
         }
-        told = {
+        facts = {
             "seconds": seconds,
             "retries": supervisor.num_deaths,
             "started": started,
@@ -210,8 +211,9 @@ class Extraction:
             "host": platform.node(),
             "policy": policy,
         }
-        receipt = computed.model_copy(update=told)
-        # The receipt before the part: a part that has its name always has its digest beside it.
+        receipt = computed.model_copy(update=facts)
+        # The receipt is written before the part: so a part with its final name always has its
+        # digest beside it.
         receipt.write(self.kept_receipt)
         self.journal.replace(self.part)
         sync(self.part.parent)
@@ -221,15 +223,15 @@ class Extraction:
 
 
 def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
-    """Return what is known of a job that does not finish, under the names of a receipt."""
-    told = recorder.told
-    failed = told.get("rows_failed", 0)
+    """Return what an unfinished job has done, under the names of a receipt."""
+    progress = recorder.progress
+    failed = progress.get("rows_failed", 0)
     return {
-        **told,
-        "ok": told.get("rows_done", 0) - failed,
+        **progress,
+        "ok": progress.get("rows_done", 0) - failed,
         "failed": failed,
         "retries": supervisor.num_deaths,
-        "seconds": {**told.get("seconds", {}), "wait": supervisor.seconds_waited},
+        "seconds": {**progress.get("seconds", {}), "wait": supervisor.seconds_waited},
         "devices": recorder.devices,
         "host": platform.node(),
     }

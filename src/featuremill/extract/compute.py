@@ -1,4 +1,4 @@
-"""Around one batch: what to do about an error, and rows of a part from a workload's values."""
+"""Errors of one batch, and the rows of a part from a workload's values."""
 
 from __future__ import annotations
 
@@ -24,35 +24,36 @@ NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
 def values_of(
     workload: Workload, model: Any, payloads: Sequence[bytes], batch_cost: int
 ) -> pa.RecordBatch:
-    """Return a workload's values for one batch, from its payloads to its rows."""
+    """Return a workload's values for one batch of payloads."""
     batch = workload.prepare(model, payloads, batch_cost)
     return workload.collect(model, workload.run(model, batch))
 
 
 def free_device_memory() -> None:
-    """Give cached device memory back, so that a smaller batch has all of it."""
+    """Release cached device memory, so that a smaller batch has all of it."""
     gc.collect()
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:
-    """Queue a failed batch again in smaller pieces; False when there is no other way to try it."""
+    """Queue a failed batch again in smaller pieces; return False if it cannot be tried in another
+    way."""
     is_short = faults.is_out_of_memory(error)
     if is_short:
-        error.__traceback__ = None  # its frames would keep the batch's tensors alive
+        error.__traceback__ = None  # its frames hold the batch's tensors
         free_device_memory()
     return queue.split(batch, is_short)
 
 
 def reason_of(error: Exception) -> str:
-    """Return why a record failed that was computed by itself."""
+    """Return the reason why a record failed that was computed alone."""
     if isinstance(error, RecordFailed):
         return error.kind.reason(faults.one_line(error))
     text = f"{type(error).__name__}: {faults.one_line(error)}"
     if not faults.is_out_of_memory(error):
         return reasons.ERROR.reason(text)
-    # Some words for want of memory have other causes, which much that is free gives away.
+    # Messages about memory may have other causes; then much memory is free.
     free = f"; {free}" if (free := free_on_gpu()) else ""
     return reasons.OUT_OF_MEMORY.reason(text + free)
 
@@ -62,31 +63,31 @@ def failed(schema: pa.Schema, num_rows: int) -> pa.RecordBatch:
     return pa.record_batch([pa.nulls(num_rows, field.type) for field in schema], schema=schema)
 
 
-def told_apart(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | None]]:
-    """Return the values that `collect` gave, and for each row why it has none, if it said so."""
+def split_reasons(values: pa.RecordBatch) -> tuple[pa.RecordBatch, list[str | None]]:
+    """Split the result of `collect` into values and, for each row, its reason or None."""
     if REASON not in values.schema.names:
         return values, [None] * values.num_rows
-    told = values.column(REASON).to_pylist()
-    found = [reasons.delivered(one_line(str(text))) if text else None for text in told]
-    return values.drop_columns([REASON]), found
+    texts = values.column(REASON).to_pylist()
+    parsed = [reasons.delivered(one_line(str(text))) if text else None for text in texts]
+    return values.drop_columns([REASON]), parsed
 
 
 def rows_of_part(
-    sha256: Sequence[bytes], values: pa.RecordBatch, told: Sequence[str | None]
+    sha256: Sequence[bytes], values: pa.RecordBatch, given: Sequence[str | None]
 ) -> pa.RecordBatch:
-    """Return `values` with the core's columns before them.
+    """Return `values` after the core's columns.
 
-    Rows failed for which a reason is `told`, and those with a value that is missing or not finite.
+    A row fails if it has a reason in `given`, or a value that is missing or not finite.
     """
     num_rows = len(sha256)
-    why = reasons_of(values, told)
+    why = reasons_of(values, given)
     bad = np.array([reason is not None for reason in why], bool)
     if bad.any():
         values = values.take(pa.array(np.arange(num_rows), mask=bad))
     digests = pa.py_buffer(b"".join(sha256))
     columns = [
         pa.Array.from_buffers(pa.binary(32), num_rows, [None, digests]),
-        # Of values, Arrow's own makers import pandas, for a third of a second.
+        # Arrow's own constructors import pandas, which takes a third of a second.
         _repeated(b"ok", num_rows),
         pa.nulls(num_rows, pa.string()),
     ]
@@ -96,14 +97,14 @@ def rows_of_part(
     return pa.record_batch([*columns, *values.columns], schema=part_schema(values.schema))
 
 
-def reasons_of(values: pa.RecordBatch, told: Sequence[str | None]) -> list[str | None]:
-    """Return why each row failed: as it was told, or by what is in it; None where it is well."""
-    found = list(told)
+def reasons_of(values: pa.RecordBatch, given: Sequence[str | None]) -> list[str | None]:
+    """Return for each row why it failed, as given or by its values; None if it is good."""
+    why = list(given)
     for row in np.flatnonzero(finite.not_finite(values)).tolist():
-        if found[row] is None:
+        if why[row] is None:
             is_missing = finite.is_missing(values.slice(row, 1))
-            found[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
-    return found
+            why[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
+    return why
 
 
 def _repeated(text: bytes, count: int) -> pa.StringArray:

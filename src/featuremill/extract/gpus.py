@@ -14,16 +14,16 @@ from featuremill.lease.nvml import Gauges, gauges_of, nvml, tell
 from featuremill.store.telemetry import EVERY_SECONDS
 
 STALE_SECONDS = 5.0
-"""What was read longer ago says nothing of now, and power is not integrated over such a gap."""
+"""Older readings are not used, and power is not integrated over a longer gap."""
 LAST_CALL_SECONDS = 0.25
 log = logging.getLogger("featuremill.extract")
 
 
 class Poller:
-    """What NVML said last of the GPUs with these UUIDs."""
+    """The last readings of the GPUs with these UUIDs."""
 
     def __init__(self, uuids: Sequence[str], energy_j: dict[str, float]) -> None:
-        """Begin to ask; what each GPU takes is added to `energy_j` under its UUID."""
+        """Start reading; the energy of each GPU is added to `energy_j` under its UUID."""
         self._uuids = uuids
         self._energy_j = energy_j
         self._last: dict[str, tuple[float, Gauges]] = {}
@@ -37,25 +37,25 @@ class Poller:
         self._thread.start()
 
     def latest(self) -> list[dict[str, Any]]:
-        """Return the GPUs' values; none when NVML has not answered for a while."""
+        """Return the GPUs' values; none if NVML has not answered for a while."""
         with self._has_changed:
             is_stale = time.monotonic() - self._read_at > STALE_SECONDS
             return [] if is_stale else self._read
 
     def refresh(self, seconds: float) -> None:
-        """Have NVML asked now, and wait for its answer at most so long."""
+        """Read now, and wait at most `seconds` for the answer."""
         with self._has_changed:
             before = self._num_looks
             self._wake.set()
             self._has_changed.wait_for(lambda: self._num_looks > before, seconds)
 
     def stop(self) -> None:
-        """Ask no more, once the call that is being made returns."""
+        """Stop after the current call returns."""
         self._is_stopped = True
         self._wake.set()
 
     def is_asking(self) -> bool:
-        """Return whether it still asks although it was stopped, as where a call does not return."""
+        """Return whether it still reads after `stop`, as where a call does not return."""
         self._thread.join(LAST_CALL_SECONDS)
         return self._thread.is_alive()
 
@@ -66,7 +66,7 @@ class Poller:
                     self._look()
                     self._wake.wait(EVERY_SECONDS)
                     self._wake.clear()
-        except Exception:  # a library that is not what it should be costs samples, and no job
+        except Exception:  # a faulty library costs samples, not a job
             log.debug("NVML: no values of GPUs from here on", exc_info=True)
 
     def _look(self) -> None:
@@ -78,23 +78,24 @@ class Poller:
 
     def _look_at(self, uuid: str) -> dict[str, Any]:
         handle = tell(pynvml.nvmlDeviceGetHandleByUUID, uuid)
-        now, found = time.monotonic(), gauges_of(handle) if handle else Gauges()
-        taken = _energy_j(self._last.get(uuid), (now, found))
-        self._last[uuid] = now, found
+        now, gauges = time.monotonic(), gauges_of(handle) if handle else Gauges()
+        taken = _energy_j(self._last.get(uuid), (now, gauges))
+        self._last[uuid] = now, gauges
         if taken is not None:
             self._energy_j[uuid] = self._energy_j.get(uuid, 0.0) + taken
-        values = {**found._asdict(), "energy_j": self._energy_j.get(uuid)}
+        values = {**gauges._asdict(), "energy_j": self._energy_j.get(uuid)}
         return {"uuid": uuid, **{key: _rounded(value) for key, value in values.items()
                                  if value is not None}}  # fmt: skip
 
 
 def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> float | None:
-    """Return what a GPU took between two looks: by its counter, else by its power."""
+    """Return the energy of a GPU between two readings, in joules: by its counter, else by its
+    power."""
     if last is None:
         return None if now[1].energy_j is None and now[1].power_w is None else 0.0
     seconds, before, after = now[0] - last[0], last[1], now[1]
     if before.energy_j is not None and after.energy_j is not None:
-        return max(0.0, after.energy_j - before.energy_j)  # less: the driver was loaded anew
+        return max(0.0, after.energy_j - before.energy_j)  # less: the driver was reloaded
     if before.power_w is None or after.power_w is None or seconds > STALE_SECONDS:
         return None
     return seconds * (before.power_w + after.power_w) / 2

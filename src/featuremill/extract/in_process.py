@@ -15,7 +15,7 @@ from featuremill.extract.batches import Queue, make_batches
 from featuremill.workload import RecordFailed, Workload, plugin_errors
 
 Refuse = Callable[[int, str], object]
-"""Called with the place of a payload that cannot be computed, and why; may raise."""
+"""Called with the place of a payload that cannot be computed, and the reason; may raise."""
 
 
 def values_in_batches(
@@ -29,12 +29,12 @@ def values_in_batches(
     is_finite_only: bool = True,
     name: str = "",
 ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
-    """Yield values until all `payloads` are computed or refused, and for each of their rows the
-    places in `payloads` that it is of: equal ones are computed once.
+    """Yield values until all `payloads` are computed or refused, with the places in `payloads` of
+    each row. Equal payloads are computed once.
 
-    The batches are those of a run with a single shard. Where memory runs out they get smaller,
-    which `warn` hears once. Rows with a value that is not finite are refused, unless the caller
-    wants them (`is_finite_only`). What a workload called `name` does wrong is told as its own.
+    The batches are those of a run with one shard. If memory runs out they get smaller, and `warn`
+    is called once. Rows with a value that is not finite are refused, unless `is_finite_only` is
+    False. Errors of the workload carry its `name`.
     """
     places: dict[bytes, list[int]] = {}
     for place, payload in enumerate(payloads):
@@ -61,7 +61,7 @@ def values_in_batches(
             continue
         queue.ran()
         plugin_errors.refuse_answer(name, values, len(chosen))
-        values, why = compute.told_apart(values)
+        values, why = compute.split_reasons(values)
         if is_finite_only:
             why = compute.reasons_of(values, why)
         rows, bad = np.array(batch.rows), np.array([reason is not None for reason in why], np.bool_)

@@ -1,4 +1,4 @@
-"""What the supervisor asks of a worker, on its standard input; it answers with a receipt."""
+"""The supervisor's request to a worker, on its standard input; the answer is a receipt."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from featuremill.store.plan import Settings
 
 
 class Job(Record):
-    """A shard to be computed."""
+    """A shard to compute."""
 
     run_folder: str
     recipe: str
     shard: str
     settings: Settings
     execution: dict[str, Any]
-    """Options that say how to compute and not what."""
+    """Options that do not change the values."""
     cost_unit: str
     weights: str | None
     threads: int
     stall_seconds: float
     supervisor_pid: int
     devices: list[Device] = Field(default_factory=list)
-    """Those of the lease, in the order in which CUDA numbers them."""
+    """The devices of the lease, in CUDA's order."""
     solo: list[int] = Field(default_factory=list)
-    """Rows that were in flight when a worker died: each in a batch of its own now."""
+    """Rows that were in flight when a worker died: each is now a batch of its own."""
     quarantined: dict[int, str] = Field(default_factory=dict)
-    """Rows that killed a worker alone, each with its reason: failed, without another try."""
+    """Rows that killed a worker alone, each with its reason. They fail without another try."""
     stacks: int = 2
-    """Descriptor of the file that only the timer of a hang writes into."""
+    """Descriptor of the file that only the hang timer writes."""
 
 
 class Trouble(Record):
-    """What ended a worker, as far as it could tell."""
+    """What ended a worker, as far as the worker could find out."""
 
     message: str = ""
     errno: int | None = None
-    """Where the operating system refused something, such as space on the disk."""
+    """Set if the operating system refused something, such as space on the disk."""
     filename: str | None = None

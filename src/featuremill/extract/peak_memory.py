@@ -1,4 +1,4 @@
-"""A worker's memory: the most that it has had (of its devices, or its own), and what is free."""
+"""A worker's memory: its peak on the devices or the host, and free memory of a GPU."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from featuremill.lease.devices import Device
 
 
 def peak_memory_mb(devices: Sequence[Device]) -> int:
-    """Return the peak of the memory that counts: the devices' own, or the process's on a CPU.
+    """Return the peak in MiB: of the devices' memory, or of the process on a CPU.
 
-    Of several devices, that of the fullest: it says what a device must have. A workload that
-    computes without torch has no number for a GPU's memory: then it is 0.
+    Of several devices, that of the fullest, since each device must have so much. It is 0 for a
+    workload on a GPU that computes without torch.
     """
     if devices[0].kind == "cuda":
         torch = sys.modules.get("torch")
@@ -26,13 +26,13 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
 
 
 def free_on_gpu() -> str:
-    """Return how much of the first GPU is free, as in "1.2 GB of 80.0 GB are free"; "" where it
-    is unknown."""
+    """Return the free memory of the first GPU, such as "1.2 GB of 80.0 GB are free"; "" if
+    unknown."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return ""
     try:
-        free, whole = torch.cuda.mem_get_info(0)
+        free, total = torch.cuda.mem_get_info(0)
     except RuntimeError:
         return ""
-    return f"{human_bytes(free)} of {human_bytes(whole)} are free"
+    return f"{human_bytes(free)} of {human_bytes(total)} are free"

@@ -1,12 +1,12 @@
-"""The worker's loop: one batch is prepared, one computed and one written, all at the same time.
+"""The worker's loop: one batch is prepared, one computed and one written at the same time.
 
-Batches are prepared one ahead on a thread, launched here, collected and checked on a second thread
-and committed on a third, in order. Two of them at most are launched and not yet committed: so the
-device waits only where writing is slower than computing, and memory stays bounded. As nothing holds
-up who collects, it is known when the device was done, and how long it then waited for the disk.
+One thread prepares a batch ahead. The loop launches it. A second thread collects and checks it, and
+a third commits it, in order. At most two batches are launched and not yet committed: so the device
+waits only where writing is slower than computing, and memory is bounded. Collecting never waits for
+the disk, so the time when the device finished, and how long it then waited for the disk, are known.
 
-A batch that fails is tried again in smaller pieces, each with nothing beside it. What was launched
-after it is computed again, so that the rows of a part keep their order.
+A batch that fails is tried again in smaller pieces, with nothing beside it. Batches launched after
+it are computed again, so that the rows of a part keep their order.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from featuremill.store.journal import Journal
 from featuremill.workload import RecordFailed, Workload, plugin_errors
 
 MOST_IN_FLIGHT = 2
-"""On one device; each further one that the model is spread over has a batch of its own to be at."""
+"""For a model on one device; each further device of the model adds one."""
 MOST_ALIKE = 8
-"""Records that fail one after the other in the same words, before any went well: then it is what
-is installed here, and not the records."""
+"""If the first records fail one after another with the same text, the cause is the installation,
+not the records."""
 MOST_TRACEBACKS = 20
 
 
 class _BehindAFailureError(Exception):
-    """A batch is well, but one before it failed and has to be committed first."""
+    """A good batch that has to wait: one before it failed and must be committed first."""
 
 
 class Shard:
-    """The rows of a shard, and where their values go."""
+    """The rows of a shard, and the journal for their values."""
 
     def __init__(
         self, rows: pa.Table, journal: Journal, values: pa.Schema, workload: str = ""
     ) -> None:
-        """`values` are the columns that the `workload` of this name says it delivers."""
+        """`values` are the columns of the workload called `workload`."""
         self._workload = workload
         self.journal = journal
         self.values = values
@@ -58,39 +58,39 @@ class Shard:
 
     @property
     def num_bytes(self) -> int:
-        """The payloads' size: of proteins, their residues."""
+        """The size of the payloads; for proteins, their residues."""
         return sum(len(payload.as_buffer()) for payload in self._payloads)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
-        """Return what is computed."""
+        """Return the payloads of `rows`."""
         # One by one, as `take` would import pyarrow.compute.
         return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
-        """Return whether the journal holds the row."""
+        """Return whether the journal has the row."""
         return self._digest(row) in self.journal.rows_done
 
     def _digest(self, row: int) -> bytes:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return what to commit for `rows`; one for which a reason is told failed, as did one with
-        a value that is missing or not finite."""
+        """Return the rows to commit. A row fails if it has a reason, or a value that is missing or
+        not finite."""
         plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
-        values, told = compute.told_apart(values)
-        return self._of_part(rows, values, told)
+        values, given = compute.split_reasons(values)
+        return self._of_part(rows, values, given)
 
     def commit_failed(self, row: int, reason: str) -> None:
-        """Write a failed row."""
+        """Commit a failed row."""
         self.commit(self._of_part([row], compute.failed(self.values, 1), [reason]))
 
     def _of_part(
-        self, rows: Sequence[int], values: pa.RecordBatch, told: Sequence[str | None]
+        self, rows: Sequence[int], values: pa.RecordBatch, given: Sequence[str | None]
     ) -> pa.RecordBatch:
-        return compute.rows_of_part([self._digest(row) for row in rows], values, told)
+        return compute.rows_of_part([self._digest(row) for row in rows], values, given)
 
     def commit(self, batch: pa.RecordBatch) -> None:
-        """Write rows of the part."""
+        """Commit rows of the part."""
         start = time.monotonic()
         self.journal.commit(batch)
         self.num_batches += 1
@@ -110,11 +110,11 @@ class Pipeline:
         note: Callable[[str], None],
         num_devices: int = 1,
     ) -> None:
-        """`note` takes what only a log is for; `num_devices` hold the model together."""
+        """`note` gets messages for the log only; the model is spread over `num_devices`."""
         self.prepare_seconds = 0.0
         self.waited_for_disk = 0.0
-        """Seconds in which a batch was to be launched, the device had none and all that it had done
-        was not yet written."""
+        """Seconds in which a batch was ready to launch, the device was idle and all its finished
+        work was not yet written."""
         self._note = note
         self._workload = workload
         self._model = model
@@ -128,24 +128,24 @@ class Pipeline:
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
         self._num_launched = self._num_collected = 0
         self._prepared_at = 0.0
-        self._num_told = 0
+        self._num_logged = 0
         self._most_in_flight = MOST_IN_FLIGHT + num_devices - 1
         self._has_worked = False
         self._suspicious: list[tuple[int, str]] = []
-        """Rows that failed before any went well, and why: not yet committed."""
+        """Rows that failed before any succeeded, with reasons; not yet committed."""
         self._must_wait = False
-        """Whether a batch failed, so that nothing behind it may be committed."""
+        """Whether a batch failed, so that no later one may be committed."""
 
     def run(self, tell: Callable[[], None]) -> None:
         """Compute everything in the queue; call `tell` after each step.
 
         Raises:
-            RuntimeError: a device error; nothing can be computed on the device any more.
+            RuntimeError: a device error; the device cannot compute any more.
             OSError: the values cannot be written.
         """
         with self._host, self._collector, self._writer:
             for pool in (self._host, self._collector, self._writer):
-                pool.submit(int).result()  # its thread starts now, while memory is left for it
+                pool.submit(int).result()  # its thread starts now, while there is memory for it
             self._look_ahead()
             while self._ahead or self._flying:
                 if (
@@ -175,7 +175,7 @@ class Pipeline:
         return prepared
 
     def _launch(self, batch: Batch, ahead: Future[Any]) -> bool:
-        """Give the device its orders; False when that failed."""
+        """Launch a batch; return False if that failed."""
         self._watch.arm(batch.cost + sum(before.cost for before, _ in self._flying))
         self._look_ahead()
         self._shard.journal.begin(batch.rows)
@@ -194,7 +194,8 @@ class Pipeline:
         return True
 
     def _collect(self, batch: Batch, result: Any, launched: float) -> pa.RecordBatch | Exception:
-        """Wait for a batch and check it; return what to commit, or the error of collecting it."""
+        """Wait for a batch and check it; return the rows to commit, or the error of collecting
+        it."""
         try:
             values = self._workload.collect(self._model, result)
             self._watch.done(batch.cost, launched)
@@ -207,15 +208,15 @@ class Pipeline:
     def _write(
         self, batch: Batch, collected: Future[pa.RecordBatch | Exception]
     ) -> Exception | None:
-        """Commit a batch once it is collected; return the error that this ended with."""
-        is_behind, self._must_wait = self._must_wait, True  # until this has ended well
+        """Commit a collected batch; return the error, if there is one."""
+        is_behind, self._must_wait = self._must_wait, True  # until this one is committed
         rows = collected.result()
         if isinstance(rows, Exception):
             return rows
         if is_behind:
             return _BehindAFailureError()
         self._has_worked = True
-        if self._suspicious:  # nothing else is in flight then
+        if self._suspicious:  # no other batch is in flight then
             self._shard.journal.abort()
             self._commit_suspicious()
             self._shard.journal.begin(batch.rows)
@@ -224,8 +225,8 @@ class Pipeline:
         return None
 
     def _settle(self, most: int) -> bool:
-        """Wait until at most `most` batches are in flight; False when one failed and was queued
-        again."""
+        """Wait until at most `most` batches are in flight; return False if one failed and was
+        queued again."""
         failed: list[tuple[Batch, Exception]] = []
         while len(self._flying) > (0 if failed else most):
             batch, finished = self._flying.popleft()
@@ -240,8 +241,8 @@ class Pipeline:
         return not failed
 
     def _waited_for(self, finished: Future[Exception | None]) -> Exception | None:
-        """Wait until a batch is committed, and note how long the next one had only that to wait
-        for."""
+        """Wait until a batch is committed, and add the time in which the next one waited only for
+        that."""
         since = time.monotonic()
         error = finished.result()
         is_ready = self._ahead is not None and self._ahead[1].done()
@@ -251,7 +252,7 @@ class Pipeline:
         return error
 
     def _queue_again(self, failed: list[tuple[Batch, Exception]]) -> None:
-        """Put failed batches back before everything else; what failed by itself is committed."""
+        """Put failed batches back to the front; commit the rows that failed alone."""
         for _, error in failed:
             if faults.is_device_error(error) or faults.fault_of_installation(error):
                 raise error
@@ -268,10 +269,10 @@ class Pipeline:
         self._look_ahead()
 
     def _fail(self, row: int, error: Exception) -> None:
-        """Commit a failed row; while nothing has gone well here, only keep it in mind.
+        """Commit a failed row; before any row has succeeded, only remember it.
 
         Raises:
-            WorkloadError: when the first records all fail in the same words.
+            WorkloadError: the first records all fail with the same text.
         """
         reason = compute.reason_of(error)
         if self._has_worked or isinstance(error, RecordFailed) or faults.is_out_of_memory(error):
@@ -295,9 +296,9 @@ class Pipeline:
         self._suspicious.clear()
 
     def _tell(self, error: Exception) -> None:
-        """Leave the first errors of single records in the log, whole; all of them could fail."""
-        if isinstance(error, RecordFailed):  # no error: its reason says all
+        """Log the first errors of single records in full; all of them could fail."""
+        if isinstance(error, RecordFailed):  # not an error: its reason has everything
             return
-        self._num_told += 1
-        if self._num_told <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):
+        self._num_logged += 1
+        if self._num_logged <= MOST_TRACEBACKS and not faults.is_out_of_memory(error):
             self._note("".join(traceback.format_exception(error)))

@@ -1,6 +1,6 @@
-"""Records how a shard's job goes: the supervisor says what happens, a thread samples and writes.
+"""Telemetry of a shard's job: the supervisor reports events, and a thread samples and writes.
 
-Nothing here raises, and nothing waits for a disk or a driver longer than `LAST_SECONDS`.
+Nothing here raises or waits for a disk or a driver longer than `LAST_SECONDS`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from featuremill.store.telemetry import (
 
 VERSION = 1
 LAST_SECONDS = 2.0
-"""How long the job waits for the last sample, and for the last line: so long only where a disk
-hangs, or where the machine has far too much to do. NVML is not waited for."""
+"""How long the job waits for the last sample and the last line. It takes so long only if a disk
+hangs or the machine is overloaded. The job does not wait for NVML."""
 FRESH_SECONDS = 0.25
-"""How long the last sample waits for what NVML says at that moment."""
+"""How long the last sample waits for a fresh reading of NVML."""
 LEAST_SECONDS_OF_CPU = 0.2
 """Below it the kernel's clock of CPU time is too coarse for a share."""
 MOST_LETTERS = 2000
-"""Of what an error says: a model's list of missing layers must not hide the end of the file."""
+"""The longest error text: a model's list of missing layers must not hide the end of the file."""
 OF_A_GPU = ["power_w", "temperature_c", "throttle", "energy_j"]
-"""What NVML tells of whole GPUs only, not of MIG slices."""
+"""NVML has these for whole GPUs only, not for MIG slices."""
 HIGHEST = ("memory_mb", "temperature_c", "process_memory_mb")
-"""Values of which a receipt keeps the highest; of the others the mean."""
+"""A receipt has the highest of these values, and the mean of the others."""
 SLOTS = re.compile(r"@\d+of(\d+)")
 log = logging.getLogger("featuremill.extract")
 
@@ -55,10 +55,10 @@ class Recorder:
     """Records one attempt at a shard."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
-        """Start; `facts` are those of the start event that the caller knows."""
+        """Start; `facts` are the caller's part of the start event."""
         self._sampler = Sampler(path, journal_path, facts)
         self.devices: list[dict[str, Any]] = []
-        """Those that the job got last."""
+        """The devices of the last lease."""
         self._poller: Poller | None = None
         self._thread = threading.Thread(target=self._sampler.run, name="telemetry", daemon=True)
         with contextlib.suppress(RuntimeError):  # no memory for a thread: no samples
@@ -78,15 +78,15 @@ class Recorder:
             self._thread.join(LAST_SECONDS)
 
     def waits(self) -> None:
-        """Note that the job has no device, and waits for one."""
+        """Record that the job waits for a device."""
         self._stop_asking()
         self._sampler.worker = None
-        self.learns({"stage": "wait"})
+        self.record_progress({"stage": "wait"})
 
     def has(self, held: Lease) -> None:
-        """Note which devices the job got."""
+        """Record the devices of the lease."""
         self.devices = [_described(device, held) for device in held.devices]
-        self.learns({"stage": "load"})
+        self.record_progress({"stage": "load"})
         self._sampler.orders.put(("device", {"devices": self.devices}))
         uuids = [device.uuid for device in held.devices if device.kind == "cuda"]
         if not uuids:
@@ -98,25 +98,25 @@ class Recorder:
             self._poller = self._sampler.poller = Poller(uuids, self._sampler.energy_j)
 
     def starts(self, worker: int) -> None:
-        """Note which process computes from here on."""
-        import psutil  # here, so that importing featuremill costs nothing
+        """Record which process computes from now on."""
+        import psutil  # here, so that importing featuremill stays cheap
 
-        with contextlib.suppress(psutil.Error):  # dead at birth
+        with contextlib.suppress(psutil.Error):  # the process may have ended already
             process = psutil.Process(worker)
-            process.cpu_percent()  # from here on it tells the share since its last call
+            process.cpu_percent()  # later calls return the share since this one
             self._sampler.worker = process
 
-    def learns(self, told: dict[str, Any]) -> None:
-        """Note what the worker says of how far it is."""
-        self._sampler.told = {**self._sampler.told, **told}
+    def record_progress(self, progress: dict[str, Any]) -> None:
+        """Record the worker's progress."""
+        self._sampler.progress = {**self._sampler.progress, **progress}
 
     @property
-    def told(self) -> dict[str, Any]:
-        """What the worker said last of how far it is."""
-        return self._sampler.told
+    def progress(self) -> dict[str, Any]:
+        """The worker's last progress."""
+        return self._sampler.progress
 
     def sees_the_end(self) -> Usage:
-        """Sample once more, while the worker is there; return the receipt's entry."""
+        """Take the last sample while the worker exists; return the receipt's entry."""
         self._sampler.has_sampled.clear()
         self._sampler.orders.put(("sample", {}))
         if self._thread.is_alive():
@@ -133,51 +133,51 @@ class Recorder:
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
     """Return a device as its event has it."""
-    found: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+    entry: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
         is_alone = bool(name) and set(SLOTS.findall(name)) == {"1"}
         shared = [] if is_alone else ["utilisation", "memory_mb", *OF_A_GPU]
         if device.uuid.startswith("MIG"):
             shared = OF_A_GPU if is_alone else ["memory_mb", *OF_A_GPU]
-        found |= {"slot": name.rpartition("@")[2]} if name else {}
-        found |= {"memory_mb": device.memory_mb} if device.memory_mb else {}
-        found |= {"of_whole_gpu": shared} if shared else {}
-    return found
+        entry |= {"slot": name.rpartition("@")[2]} if name else {}
+        entry |= {"memory_mb": device.memory_mb} if device.memory_mb else {}
+        entry |= {"of_whole_gpu": shared} if shared else {}
+    return entry
 
 
 class Sampler:
     """Samples its own attributes, which another thread sets."""
 
     def __init__(self, path: Path, journal_path: Path, facts: dict[str, Any]) -> None:
-        self.told: dict[str, Any] = {"stage": "wait"}
+        self.progress: dict[str, Any] = {"stage": "wait"}
         self.poller: Poller | None = None
         self.worker: Any = None
-        """Its process, as psutil has it."""
+        """The worker's process, from psutil."""
         self.energy_j: dict[str, float] = {}
-        """By UUID, in this attempt."""
+        """Joules by UUID, in this attempt."""
         self.summary: dict[str, Any] = {}
         self.has_sampled = threading.Event()
         self.orders: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
-        """Events to write; "sample" for one now; after "end" the thread ends."""
+        """Events to write; "sample" takes a sample now; "end" ends the thread."""
         self._path = path
         self._journal_path = journal_path
         self._facts = facts
         self._sums = Summary()
         self._cpu_read_at = -math.inf
         self._num_earlier = 0
-        """Attempts that this one continues from."""
+        """Number of attempts that this one continues."""
         self._earlier_energy_j: list[float] = []
-        """What each of them took, where that is known."""
+        """The energy of each of them in joules, where known."""
         self._sampled_at = time.monotonic()
         self._write_at = 0.0
         self._stage = ""
 
     def run(self) -> None:
-        """Sample until the end is ordered."""
+        """Sample until "end"."""
         try:
             self._run()
-        except Exception:  # samples are never worth a job
+        except Exception:  # a failed sample must not end a job
             log.debug("%s: no telemetry from here on", self._path, exc_info=True)
 
     def _run(self) -> None:
@@ -219,46 +219,46 @@ class Sampler:
         }
 
     def _sample(self, writer: Writer, is_wanted: bool = False) -> None:
-        now, told, poller = time.monotonic(), self.told, self.poller
+        now, progress, poller = time.monotonic(), self.progress, self.poller
         sample = {
-            **told,
+            **progress,
             "devices": (poller.latest() if poller else None) or None,
             "process": self._process() or None,
         }
-        if told["stage"] != "wait":
+        if progress["stage"] != "wait":
             known = {key: value for key, value in sample.items() if value is not None}
             self._sums.add(known, now - self._sampled_at)
-            self.summary = self._sums.told(self._all_energy_j(), self._num_earlier + 1)
+            self.summary = self._sums.entry(self._all_energy_j(), self._num_earlier + 1)
         self._sampled_at = now
-        is_new, self._stage = told["stage"] != self._stage, told["stage"]
+        is_new, self._stage = progress["stage"] != self._stage, progress["stage"]
         if is_wanted or is_new or now >= self._write_at:
             writer.write("sample", **sample)
-            least = WAITING_SECONDS if told["stage"] == "wait" else 0.0
+            least = WAITING_SECONDS if progress["stage"] == "wait" else 0.0
             apart = max(least, seconds_between(writer.num_bytes))
-            self._write_at = now + apart - EVERY_SECONDS / 2  # the clock of the samples decides
+            self._write_at = now + apart - EVERY_SECONDS / 2  # the sampling clock decides
 
     def _process(self) -> dict[str, float]:
         """Return the worker's `cpu_percent` (of one core, since the last reading) and `memory_mb`
-        (resident), seen from outside: its interpreter may be held."""
+        (resident), read from outside: its interpreter may be blocked."""
         import psutil
 
-        worker, now, found = self.worker, time.monotonic(), dict[str, float]()
+        worker, now, reading = self.worker, time.monotonic(), dict[str, float]()
         with contextlib.suppress(psutil.Error):
             if worker and (memory := worker.memory_info().rss):
-                found["memory_mb"] = memory // 2**20
+                reading["memory_mb"] = memory // 2**20
             if worker and now - self._cpu_read_at >= LEAST_SECONDS_OF_CPU:
                 self._cpu_read_at = now
-                found["cpu_percent"] = worker.cpu_percent()
-        return found
+                reading["cpu_percent"] = worker.cpu_percent()
+        return reading
 
     def _all_energy_j(self) -> float | None:
-        """Return what this attempt and those that it continues from took."""
+        """Return the energy in joules of this attempt and of those that it continues."""
         known = [*self._earlier_energy_j, *self.energy_j.values()]
         return math.fsum(known) if known else None
 
 
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
-    """Return the attempts since the part was last finished: this one continues from them."""
+    """Return the attempts since the part was last finished: this one continues them."""
     finished = [
         number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
     ]
@@ -266,7 +266,7 @@ def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
 
 
 class Summary:
-    """Adds samples up; takes as much memory for a thousand as for one."""
+    """Running sums of samples, in constant memory."""
 
     def __init__(self) -> None:
         self._num_samples = 0
@@ -276,7 +276,7 @@ class Summary:
         self._throttled_seconds: Counter[str] = Counter()
 
     def add(self, sample: dict[str, Any], seconds: float) -> None:
-        """Add a sample, taken so long after the last one."""
+        """Add a sample, taken `seconds` after the last one."""
         self._num_samples += 1
         devices, process = sample.get("devices", []), [sample.get("process", {})]
         for name, those, key, combine in (
@@ -296,18 +296,18 @@ class Summary:
             {reason: seconds for device in devices for reason in device.get("throttle", ())}
         )
 
-    def told(self, energy_j: float | None, num_attempts: int) -> dict[str, Any]:
+    def entry(self, energy_j: float | None, num_attempts: int) -> dict[str, Any]:
         """Return the receipt's entry; `energy_j` and `num_attempts` are of all attempts."""
-        found: dict[str, Any] = {"samples": self._num_samples, "attempts": num_attempts}
+        entry: dict[str, Any] = {"samples": self._num_samples, "attempts": num_attempts}
         if energy_j is not None:
-            found["energy_j"] = round(energy_j, 1)
+            entry["energy_j"] = round(energy_j, 1)
         for name, highest in self._highest.items():
             mean = round(self._sums[name] / self._nums[name], 1)
-            found[name] = highest if name in HIGHEST else mean
+            entry[name] = highest if name in HIGHEST else mean
         if self._throttled_seconds:
             seconds = self._throttled_seconds.items()
-            found["throttled_seconds"] = {reason: round(value, 1) for reason, value in seconds}
-        return found
+            entry["throttled_seconds"] = {reason: round(value, 1) for reason, value in seconds}
+        return entry
 
 
 def _mean(values: list[float]) -> float:

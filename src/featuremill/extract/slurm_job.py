@@ -1,9 +1,8 @@
-"""What a job does that Slurm started for one shard, or a few: it gives its GPU back while it waits.
+"""A Slurm job of one or a few shards gives its GPU back while it waits for another job.
 
-After Snakemake was killed its jobs continue, and the next Snakemake submits the same shards once
-more. Such a second job has to wait for the first one. It asks Slurm to queue it again meanwhile:
-when it starts anew, two minutes later at the earliest, it finds the result, or waits that way once
-more.
+After Snakemake is killed its jobs continue, and the next Snakemake submits the same shards again.
+Such a second job has to wait for the first. It asks Slurm to requeue it: it starts again, at least
+two minutes later, and finds the result or waits once more.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ log = logging.getLogger("featuremill.extract")
 
 
 def queue_again() -> None:
-    """Have Slurm put this job back into its queue, if it is one of Slurm's for a shard.
+    """Requeue this job, if it is a Slurm job for a shard.
 
-    Slurm then ends this process. Where it refuses (--no-requeue) the job waits where it is.
+    Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits where it is.
     """
     job = SLURM_JOB_ID.text()
     if job is None or not SLURM_JOBS.value():

@@ -1,7 +1,7 @@
-"""Weights on a node's own disk: copied once, when asked, and read there by every job of the node.
+"""Copies of weights on a node's own disk, made once and read by all jobs of the node.
 
-Asked for with the environment variable FEATUREMILL_STAGE, a folder. It knows nothing of models, and
-never changes which values come out: a copy has the sha256 of the recipe or is not used.
+The environment variable FEATUREMILL_STAGE names the folder. A copy is used only with the sha256 of
+the recipe, so values never change.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from featuremill.workload import Weights
 
 
 def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
-    """Return `weights` with the path of a copy in the folder that was asked for, if one was.
+    """Return `weights` with the path of a copy in the staging folder, if one is set.
 
-    A node without free space, or whose folder cannot be written, is no reason to lose its jobs:
-    then the shared file is read, and `warn` gets the reason. The values are the same either way.
+    If the node has no free space or the folder cannot be written, the shared file is read and
+    `warn` gets the reason. The values are the same.
 
     Raises:
-        UserError: when the folder's name cannot be meant.
-        IntegrityError: when the shared file is not the one that the recipe names.
+        UserError: the folder's name is not usable.
+        IntegrityError: the shared file is not the one of the recipe.
     """
     folder = folder_of_this_user()
     if folder is None:
@@ -48,7 +48,7 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
 
 
 def folder_of_this_user() -> Path | None:
-    """Return where copies go; None where none is asked for."""
+    """Return the folder of copies; None if none is set."""
     asked = STAGE.value()
     if not asked:
         return None
@@ -62,7 +62,7 @@ def folder_of_this_user() -> Path | None:
 
 
 def _is_known(copy: Path) -> bool:
-    """Return whether `copy` is there and has not been touched since its sha256 was found right."""
+    """Return whether `copy` exists and is unchanged since its sha256 was checked."""
     try:
         return files.read_json(_note(copy)) == _facts(copy)
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def _is_known(copy: Path) -> bool:
 
 
 def _copy(weights: Weights, copy: Path) -> None:
-    for half in copy.parent.glob(f".{copy.name}.*"):  # of a job that was killed; we hold the lock
+    for half in copy.parent.glob(f".{copy.name}.*"):  # of a killed job; this process holds the lock
         files.remove(half)
     files.remove(copy)
     is_folder = weights.path.is_dir()
@@ -96,7 +96,7 @@ def _note(copy: Path) -> Path:
 
 
 def _facts(copy: Path) -> dict[str, Any]:
-    """Return what is seen of a copy, or of each file in it, without reading it."""
+    """Return size and times of a copy, or of each file in it, without reading it."""
     if copy.is_dir():
         return {name: _facts(copy / name) for name in files.files_below(copy)}
     about = copy.stat()

@@ -1,9 +1,9 @@
-"""The supervisor of one shard's workers: restarts them, and tells bad records from bad devices.
+"""The supervisor of a shard's workers: restarts them, and separates bad records from bad devices.
 
-A worker that dies with a batch in flight is held against that batch's records: the next worker runs
-each of them alone, and a record that kills a worker alone as well becomes a failed row. A worker
-that dies with nothing in flight, or of a device error before anything else worked, is held against
-the device. A stop by hand is held against no record.
+When a worker dies with batches in flight, their records are suspected: the next worker runs each of
+them alone, and a record that kills a worker alone becomes a failed row. When a worker dies with
+nothing in flight, or of a device error before any batch succeeded, the device is suspected. A stop
+by hand counts against no record.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from featuremill.store.receipt import Receipt
 
 MAX_FAILURES_A_DEVICE = 2
 MAX_DEATHS_IN_A_ROW = 10
-"""Deaths without one batch committed in between: then it is not the records."""
+"""Deaths without a committed batch between them. After so many, the records are not the cause."""
 LAST_MOMENT_SECONDS = 1.0
-"""Who stops a whole job by SIGKILL (a scheduler, the kernel for lack of memory) may take its worker
-first: by then this process is dead as well, and has blamed no record."""
+"""A scheduler or the kernel (out of memory) that kills a whole job may kill the worker first. After
+this time this process is dead, too, and has blamed no record."""
 LAST_WORDS_SECONDS = 5.0
-"""How long a dead worker's own children may keep its standard error open."""
+"""How long children of a dead worker may keep its standard error open."""
 WHEN_IT_HUNG = (
     "was ended, as it hung (the log has the stack; if a slow device was taken for a hang, set "
     "FEATUREMILL_STALL_SECONDS higher)"
@@ -60,7 +60,7 @@ class _WorkerDiedError(Exception):
         super().__init__(manner)
         self.blames_device = blames_device
         self.reason = kind.reason(manner)
-        """Why a record failed that did this to a worker, alone."""
+        """The reason of a record that ends a worker in this way, alone."""
 
 
 class Supervisor:
@@ -89,12 +89,12 @@ class Supervisor:
         self._name = f"shard {job.shard[:8]}"
 
     def run(self) -> Receipt:
-        """Return the receipt of the worker that finished the shard, with the job's samples.
+        """Return the receipt of the worker that finished the shard, with the samples of the job.
 
         Raises:
-            UserError: when the worker found that what was asked cannot be done.
-            WorkloadError: when the workload fails outside a record.
-            DeviceError: when no device is left, or workers die on everything.
+            UserError: the worker found that the request cannot be met.
+            WorkloadError: the workload fails outside a record.
+            DeviceError: no device is left, or workers die on everything.
         """
         self._recall_strikes()
         deaths_in_a_row = 0
@@ -126,7 +126,7 @@ class Supervisor:
             log.warning("%s: the worker %s; starting another", self._name, manner)
 
     def _recall_strikes(self) -> None:
-        """Learn from the journal's log which rows were in flight when earlier workers died."""
+        """Read from the journal's log which rows were in flight when earlier workers died."""
         state = journal_log.read_log(self._log_path)
         for rows in state.strikes if state else []:
             self._strike(rows, reasons.CRASH.reason("in an earlier job"))
@@ -137,10 +137,10 @@ class Supervisor:
         self._solo.update(rows)
 
     def _blame(self, held: Lease, death: _WorkerDiedError, worked_before: bool) -> None:
-        """Hold a death against the rows in flight, the device, or both.
+        """Count a death against the rows in flight, the device, or both.
 
-        A device error may be a record's doing. It is taken for that when the record was alone and
-        the same worker had committed other batches on the device before.
+        A device error may be caused by a record: if the record was alone and the same worker had
+        committed other batches on the device before.
         """
         state = journal_log.read_log(self._log_path)
         rows = state.in_flight if state else ()
@@ -157,8 +157,8 @@ class Supervisor:
         return len(state.commits) if state else 0
 
     def _given_up(self, manner: str) -> list[str]:
-        """Return the UUIDs of the devices that are not worth another try; `manner` says how the
-        last worker died."""
+        """Return the UUIDs of devices that are not tried again; `manner` is how the last worker
+        died."""
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):
@@ -174,11 +174,11 @@ class Supervisor:
         """Run one worker to its end; return its receipt.
 
         Raises:
-            _WorkerDiedError: saying how it died.
+            _WorkerDiedError: it died; the error has the manner.
         """
-        # What libraries and crashes print belongs into the log file; without one, on the screen.
+        # Output of libraries and crashes goes to the log file, or to the screen if there is none.
         log_level = logging.DEBUG if logs.keeps_details() else logging.WARNING
-        # Beside the journal: that folder can be written, whatever a node's /tmp is.
+        # Beside the journal: that folder is writable, unlike some /tmp.
         with tempfile.TemporaryFile("w+", dir=self._log_path.parent, errors="replace") as stacks:
             changes = {
                 "devices": list(held.devices),
@@ -215,14 +215,14 @@ class Supervisor:
 
     def _follow(self, worker: subprocess.Popen[str], job: Job) -> Receipt:
         assert worker.stdin and worker.stdout
-        with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # dead at birth: see below
+        with contextlib.suppress(BrokenPipeError), worker.stdin as pipe:  # it may have died
             pipe.write(job.model_dump_json())
         trouble, at = Trouble(), ""
         progress = Progress(log, self._name, job.cost_unit, has_others_beside=True)
         for line in worker.stdout:
             event = json.loads(line)
             kind = event.pop("event")
-            self._recorder.learns(event.pop("state", {}))
+            self._recorder.record_progress(event.pop("state", {}))
             if kind == "state":
                 continue
             if kind == "progress":
@@ -233,7 +233,7 @@ class Supervisor:
                 at = f", trying {event['message']}" if event["message"] else ""
             elif kind == "note":
                 log.debug("worker: %s", event["message"])
-            elif kind == "done":  # and synced: how the process ends does not matter any more
+            elif kind == "done":  # and synced: how the process ends does not matter
                 receipt = Receipt.model_validate(event)
                 return receipt.model_copy(update={"telemetry": self._recorder.sees_the_end()})
             else:
@@ -274,8 +274,8 @@ def _manner_of_death(status: int) -> str:
 
 
 def _threads(count: int) -> dict[str, str]:
-    # Threads that spin at OpenMP's barriers take the cores from other programs on the machine:
-    # with three other jobs on 2 cores, the demo took 190 s spinning and 79 s sleeping.
+    # Threads that spin at OpenMP's barriers take cores from other programs: with three other jobs
+    # on 2 cores, the demo took 190 s spinning and 79 s sleeping.
     waiting = environment.OMP_WAIT_POLICY
     wait = {waiting.name: waiting.text() or "passive"}
     return {**{variable.name: str(count) for variable in THREAD_VARIABLES}, **wait}

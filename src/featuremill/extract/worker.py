@@ -1,7 +1,7 @@
-"""The worker: loads the model once and runs a shard's batches into the journal.
+"""The worker: loads the model once and computes a shard's batches into the journal.
 
-Started by the supervisor with a job on standard input as JSON; answers with
-one JSON line an event on standard output. It may die at any moment: what is committed stays.
+The supervisor starts it with a job as JSON on standard input. It writes one JSON line for each
+event to standard output. It may die at any moment: committed rows stay.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import signal
 
 from featuremill.workload import plugin_errors
 
-# The supervisor answers Ctrl-C; this process just ends, without a traceback in its log.
+# The supervisor handles Ctrl-C; this process ends without a traceback in its log.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import faulthandler
@@ -53,7 +53,7 @@ from featuremill.workload import weights as weights_verb
 from featuremill.workload.recipe import refuse_other_versions, versions
 
 LOAD_SECONDS = 3600.0
-"""A model that is not there after this long never will be."""
+"""Seconds after which loading a model counts as hung."""
 PROGRESS_SECONDS = 1.0
 OS_ERROR_STATUS = 5
 
@@ -64,7 +64,7 @@ def main() -> int:
     this_process.die_with_parent(job.supervisor_pid, signal.SIGKILL)
     faulthandler.enable()
     faulthandler.dump_traceback_later(LOAD_SECONDS, exit=True, file=job.stacks)
-    # What libraries print must not mix with the events: they get standard error as their output.
+    # Output of libraries must not mix with the events: their standard output is standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     late_pandas.set_up()
@@ -73,8 +73,8 @@ def main() -> int:
     except DeviceError as error:
         _say(events, "error", message=str(error))
         sys.stderr.flush()
-        # Not the usual way out: giving memory back to a dead CUDA context can abort the process,
-        # and the supervisor would take that for a crash of the records in flight.
+        # No normal exit: releasing the memory of a dead CUDA context can abort the process, and the
+        # supervisor would take that for a crash of the records in flight.
         os._exit(error.exit_status)
     except (UserError, IntegrityError) as error:
         _say(events, "error", message=str(error))
@@ -85,29 +85,29 @@ def main() -> int:
     except Exception as error:
         traceback.print_exc()
         advice = faults.fault_of_installation(error)
-        told = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
-        if isinstance(error, WorkloadError):  # a sentence already
-            told = str(error)
-        _say(events, "error", message=told)
+        text = f"{type(error).__name__}: {error}" + (f" ({advice})" if advice else "")
+        if isinstance(error, WorkloadError):  # it is a complete message
+            text = str(error)
+        _say(events, "error", message=text)
         return WorkloadError.exit_status
     return 0
 
 
 def _weights_of(job: Job) -> Weights | None:
-    """Return the job's weights, when they are those that the recipe was made with."""
+    """Return the job's weights, if they are those of the recipe."""
     if job.weights is None:
         return None
-    found = weights_verb.read(Path(job.weights), job.settings.workload)
-    if found.sha256 != job.settings.weights_sha256:
+    weights_here = weights_verb.read(Path(job.weights), job.settings.workload)
+    if weights_here.sha256 != job.settings.weights_sha256:
         raise UserError(
             f"{job.weights}: these are other weights than those the run was planned with; "
             f"delete {Results(Path(job.run_folder)).plan} and run the same command again."
         )
-    return found
+    return weights_here
 
 
 class _ToUser(logging.Handler):
-    """Hands on what the workload logs as a warning."""
+    """Forwards the workload's warnings to the supervisor."""
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -118,10 +118,10 @@ class _ToUser(logging.Handler):
 
 
 def _import_torch(packages: Container[str]) -> None:
-    """Import torch ahead of the workload's `load`, where it is among the `packages` that it needs.
+    """Import torch before the workload's `load`, if it is among the workload's `packages`.
 
-    A quarter of a million objects come with it and stay. To look through them for garbage while
-    they come takes a sixth of the time, and a tenth of a second each later time.
+    torch brings a quarter of a million lasting objects. Garbage collection during the import takes
+    a sixth of its time, and a tenth of a second each later time.
     """
     if "torch" not in packages:
         return
@@ -168,16 +168,16 @@ class Worker:
         self.pipeline: Pipeline | None = None
         self.warnings: list[str] = []
         self.cost_planned = 0
-        self._told = 0.0
+        self._reported_at = 0.0
 
     def run(self) -> None:
-        """Compute every row that the journal does not hold yet, and finish the journal."""
+        """Compute every row that the journal lacks, and finish the journal."""
         for row, reason in self.job.quarantined.items():
             if row < len(self.costs) and not self.shard.is_done(row):
                 self.shard.commit_failed(row, reason)
         is_left = self._plan()
-        # Also where a job was killed between its last batch and the receipt, which says what the
-        # values were computed with, as do the result files.
+        # Also after a kill between the last batch and the receipt: the receipt and the result files
+        # need these facts.
         self._load()
         if is_left:
             self._compute()
@@ -187,14 +187,14 @@ class Worker:
         _say(self.events, "done", **self._receipt(self.journal.finish()).as_json())
 
     def _plan(self) -> bool:
-        """Queue what is left to do; False for nothing."""
+        """Queue the rows that are left; return False if there are none."""
         skip = {row for row in range(len(self.costs)) if self.shard.is_done(row)}
-        # A damaged log may name rows that there are not.
+        # A damaged log may name rows that do not exist.
         solo = [row for row in self.job.solo if row < len(self.costs) and row not in skip]
         skip.update(solo)
         planned = make_batches(self.costs, self.journal.batch_cost)
-        # The cheapest first: it tells how fast this device is before a dear one could seem to hang.
-        # What is left keeps the order that it had at first, so that a resumed part has it too.
+        # The cheapest first: it shows the speed of this device before an expensive one could count
+        # as hung. The others keep their first order, also in a resumed part.
         ordered = planned[-1:] + planned[:-1]
         left = [rows for batch in ordered if (rows := [r for r in batch if r not in skip])]
         self.queue.add(left)
@@ -222,16 +222,16 @@ class Worker:
                     f"{self._device_name}: loading the model failed: {error}"
                 ) from error
             raise
-        self._refuse_other_files()  # once more: `load` has read them by now
+        self._refuse_other_files()  # again: `load` has read them by now
         self.seconds["load"] = time.monotonic() - start
 
     def _loads(self, step: str, seconds: float) -> None:
-        """Say what `load` is at, before that can kill or stop this process."""
+        """Report the step of `load` before it can kill or stop this process."""
         self.watch.arm_for(seconds if step else LOAD_SECONDS)
         _say(self.events, "loads", message=step)
 
     def _too_large(self, error: Exception) -> str:
-        """Return what to do where there is not enough memory for the model."""
+        """Return what to do if memory is too small for the model."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := free_on_gpu()) else ""
@@ -282,8 +282,8 @@ class Worker:
 
     def _tell_progress(self) -> None:
         now = time.monotonic()
-        if now - self._told >= PROGRESS_SECONDS:
-            self._told = now
+        if now - self._reported_at >= PROGRESS_SECONDS:
+            self._reported_at = now
             self._tell(
                 "progress",
                 "run",
@@ -295,7 +295,7 @@ class Worker:
             )
 
     def _tell(self, event: str, stage: str, **facts: Any) -> None:
-        """Say how far this is, as samples have it (`featuremill.store.telemetry`)."""
+        """Report the progress, in the form of samples (`featuremill.store.telemetry`)."""
         cost_left = max(0, self.cost_planned - self.watch.cost_run)
         state = {
             "stage": stage,
@@ -317,7 +317,7 @@ class Worker:
         _say(self.events, event, state=known, **facts)
 
     def _receipt(self, part: str) -> Receipt:
-        """Return what is known here of a finished part with the digest `part`."""
+        """Return this process's part of the receipt of a finished part with the digest `part`."""
         counts = self.journal.counts
         return Receipt(
             version=Receipt.NEWEST,

@@ -242,26 +242,20 @@ def start_totals(run_folders: Sequence[Path]) -> threading.Event:
 
 
 def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
-    from featuremill.status.reader import RunReader  # here: jobs that wait for it need not
-    from featuremill.status.screen import totals_line
+    from featuremill.config.runs import Runs  # here: jobs that wait for it need not
+    from featuremill.status.project import ProjectReader
+    from featuremill.status.screen import totals_lines
 
-    readers = {folder: RunReader(folder) for folder in run_folders}
-    due = dict.fromkeys(run_folders, 0.0)
+    reader, due = ProjectReader(Runs(Path(), [*run_folders])), 0.0
     while not is_over.wait(LOOK_SECONDS):
-        for folder, reader in readers.items():
-            if time.monotonic() < due[folder]:
-                continue
-            try:
-                now = reader.look()
-                line = totals_line(now)
-            except Exception:  # noqa: S112  what top cannot read now is no matter of the run
-                continue
-            if now.phase != "computing":
-                continue
-            is_first = not due[folder]
-            due[folder] = time.monotonic() + (FIRST_SECONDS if is_first else EVERY_SECONDS)
-            if is_first:
-                continue
-            of_run = f"{plain(folder.name)}: " if len(run_folders) > 1 else ""
+        if time.monotonic() < due:
+            continue
+        try:
+            lines = totals_lines(reader.look(), phases=("computing",))
+        except Exception:  # noqa: S112  what top cannot read now is no matter of the run
+            continue
+        if lines:
+            text = "".join(f"{'top':>8} │ {line}\n" for line in lines) if due else ""
+            due = time.monotonic() + (EVERY_SECONDS if due else FIRST_SECONDS)
             with contextlib.suppress(OSError):  # nobody reads any more
-                os.write(2, f"{'top':>8} │ {of_run}{line}\n".encode())
+                os.write(2, text.encode())

@@ -18,7 +18,7 @@ from featuremill.flow.preflight import asks_for_less
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line
-from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.delivery import Delivery
 from featuremill.store.results import Results
 from featuremill.workload import weights
 
@@ -52,27 +52,12 @@ def _new_results(results: str) -> Delivery | None:
 
 
 def _made(results: str, delivery: Delivery) -> str:
-    written = "\n".join(f"  {results}/{name}" for name in [*delivery.outputs, "report.html"])
-    return (
-        f"\n{_have_features(delivery.counts)}:\n{written}\n"
-        f"{_without_features(results, delivery.counts)}"
-        f"{_caution(delivery)}"
-    )
-
-
-def _have_features(counts: Accounts) -> str:
-    have = "has its" if counts.input == 1 else "have their"
-    return f"{counts.ok:,} of {counted(counts.input, 'record')} {have} features"
-
-
-def _without_features(results: str, counts: Accounts) -> str:
-    """Return a line about the records that have none, where there are any."""
-    kinds = (("failed", counts.failed), ("refused", counts.refused))
-    rest = [f"{number:,} {kind}" for kind, number in kinds if number]
-    said = f"Without features: {', '.join(rest)}: see {results}/failed.tsv\n" if rest else ""
-    if repeated := counts.duplicate:
-        said += f"{counted(repeated, 'duplicate')}: the same id and sequence as a record before\n"
-    return said
+    files = [f"{results}/{name}" for name in [*delivery.outputs, "report.html"]]
+    counts = delivery.counts
+    if counts.failed or counts.refused:
+        files.append(f"{results}/failed.tsv: the records without features")
+    lines = "\n".join(f"  {file}" for file in files)
+    return f"\n{counts.told}:\n{lines}\n{_caution(delivery)}"
 
 
 def _caution(delivery: Delivery) -> str:

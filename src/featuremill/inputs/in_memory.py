@@ -1,8 +1,8 @@
 """Records that a Python program has in memory, as a file that a workload's own reader takes.
 
-Sequences and DataFrames become a Parquet table, an AnnData an .h5ad: what is read, refused and
-noted is what a run reads, refuses and notes. pandas and anndata are not imported here: a caller who
-has such an object has imported them.
+Sequences and DataFrames become a Parquet table, and an object of a workload's own kind what that
+writes: what is read, refused and noted is what a run reads, refuses and notes. pandas is not
+imported here: a caller who has a DataFrame has imported it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.inputs import RowOptions, columns
-from featuremill.workload import Workload, WorkloadOptions, optional
+from featuremill.workload import TakesObjects, Workload, WorkloadOptions, optional
 
 STEM = "inputs"
 
@@ -42,23 +42,28 @@ def write(
     Raises:
         UserError: for what holds no records, or none that the workload reads.
     """
-    if _is_a(inputs, "anndata", "AnnData"):
-        return _write_cells(inputs, folder / f"{STEM}.h5ad"), options
+    if isinstance(workload, TakesObjects):
+        path = workload.write_object(inputs, folder / STEM)
+        if path:
+            return path, options
     path = folder / f"{STEM}.parquet"
-    if _is_a(inputs, "pandas", "DataFrame"):
+    if is_a(inputs, "pandas", "DataFrame"):
         pq.write_table(_table_of(inputs, options), path)
         return path, options
     if optional(workload, "TAKES_FILES") or isinstance(options, RowOptions):
+        other = "a DataFrame for rows of a table"
+        if isinstance(workload, TakesObjects):
+            other = workload.OBJECTS
         raise UserError(
             f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
-            "path of a file, a DataFrame for rows of a table, or an AnnData for cells."
+            f"path of a file, or {other}."
         )
     pq.write_table(_table_of_sequences(inputs), path)
     chosen = {"id_column", "sequence_column"} & type(options).model_fields.keys()
     return path, options.model_copy(update=dict.fromkeys(chosen, ""))
 
 
-def _is_a(value: Any, module: str, name: str) -> bool:
+def is_a(value: Any, module: str, name: str) -> bool:
     """Return whether `value` is of a class, without importing its module."""
     loaded = sys.modules.get(module)
     return loaded is not None and isinstance(value, getattr(loaded, name))
@@ -66,35 +71,6 @@ def _is_a(value: Any, module: str, name: str) -> bool:
 
 def _class_of(value: Any) -> str:
     return type(value).__name__
-
-
-def _write_cells(cells: Any, path: Path) -> Path:
-    """Write an AnnData without what no reader of counts looks at; it stays as it is."""
-    raw = cells.raw
-    held = None if raw is None else {"X": raw.X, "var": _in_plain_types(raw.var)}
-    obs, var = _in_plain_types(cells.obs), _in_plain_types(cells.var)
-    try:
-        copy = type(cells)(cells.X, obs, var, layers=cells.layers, raw=held)
-        copy.write_h5ad(path, convert_strings_to_categoricals=False)
-    except Exception as error:
-        problem = one_line(f"{type(error).__name__}: {error}")[:200].rstrip(".")
-        raise UserError(
-            f"inputs: anndata cannot write this AnnData ({problem}); give the path of an .h5ad."
-        ) from None
-    return path
-
-
-def _in_plain_types(frame: Any) -> Any:
-    """Return a DataFrame with its texts and categories as Python's strings, since anndata 0.12 does
-    not write pandas 3's own; what is missing is "", as readers have it."""
-    names, found = frame.index.astype(object), {}
-    for name, column in frame.items():
-        if column.dtype.kind not in "iufb":
-            values = zip(column.tolist(), column.isna().tolist(), strict=True)
-            texts = ["" if is_missing else str(value) for value, is_missing in values]
-            column = type(column)(texts, index=column.index, dtype=object)
-        found[str(name)] = column.set_axis(names)
-    return type(frame)(found, index=names)
 
 
 def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
@@ -122,15 +98,15 @@ def _table_of_sequences(inputs: Any) -> pa.Table:
     ids: Iterable[Any]
     if isinstance(inputs, Mapping):
         ids, texts = inputs.keys(), list(inputs.values())
-    elif _is_a(inputs, "pandas", "Series"):
+    elif is_a(inputs, "pandas", "Series"):
         ids, texts = inputs.index, inputs.tolist()
     elif isinstance(inputs, Iterable) and not isinstance(inputs, bytes):
         texts = list(inputs)
         ids = range(len(texts))
     else:
         raise UserError(
-            f"inputs: this is of type {_class_of(inputs)}; give the path of a file, sequences, a "
-            "DataFrame or an AnnData."
+            f"inputs: this is of type {_class_of(inputs)}; give the path of a file, sequences or a "
+            "DataFrame."
         )
     names = list(map(str, ids))
     for name, text in zip(names, texts, strict=True):

@@ -1,21 +1,21 @@
-"""The right to use GPUs: who has which, agreed by everybody on this machine through kernel locks.
+"""GPU leases: which process may use which GPU, agreed on a machine through kernel locks.
 
 `featuremill lease --gpus N -- COMMAND…` is the command (`command.py`); `lease()` is the same as a
-context manager. docs/lease.md tells what is promised; the parts, in the order of their use:
+context manager. docs/lease.md has the guarantees. The modules, in the order of their use:
 
     request.py    what is asked for, and the FEATUREMILL_* variables
-    offer.py      the devices to choose among: what there is, what the outside gave
+    offer.py      the devices to choose among
     folder.py     where the locks are
     turnstile.py  one queue, first come, first served
     choice.py     one pass over the devices, and the policies
     condition.py  busy, lost, cooling down
     slots.py      the locks
     acquire.py    all of it in turn
-    execute.py    the command's run
-    listing.py    who has what
+    execute.py    runs the command
+    listing.py    who holds what
 
-Only the standard library and pynvml are imported, and what is named here when it is asked for: who
-needs the type of a device does not need the locks.
+Imports only the standard library and pynvml, and each name of this package when it is used: code
+that needs the type of a device does not load the locks.
 """
 
 from __future__ import annotations

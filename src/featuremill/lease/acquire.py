@@ -1,4 +1,4 @@
-"""Leases: wait for one's turn, then for the devices, and hold their slots."""
+"""Leases: wait for the turn and for devices, then hold their slots."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ POLL_SECONDS = 0.05
 POLL_SECONDS_USED_BY_OTHERS = 0.5
 SAY_SECONDS = 60.0
 PATIENCE_SECONDS = 0.25
-"""What `wait` is at least: the turnstile may be taken for a moment by a request that is served."""
+"""The least `wait`: another request may hold the turnstile for a moment."""
 Choice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.lease")
 
 
 class Lease(NamedTuple):
-    """Devices that are ours until the lease is closed; the CPU needs no slot."""
+    """Devices that this process holds until the lease is closed; the CPU needs no slot."""
 
     devices: tuple[Device, ...]
     slots: tuple[Slot, ...]
     environment: dict[str, str]
-    """What a process that uses the devices needs in its environment."""
+    """Environment variables for a process that uses the devices."""
     since: float
     """When it was taken, by time.monotonic."""
     how: str
@@ -47,18 +47,18 @@ class Lease(NamedTuple):
 
     @property
     def descriptors(self) -> tuple[int, ...]:
-        """The locks' descriptors; children do not inherit them unless they are passed on."""
+        """Descriptors of the locks. Children inherit only those that are passed on."""
         return tuple(descriptor for slot in self.slots for descriptor in slot.descriptors)
 
     def failed(self, how: str) -> None:
-        """Note that the devices failed: one that does so quickly again and again gets a rest."""
+        """Record that the devices failed. A device that fails quickly several times has to rest."""
         if time.monotonic() - self.since < condition.QUICK_SECONDS:
             for device in self.devices:
                 if device.kind == "cuda":
                     condition.Failures(folder.find(), device.uuid).add(how)
 
     def worked(self) -> None:
-        """Note that the devices work."""
+        """Record that the devices work."""
         for device in self.devices:
             if device.kind == "cuda":
                 condition.Failures(folder.find(), device.uuid).forget()
@@ -73,11 +73,11 @@ def lease(
 ) -> Iterator[Lease]:
     """Hold the devices of `request` (default: the FEATUREMILL_* variables) for the block.
 
-    `failures` counts by UUID what failed for the caller: such devices are taken last, and those in
-    `avoid` never.
+    `failures` counts the caller's failures by UUID: such devices are taken last. Devices in `avoid`
+    are never taken.
 
     Raises:
-        UserError: there never will be such devices here.
+        UserError: this machine never has such devices.
         DeviceError: too few devices work, or none became free in time.
     """
     held = acquire(choice, request or Request.from_environment(), failures, avoid)
@@ -95,7 +95,7 @@ def acquire(
     failures: Mapping[str, int] | None = None,
     avoid: Collection[str] = (),
 ) -> Lease:
-    """Take a lease without a block: it lasts as long as some process has its descriptors."""
+    """Take a lease without a block. It lasts as long as a process has its descriptors."""
     request.check()
     if choice == "cpu":
         return _on_cpu("as asked")
@@ -115,7 +115,7 @@ def acquire(
 
 
 def count_slots(request: Request) -> int:
-    """Return how many leases of one GPU there can be at once on the devices of `request`."""
+    """Return how many leases of one GPU the devices of `request` allow at once."""
     request.check()
     with nvml():
         conditions = [condition.look(device) for device in offer(request).devices]
@@ -134,9 +134,9 @@ def _on_cpu(why: str) -> Lease:
 
 
 def _pass_through(request: Request, offered: Offer) -> Lease:
-    """Take exactly what the outside gave, beside other jobs that were given the same.
+    """Take the devices given by the scheduler, beside other jobs that were given the same.
 
-    Slots that are free are taken all the same, so that others see them and stay away.
+    Free slots are taken all the same, so that other leases see them.
     """
     where = folder.find()
     taken = []
@@ -173,7 +173,7 @@ def _lease(
 
 
 class _Waiting:
-    """The way of one request through the turnstile to its devices."""
+    """One request's way through the turnstile to its devices."""
 
     def __init__(self, request: Request, offered: Offer, failures: Mapping[str, int]) -> None:
         self._request = request
@@ -188,32 +188,32 @@ class _Waiting:
         self._what = f"{request.num_gpus} GPU{'s' if request.num_gpus > 1 else ''}"
 
     def acquire(self) -> Lease:
-        # Those below one lease queue among themselves: in the common queue they could wait for
-        # a job that waits for its own parent to end.
+        # Requests inside one lease have a queue of their own: in the common queue one could wait
+        # for a job that waits for its own parent.
         outer = self._first_name.partition("@")[2]
         queue = self._folder / (f"{self._first_name}.turnstile" if outer else "turnstile")
         try:
             with turnstile.turn(queue, self._deadline, self._say_in_queue):
-                found = self._until_free()
+                passed = self._until_free()
         except turnstile.TurnstileTimeoutError:
             raise self._too_late("others came first and still wait") from None
-        for free in found.chosen:
+        for free in passed.chosen:
             if free.note:
                 log.info("GPU %d: %s", free.device.number, free.note)
-        chosen = tuple(free.device for free in found.chosen)
-        return _lease(self._request, chosen, [free.slot for free in found.chosen])
+        chosen = tuple(free.device for free in passed.chosen)
+        return _lease(self._request, chosen, [free.slot for free in passed.chosen])
 
     def _until_free(self) -> Pass:
         while True:
-            found = self._chooser.attempt()
-            if found.chosen:
-                return found
-            why = "; ".join(f"{name}: {reason}" for name, reason in found.barred.items())
+            passed = self._chooser.attempt()
+            if passed.chosen:
+                return passed
+            why = "; ".join(f"{name}: {reason}" for name, reason in passed.barred.items())
             self._say(why)
             now = time.monotonic()
             if self._deadline is not None and now >= self._deadline:
                 raise self._too_late(why)
-            time.sleep(POLL_SECONDS_USED_BY_OTHERS if found.is_used_by_others else POLL_SECONDS)
+            time.sleep(POLL_SECONDS_USED_BY_OTHERS if passed.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
         names = {device.uuid: f"GPU {device.number}" for device in self._devices}
@@ -228,7 +228,7 @@ class _Waiting:
         return time.monotonic() >= self._say_at
 
     def _say(self, why: str) -> float:
-        """Say what this waits for, now or when it is time; return the seconds until then."""
+        """Report what this waits for, now or later; return the seconds until the next report."""
         now = time.monotonic()
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS

@@ -1,5 +1,5 @@
-"""One pass over the devices: which are free now, which of those the policy takes, what bars the
-rest."""
+"""One pass over the devices: which are free, which of them the policy takes, and why the others
+cannot be taken."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from featuremill.lease.slots import Slot, Taking
 
 
 class Free(NamedTuple):
-    """A device of which we hold a slot while we choose."""
+    """A device of which this process holds a slot during the choice."""
 
     device: Device
     slot: Slot
@@ -24,24 +24,24 @@ class Free(NamedTuple):
     last_leased: float
     free_mb: int
     place: int
-    """In the order of the devices."""
+    """Position in the order of the devices."""
     note: str
-    """What is to be said of it when it is taken."""
+    """A message for when it is taken."""
 
 
 class Pass(NamedTuple):
-    """What one pass found."""
+    """The result of one pass."""
 
     chosen: list[Free]
-    """All that are wanted, or none."""
+    """All slots that are wanted, or none."""
     barred: dict[str, str]
-    """Why each other device is not to be had now."""
+    """Why each other device cannot be taken now."""
     is_used_by_others: bool
-    """Whether anything but leases prevents it: then there is no need to look often."""
+    """Whether something other than a lease prevents it. Then a new pass is not urgent."""
 
 
 class Chooser:
-    """Tries for the slots that a request wants; for the request whose turn it is."""
+    """Tries to take the slots of a request; only for the first request of the queue."""
 
     def __init__(
         self, folder: Path, request: Request, devices: Sequence[Device], failures: Mapping[str, int]
@@ -56,7 +56,7 @@ class Chooser:
         """Take all slots that are wanted, or none.
 
         Raises:
-            DeviceError: so many devices stopped working that waiting is of no use.
+            DeviceError: so many devices stopped working that waiting cannot help.
         """
         free: list[Free] = []
         barred: dict[str, str] = {}
@@ -68,9 +68,9 @@ class Chooser:
             if device.uuid in cooling:
                 barred[name] = cooling[device.uuid]
                 continue
-            found, why = self._try(device, place)
-            if found:
-                free.append(found)
+            device_slot, why = self._try(device, place)
+            if device_slot:
+                free.append(device_slot)
             else:
                 barred[name] = why
                 leased += why.startswith("held by")
@@ -83,7 +83,7 @@ class Chooser:
         return Pass(chosen, barred, leased < len(barred))
 
     def _try(self, device: Device, place: int) -> tuple[Free | None, str]:
-        """Return a slot of `device`, or what prevents it."""
+        """Return a slot of `device`, or the reason why there is none."""
         now = condition.look(device)
         if now.problem:
             self._lost[f"GPU {device.number}"] = now.problem
@@ -93,8 +93,8 @@ class Chooser:
         taking = slots.take(self._folder, name, num_slots)
         if taking.slot is None:
             return None, _held_by(taking)
-        now = condition.look(device)  # again: what it said before the lock is old
-        # Shared with other programs on purpose; or ours through an outer lease.
+        now = condition.look(device)  # again: the reading before the lock is old
+        # Other programs may share it; or an outer lease holds it for this process.
         is_shared = self._request.policy == "memory" or name != device.uuid
         why = self._unfit(now) or ("" if is_shared else self._used(now, name, taking))
         if why:
@@ -102,8 +102,7 @@ class Chooser:
             return None, why
         note = "" if is_shared or taking.num_taken else condition.used_by_display(now)
         when = taking.last_leased
-        found = Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note)
-        return found, ""
+        return Free(device, taking.slot, taking.num_taken, when, now.free_mb, place, note), ""
 
     def _unfit(self, now: Condition) -> str:
         if now.problem:
@@ -118,19 +117,22 @@ class Chooser:
             pids = [holder.pid for holder in slots.holders(self._folder, name)]
         return condition.used_by_others(now, pids)
 
-    def _rank(self, found: Free) -> tuple[float, ...]:
-        """Return what is least for the device to take first; docs/lease.md has it in words."""
-        failures = self._failures.get(found.device.uuid, 0)
+    def _rank(self, free: Free) -> tuple[float, ...]:
+        """Return the sort key of a free device, lowest first; docs/lease.md describes the order."""
+        failures = self._failures.get(free.device.uuid, 0)
         if self._request.policy == "memory":
-            return (failures, -found.free_mb, found.place)
+            return (failures, -free.free_mb, free.place)
         if self._request.policy == "sequential":
-            return (failures, found.place)
-        return (failures, found.num_taken, found.last_leased, found.place)
+            return (failures, free.place)
+        return (failures, free.num_taken, free.last_leased, free.place)
 
     def _cooling(self) -> dict[str, str]:
-        """Return the devices to rest; where that would be too many, the work is at fault."""
-        found = {d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices}
-        cooling = {uuid: why for uuid, why in found.items() if why}
+        """Return the devices that have to rest. If these are too many, the work is at fault and
+        none rests."""
+        reasons = {
+            d.uuid: condition.Failures(self._folder, d.uuid).cooling() for d in self._devices
+        }
+        cooling = {uuid: why for uuid, why in reasons.items() if why}
         enough = len(self._devices) - len(cooling) >= self._request.num_gpus
         return cooling if enough else {}
 

@@ -1,8 +1,8 @@
-"""lease: hold N GPUs and become the command that uses them; or say who has what.
+"""lease: holds N GPUs and becomes the command that uses them, or lists who holds which.
 
-The command replaces this process: its exit status, its signals and its process number are its own.
-It inherits the locks, and so does every child of it that does not close them: a slot stays taken
-while anything lives that may hold the device's memory.
+The command replaces this process, so exit status, signals and process number are the command's. It
+inherits the locks, and so do its children unless they close them: a slot stays taken while a
+process lives that may hold memory of the device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill lease`."""
+    """Run `featuremill lease`."""
     if arguments.list:
         print(listing.text())
         return 0

@@ -1,4 +1,4 @@
-"""How a device is: what NVML says of it now, who else uses it, and what failed on it lately."""
+"""The condition of a device: NVML's readings, its other users, and recent failures."""
 
 from __future__ import annotations
 
@@ -26,16 +26,17 @@ from featuremill.lease.nvml import (
 )
 
 DISPLAY_MB = 4096
-"""What a display may hold beside the programs listed as drawing: below WSL2 Windows lists none."""
+"""Memory in MiB of a display beside the programs that are listed as drawing: under WSL2 Windows
+lists none."""
 QUICK_SECONDS = 60.0
-"""A lease that fails sooner failed quickly."""
+"""A lease that fails sooner counts as a quick failure."""
 MAX_QUICK_FAILURES = 3
 COOL_SECONDS = 300.0
 """How long a device rests after that many quick failures, and how long one is remembered."""
 
 
 class Condition(NamedTuple):
-    """What NVML says of a device at this moment."""
+    """NVML's readings of a device at this moment."""
 
     free_mb: int = 0
     used_mb: int = 0
@@ -44,14 +45,14 @@ class Condition(NamedTuple):
     problem: str = ""
     """Why nothing can run on it; empty for a device that works."""
     display: Display = NO_DISPLAY
-    """Only asked for where something is in use."""
+    """Only read if something is in use."""
 
 
 def look(device: Device) -> Condition:
-    """Ask NVML. What it does not know (processes in a container, modes of a slice) is left out."""
+    """Read NVML. Values that it lacks (processes in a container, modes of a slice) are left out."""
     try:
         handle = pynvml.nvmlDeviceGetHandleByUUID(device.uuid)
-        memory = memory_of(handle) or pynvml.nvmlDeviceGetMemoryInfo(handle)  # to say why not
+        memory = memory_of(handle) or pynvml.nvmlDeviceGetMemoryInfo(handle)  # raises the reason
         free_mb, used_mb = memory.free // 2**20, memory.used // 2**20
         processes = _ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle, [])
         mode = _ask(pynvml.nvmlDeviceGetComputeMode, handle, 0)
@@ -85,16 +86,16 @@ def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
 
 
 def used_by_others(condition: Condition, holders: Collection[int]) -> str:
-    """Say what on a device belongs to no lease; empty when nothing does.
+    """Return what uses a device outside of leases; empty for nothing.
 
-    Where other leases hold slots of the device (`holders`, their pids), its memory says nothing.
-    A display is no work, nor are the programs on it; what these start, as a terminal does a
-    training, is.
+    If other leases hold slots of the device (`holders`, their pids), its memory is not considered.
+    A display and its programs do not count as use. Programs that these start count, such as a
+    training in a terminal.
     """
     ours = {*holders, os.getpid()}
     computing = [pid for pid in condition.processes if pid not in condition.display.pids]
     strangers = [pid for pid in computing if not _descends(pid, ours)]
-    if holders:  # one that is not here at all may be a lease's, in a container of its own
+    if holders:  # an unknown process may be a lease's, in another container
         strangers = [pid for pid in strangers if Path(f"/proc/{pid}").exists()]
     if strangers:
         return f"used by process {', '.join(map(str, strangers))}, which has no lease"
@@ -108,42 +109,42 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
 
 
 def used_by_display(condition: Condition) -> str:
-    """Say what a display holds of a device that `used_by_others` passes; empty when it is idle."""
+    """Return what a display uses of a device that `used_by_others` allows; empty for nothing."""
     if condition.used_mb <= IDLE_MB:
         return ""
     return f"{condition.used_mb} MB are in use by a display; it is taken all the same"
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:
-    """Return whether `pid` is one of `ancestors` or comes from one."""
+    """Return whether `pid` is one of `ancestors` or a descendant."""
     while pid > 1:
         if pid in ancestors:
             return True
         try:
             stat = Path(f"/proc/{pid}/stat").read_text("ascii", "replace")
-        except OSError:  # it has ended, or lives in another PID namespace
+        except OSError:  # it has ended, or is in another PID namespace
             return False
         pid = int(stat.rpartition(")")[2].split()[1])
     return False
 
 
 class Failures:
-    """The quick failures noted for a device, in a file that all users share and can read."""
+    """The recent quick failures of a device, in a file that all users share and can read."""
 
     def __init__(self, folder: Path, uuid: str) -> None:
         self._path = folder / f"{uuid}.failures"
 
     def read(self) -> list[tuple[float, str]]:
-        """Return when (seconds since 1970) and how work failed quickly, the recent ones only."""
+        """Return time (seconds since 1970) and manner of the recent quick failures."""
         with contextlib.suppress(ValueError, TypeError, OverflowError):
-            found = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
-            return [item for item in found if 0 <= time.time() - item[0] < COOL_SECONDS]
+            failures = [(float(when), plain(str(how))) for when, how in read_note(self._path) or []]
+            return [item for item in failures if 0 <= time.time() - item[0] < COOL_SECONDS]
         return []
 
     def _write(self, failures: list[tuple[float, str]]) -> None:
         try:
             descriptor = open_lock(self._path)
-        except UserError:  # a note for others: no reason to lose what was just computed
+        except UserError:  # a shared note; losing it must not cost computed results
             return
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(failures).encode(), 0)
@@ -157,7 +158,7 @@ class Failures:
             self._write([])
 
     def cooling(self) -> str:
-        """Say why the device should rest now; empty when it need not."""
+        """Return why the device should rest now; empty if it need not."""
         failures = self.read()
         if len(failures) < MAX_QUICK_FAILURES:
             return ""

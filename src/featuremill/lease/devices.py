@@ -1,4 +1,4 @@
-"""What compute devices this machine offers, without importing torch."""
+"""The compute devices of this machine, without importing torch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Device(NamedTuple):
     name: str
     has_bf16: bool
     number: int = 0
-    """NVML's and the PCI bus order's number; what nvidia-smi shows. A slice has its GPU's."""
+    """The number in NVML and in PCI bus order, as in nvidia-smi. A slice has the number of its
+    GPU."""
     memory_mb: int = 0
     num_multiprocessors: int = 0
     problem: str = ""
@@ -48,7 +49,7 @@ def cpu() -> Device:
             elif key.strip() in ("flags", "Features"):
                 flags.update(value.split())
                 break
-    name = name or platform.processor() or platform.machine()  # asks another process
+    name = name or platform.processor() or platform.machine()  # starts another process
     return Device("cpu", "cpu", name, bool(flags & BF16_CPU_FLAGS))
 
 
@@ -65,7 +66,7 @@ def survey() -> list[Device]:
 
 
 def cuda_devices() -> list[Device]:
-    """Return the NVIDIA GPUs that work and that CUDA_VISIBLE_DEVICES leaves visible."""
+    """Return the NVIDIA GPUs that work and are visible by CUDA_VISIBLE_DEVICES."""
     return [
         device for device in visible(survey(), CUDA_VISIBLE_DEVICES.text()) if not device.problem
     ]
@@ -91,28 +92,29 @@ def _device(handle: Any, name: str, capability: tuple[int, ...], index: int) -> 
 
 
 def matching(devices: Sequence[Device], token: str) -> list[Device]:
-    """Return the devices that one token of a list means: a number, or the start of one UUID."""
+    """Return the devices of one entry of a list: a number, or the start of one UUID."""
     if token.isdecimal():
         return [device for device in devices if device.number == int(token)]
-    found = [device for device in devices if token and device.uuid.startswith(token)]
-    return found if len(found) == 1 else []
+    matches = [device for device in devices if token and device.uuid.startswith(token)]
+    return matches if len(matches) == 1 else []
 
 
 def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
-    """Apply CUDA's own rule: indices or UUID prefixes, and nothing after the first unknown one."""
+    """Apply CUDA's rule for a mask: indices or UUID prefixes; the first unknown entry ends the
+    list."""
     if mask is None:
         return list(devices)
-    found: list[Device] = []
+    allowed: list[Device] = []
     for token in (part.strip() for part in mask.split(",")):
         matches = matching(devices, token)
         if not matches:
             break
-        found += matches
-    return found
+        allowed += matches
+    return allowed
 
 
 def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
-    """Return the devices that `device: choice` allows: all GPUs, or the one CPU."""
+    """Return the devices that `device: choice` allows: all GPUs, or the CPU."""
     if choice == "cpu":
         return [cpu()]
     gpus = cuda_devices()
@@ -125,10 +127,11 @@ def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
 
 
 def planning_device(choice: str) -> Device:
-    """Return the device that "auto" options are settled for: the least able one of those chosen.
+    """Return the device for which "auto" options are resolved: the least capable one of those
+    chosen.
 
-    A cluster plans where no GPU is: with `device: cuda` an Ampere or newer one is then taken for
-    granted.
+    On a machine without a GPU, as where a cluster plans, `device: cuda` stands for an Ampere or
+    newer one.
     """
     gpus = [] if choice == "cpu" else cuda_devices()
     if gpus:
@@ -139,13 +142,12 @@ def planning_device(choice: str) -> Device:
 
 
 def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, which CUDA's driver tells.
+    """Return `devices` with their numbers of multiprocessors, from CUDA's driver.
 
-    It is asked without torch, which not every workload needs: the visible devices are numbered in
-    the order of the lease. Where there is no answer the number stays 0, and a workload takes what
-    is usual.
+    It is called without torch, which not every workload needs. Visible devices have the order of
+    the lease. Without an answer the number stays 0, and a workload uses the usual one.
     """
-    # As NVML numbers them; without it CUDA puts what it takes for the fastest first.
+    # In NVML's order; otherwise CUDA puts the device first that it takes for the fastest.
     CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
     try:
         driver = ctypes.CDLL("libcuda.so.1")

@@ -1,4 +1,4 @@
-"""Runs the command of a lease: in place of this process, or beside it."""
+"""Runs the command of a lease: in place of this process, or as its child."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from featuremill.base.environment import of_child
 from featuremill.lease.acquire import Lease
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
-"""Signals that Python ignores and a command does not expect to be ignored."""
+"""Signals that Python ignores and that a command expects not to be ignored."""
 FROM_THE_TERMINAL = (signal.SIGINT, signal.SIGQUIT)
-"""A terminal sends these to the command as well; passed on, they would come twice."""
+"""The terminal sends these to the command as well; passed on, they would arrive twice."""
 PASSED_ON = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
 STOPPED = (*FROM_THE_TERMINAL, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 """A command that ended by these was stopped by hand."""
 CANNOT_BE_RUN, NOT_FOUND = 126, 127
-"""Exit statuses, as a shell's."""
+"""Exit statuses of a shell."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 BLAMELESS = {CANNOT_BE_RUN, NOT_FOUND, *(128 + number for number in STOPPED)}
-"""Exit statuses that say nothing about the device."""
+"""Exit statuses that do not count against the device."""
 log = logging.getLogger("featuremill.lease")
 
 
 def restore_signals() -> None:
-    """Undo what Python does with signals; what our parent set to be ignored stays ignored."""
+    """Undo Python's changes to signals; signals that the parent ignores stay ignored."""
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for number in PYTHON_IGNORES:
@@ -36,7 +36,7 @@ def restore_signals() -> None:
 
 
 def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
-    """Ask the kernel for `signal_number` when the parent dies; leave now if it has died already."""
+    """Ask the kernel for `signal_number` when the parent dies; exit now if it has died already."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
@@ -56,14 +56,14 @@ def become(command: list[str], held: Lease) -> int:
 
 
 def run_beside(command: list[str], held: Lease) -> int:
-    """Run the command as a child and end as it ends; note when its device fails it quickly.
+    """Run the command as a child and end as it ends; record a quick failure of its device.
 
-    This process holds the locks too, so a command that closes what it inherits keeps its lease. It
-    takes the command along when it is killed.
+    This process holds the locks, too, so a command that closes inherited files keeps its lease. If
+    this process is killed, the command is killed with it.
     """
     us = os.getpid()
-    # A signal between the fork and our handlers would go to those of before, and what they raise
-    # gets lost among Python's own doings at a fork (logging's, for one).
+    # A signal between the fork and these handlers would go to the earlier ones, and an exception
+    # from them gets lost in Python's own code at a fork (logging's, for example).
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, (*PASSED_ON, *FROM_THE_TERMINAL))
     child = os.fork()
     if child == 0:
@@ -87,7 +87,7 @@ def run_beside(command: list[str], held: Lease) -> int:
     elif not passed_on and -code not in STOPPED and code not in BLAMELESS:
         held.failed(f"{command[0]} left with status {code}")
     if code < 0:
-        if -code != signal.SIGKILL:  # whose handling can't be set
+        if -code != signal.SIGKILL:  # it cannot have a handler
             signal.signal(-code, signal.SIG_DFL)
         os.kill(us, -code)
     return code
@@ -103,7 +103,8 @@ def _be_the_child(
 
 
 def _end_by_signals() -> None:
-    """Let signals end this process: one that Python only noted for its handler is lost at exec."""
+    """Let signals end this process: a signal that Python has only recorded for a handler is lost at
+    exec."""
     for number in PASSED_ON:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""The folder of lock files: local to this machine, the same for all its users, never cleaned up."""
+"""The folder of lock files: on this machine, the same for all users, never cleaned up."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from featuremill.base.errors import UserError
 NAME = "featuremill-leases"
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
-"""Each user may add a file, and remove only their own."""
+"""Each user may add files, and remove only their own."""
 NOT_LOCAL = {
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "ncpfs", "nfs", "nfs4"),
     *("ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "virtiofs"),
 }
 MAX_NOTE_BYTES = 2**16
-"""What is read of a note at most; any user may have written to it."""
+"""The most bytes of a note that are read: any user may have written it."""
 MAKING_SECONDS = 1.0
-"""How long another user may take between making something and opening it to all."""
+"""How long another user may take between making a file or folder and opening it to all."""
 
 
 def find() -> Path:
-    """Return the folder, made if need be.
+    """Return the folder, made if needed.
 
-    Every user must find the same one, root too: the first that exists, else the first place
-    where any user may make it.
+    Every user must find the same one, root too: the first that exists, else the first place where
+    any user may make it.
     """
     named = LEASE_FOLDER.value()
     if named:
@@ -50,7 +50,7 @@ def find() -> Path:
         folder = (existing or open_places)[0]
     with contextlib.suppress(FileExistsError):
         folder.mkdir(parents=bool(named))
-        folder.chmod(MODE)  # mkdir's own mode is cut by the umask
+        folder.chmod(MODE)  # mkdir's own mode is reduced by the umask
     _check(folder)
     return folder
 
@@ -81,7 +81,7 @@ def _check(folder: Path) -> None:
 
 
 def file_system(folder: Path, mountinfo: str) -> str:
-    """Return the type of the file system that `folder` is on, as /proc/self/mountinfo has it."""
+    """Return the type of the file system of `folder`, from the text of /proc/self/mountinfo."""
     device = folder.stat().st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     for line in mountinfo.splitlines():
@@ -92,7 +92,7 @@ def file_system(folder: Path, mountinfo: str) -> str:
 
 
 def _owner(path: Path) -> str:
-    """Return who owns `path` itself, in brackets; nothing when that cannot be told."""
+    """Return the owner of `path` itself, in brackets; "" if unknown."""
     try:
         uid = path.lstat().st_uid
         return f" ({pwd.getpwuid(uid).pw_name})"
@@ -103,14 +103,14 @@ def _owner(path: Path) -> str:
 
 
 def open_lock(path: Path) -> int:
-    """Open a lock file that all users share, making it if need be; return its descriptor.
+    """Open a lock file that all users share, made if needed; return its descriptor.
 
-    With fs.protected_regular, O_CREAT on another user's file in a sticky folder is refused: so an
+    With fs.protected_regular, O_CREAT on another user's file in a sticky folder is refused, so an
     existing file is opened without it. Children do not inherit the descriptor.
 
     Raises:
-        UserError: when it is anything but a file of its own: through a link of either kind, what
-            is written here could end up in another file of the user's.
+        UserError: it is not a regular file of its own. Through a link of either kind, writing could
+            change another file of the user.
     """
     deadline = time.monotonic() + MAKING_SECONDS
     common = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -120,9 +120,9 @@ def open_lock(path: Path) -> int:
         except FileNotFoundError:
             with contextlib.suppress(FileExistsError):
                 descriptor = os.open(path, common | os.O_CREAT | os.O_EXCL, 0o666)
-                os.fchmod(descriptor, 0o666)  # the umask cut it
+                os.fchmod(descriptor, 0o666)  # the umask reduced it
                 return descriptor
-        except PermissionError:  # made a moment ago, and not open to all yet
+        except PermissionError:  # just made, and not open to all yet
             if time.monotonic() > deadline:
                 raise _unusable(path, "it is closed to you") from None
             time.sleep(0.001)
@@ -150,14 +150,14 @@ def _unusable(path: Path, problem: str) -> UserError:
 
 
 def plain(text: str) -> str:
-    """Return what a process noted with its control characters written out: it is shown."""
+    """Return a process's note with control characters escaped, for the screen."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def read_note(path: Path) -> Any:
-    """Return the JSON that a process noted in the file `path`; None for anything else.
+    """Return the JSON that a process wrote to the file `path`; None for anything else.
 
-    Looks through no link and waits for no pipe.
+    Follows no link and waits for no pipe.
     """
     try:
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -167,14 +167,14 @@ def read_note(path: Path) -> Any:
     try:
         content = os.read(descriptor, MAX_NOTE_BYTES) if _is_plain(descriptor) else b""
         return json.loads(content)
-    except (OSError, ValueError, RecursionError):  # being written, or spoiled by a user
+    except (OSError, ValueError, RecursionError):  # being written, or damaged by a user
         return None
     finally:
         os.close(descriptor)
 
 
 def try_lock(descriptor: int, operation: int = fcntl.LOCK_EX) -> bool:
-    """Take the kernel's lock if it is free."""
+    """Take the kernel's lock if it is free; return whether it was."""
     try:
         fcntl.flock(descriptor, operation | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""`featuremill lease --list`: who has which slot, for people."""
+"""`featuremill lease --list`: who holds which slot, as text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_COMMAND = 80
 
 
 def text() -> str:
-    """Return the table of held slots, and which devices rest after failures."""
+    """Return the table of held slots, and the devices that rest after failures."""
     where = folder.find()
     numbers = {device.uuid: f"GPU {device.number}" for device in survey()}
     rows = [_row(where, holder, numbers) for holder in holders(where)]

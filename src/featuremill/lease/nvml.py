@@ -1,5 +1,4 @@
-"""NVML: opened here, and what it says of a GPU or a slice of one, each value by itself; None where
-there is no answer."""
+"""NVML: opened here; each value of a GPU or a slice by itself, None where there is no answer."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from typing import Any, NamedTuple
 import pynvml
 
 IDLE_MB = 1024
-"""What may be in use on an idle device: a driver that counts its own. A program that draws may
-compute so much: toolkits draw through Vulkan, and NVML then lists it as computing too."""
+"""MiB that may be in use on an idle device: a driver that counts its own memory. A drawing program
+may compute so much: toolkits draw through Vulkan, and NVML then lists it as computing."""
 COMPUTE_MODE_PROHIBITED = 2
 COMPUTE_MODES_EXCLUSIVE = (1, 3)
 """Exclusive thread (historical) and exclusive process: one CUDA context, so one slot."""
@@ -26,12 +25,12 @@ THROTTLES = {
     0x80: "hardware_power_brake",
     0x100: "display_clocks",
 }
-"""Bits of nvmlDeviceGetCurrentClocksEventReasons, in words; 0x1, being idle, slows nothing."""
+"""Names of the bits of nvmlDeviceGetCurrentClocksEventReasons. Bit 0x1 (idle) slows nothing."""
 
 
 @contextlib.contextmanager
 def nvml() -> Iterator[bool]:
-    """Keep NVML initialised for the block; yield whether it is there at all. Blocks may nest."""
+    """Keep NVML initialised for the block; yield whether it exists. Blocks may nest."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -44,7 +43,7 @@ def nvml() -> Iterator[bool]:
 
 
 def trouble() -> pynvml.NVMLError | None:
-    """Return why NVML cannot be initialised; None where it can."""
+    """Return why NVML cannot be initialised, or None."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
@@ -54,7 +53,7 @@ def trouble() -> pynvml.NVMLError | None:
 
 
 def tell(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer, or None where it has none (old driver, slice, lost card)."""
+    """Return NVML's answer, or None if it has none (old driver, slice, lost card)."""
     try:
         return function(*arguments)
     except pynvml.NVMLError:
@@ -62,7 +61,7 @@ def tell(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def slices_of(handle: Any) -> dict[int, Any] | None:
-    """Return the handles of a GPU's MIG slices by their index; None when it is not in MIG mode.
+    """Return the handles of a GPU's MIG slices by index; None if it is not in MIG mode.
 
     Raises:
         pynvml.NVMLError: the GPU does not answer.
@@ -73,19 +72,19 @@ def slices_of(handle: Any) -> dict[int, Any] | None:
         return None
     if not is_on:
         return None
-    found = {}
+    slices = {}
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         with contextlib.suppress(pynvml.NVMLError_NotFound):
-            found[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
-    return found
+            slices[index] = pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index)
+    return slices
 
 
 class Display(NamedTuple):
-    """What a display and the programs on it have of a device."""
+    """The memory and the processes of a display on a device."""
 
     is_active: bool = False
     memory_mb: int = 0
-    """Of the programs, as far as NVML tells."""
+    """MiB of its programs, where NVML has it."""
     pids: tuple[int, ...] = ()
     """The programs: processes that draw, and compute little or nothing."""
 
@@ -94,7 +93,7 @@ NO_DISPLAY = Display()
 
 
 def display_of(handle: Any) -> Display:
-    """Return what a display has of the device with this handle; where NVML errs, that is none."""
+    """Return the display's use of a device; none if NVML fails."""
     drawing = _memory_by_pid(tell(pynvml.nvmlDeviceGetGraphicsRunningProcesses, handle))
     computing = _memory_by_pid(tell(pynvml.nvmlDeviceGetComputeRunningProcesses, handle))
     pids = [pid for pid in drawing if computing.get(pid, 0) <= IDLE_MB]
@@ -103,7 +102,7 @@ def display_of(handle: Any) -> Display:
 
 
 def _memory_by_pid(processes: Iterable[Any] | None) -> dict[int, int]:
-    """Return MB by pid; 0 where NVML does not tell."""
+    """Return MiB by pid; 0 where NVML has no number."""
     return {process.pid: (process.usedGpuMemory or 0) // 2**20 for process in processes or ()}
 
 
@@ -111,41 +110,41 @@ class Gauges(NamedTuple):
     """The values of one GPU."""
 
     utilisation: int | None = None
-    """Per cent of the last moments in which any kernel ran."""
+    """Per cent of the last moments in which a kernel ran."""
     memory_mb: int | None = None
-    """In use, by everybody; without what the driver keeps for itself, where NVML tells."""
+    """MiB in use by all processes, without the driver's reserve where NVML separates it."""
     power_w: float | None = None
     temperature_c: int | None = None
     throttle: list[str] | None = None
-    """Why the clocks are lower than they could be; empty for no reason."""
+    """Why the clocks are reduced; empty for no reason."""
     energy_j: float | None = None
-    """Since the driver was loaded (Volta and newer)."""
+    """Joules since the driver was loaded (Volta and newer)."""
 
 
 def gauges_of(handle: Any) -> Gauges:
-    """Ask NVML for everything. A MIG slice has its GPU's values, but for the memory."""
-    whole = tell(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
-    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, whole)
+    """Read all values. A MIG slice has the values of its GPU, except for the memory."""
+    whole_gpu = tell(pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle, handle) or handle
+    utilisation = tell(pynvml.nvmlDeviceGetUtilizationRates, whole_gpu)
     memory = memory_of(handle)
     return Gauges(
         utilisation.gpu if utilisation else None,
         int(memory.used // 2**20) if memory else None,
-        _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole)),
-        tell(pynvml.nvmlDeviceGetTemperature, whole, pynvml.NVML_TEMPERATURE_GPU),
-        throttles(whole),
-        _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole)),
+        _thousandth(tell(pynvml.nvmlDeviceGetPowerUsage, whole_gpu)),
+        tell(pynvml.nvmlDeviceGetTemperature, whole_gpu, pynvml.NVML_TEMPERATURE_GPU),
+        throttles(whole_gpu),
+        _thousandth(tell(pynvml.nvmlDeviceGetTotalEnergyConsumption, whole_gpu)),
     )
 
 
 def memory_of(handle: Any) -> Any:
-    """Return NVML's total, used and free bytes, in the form that tells the driver's reserve from
-    use where there is one."""
+    """Return NVML's total, used and free bytes, in the version that separates the driver's reserve
+    if possible."""
     memory = tell(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     return memory or tell(pynvml.nvmlDeviceGetMemoryInfo, handle)
 
 
 def throttles(handle: Any) -> list[str] | None:
-    """Return in words why the clocks are lower than they could be."""
+    """Return in words why the clocks are reduced."""
     bits = tell(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:  # the older name, which CUDA 14 drops
         bits = tell(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)

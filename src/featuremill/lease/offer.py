@@ -1,4 +1,5 @@
-"""Which devices a lease may choose among: what there is, what the outside gave, what is asked."""
+"""The devices that a lease may choose among: the machine's, limited by the scheduler and the
+request."""
 
 from __future__ import annotations
 
@@ -17,26 +18,26 @@ from featuremill.lease.devices import MASK, Device, matching, survey, visible
 from featuremill.lease.request import Request
 
 GIVEN_BY_SCHEDULERS = (SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES)
-"""Read where CUDA_VISIBLE_DEVICES is not set, and only when they name devices that are here."""
+"""Read if CUDA_VISIBLE_DEVICES is not set, and only if they name devices of this machine."""
 NAMES_NOTHING = ("", "all", "none", "void")
 NO_DEVICES = ("", "-1", "NoDevFiles")
-"""What CUDA_VISIBLE_DEVICES says where a job is to have none."""
+"""Values of CUDA_VISIBLE_DEVICES for a job without devices."""
 
 
 class Offer(NamedTuple):
     """The devices that a lease may choose among."""
 
     devices: tuple[Device, ...]
-    """They work, and are large enough; in the order asked for, else in the bus order."""
+    """Devices that work and are large enough, in the requested order, else in bus order."""
     excluded: dict[str, str]
-    """Devices that would have been meant but can't be used, each with the reason."""
+    """Requested devices that cannot be used, each with the reason."""
     given_by: str
-    """The variable by which the outside gave devices; empty when there was none."""
+    """The variable by which a scheduler or user gave devices; "" if there is none."""
     num_given: int
-    """How many it gave, usable or not; 0 when there was none."""
+    """How many devices it names, usable or not; 0 if there is none."""
 
     def check(self, num_gpus: int) -> None:
-        """Refuse a lease that waiting would not make possible."""
+        """Refuse a lease that waiting cannot make possible."""
         if len(self.devices) >= num_gpus:
             return
         why = "; ".join(f"{name}: {reason}" for name, reason in self.excluded.items())
@@ -49,7 +50,7 @@ class Offer(NamedTuple):
 
 
 def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
-    """Return what `request` may choose among; no devices at all where there is no GPU."""
+    """Return the devices for `request`; none on a machine without a GPU."""
     everything = survey()
     given, given_by = _given(everything)
     wanted = _asked(everything, given, given_by, request.devices) if request.devices else given
@@ -70,12 +71,12 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
 
 
 def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
-    """Return the devices that the outside gave, and the variable that says so."""
+    """Return the devices given by a scheduler or user, and the name of the variable."""
     mask = CUDA_VISIBLE_DEVICES.text()
     if mask is not None:
         given = visible(everything, mask)
         if everything and not given and mask.strip() not in NO_DEVICES:
-            # The CPU in place of a GPU that was named would be another thing than what was asked.
+            # If a named GPU is missing, the CPU must not replace it.
             lost = [f"GPU {d.number}: {d.problem}" for d in everything if d.problem]
             kind = DeviceError if lost else UserError
             raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
@@ -93,15 +94,15 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
 def _asked(
     everything: Sequence[Device], given: Sequence[Device], given_by: str, asked: str
 ) -> list[Device]:
-    found: list[Device] = []
+    chosen: list[Device] = []
     for token in (part.strip() for part in asked.split(",")):
         matches = matching(everything, token)
         if not matches:
             raise UserError(_does_not_exist(everything, token))
         if not set(matches) & set(given):
             raise UserError(f"GPU {token} is hidden by {given_by}={Variable(given_by).text()}.")
-        found += [device for device in matches if device in given]
-    return found
+        chosen += [device for device in matches if device in given]
+    return chosen
 
 
 def _does_not_exist(everything: Sequence[Device], token: str) -> str:

@@ -1,4 +1,4 @@
-"""What a lease asks for, and where its defaults come from: FEATUREMILL_* variables."""
+"""What a lease asks for, with defaults from FEATUREMILL_* variables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ VARIABLES: dict[str, Setting[Any]] = {
     "min_free_mb": environment.MIN_FREE_MB,
     "wait_seconds": environment.WAIT,
 }
-"""The variable that gives each field its default. The command line beats it."""
+"""The variable with the default of each field. The command line has priority."""
 
 
 class Request(NamedTuple):
-    """What is wanted of which devices."""
+    """The number and kind of devices that are wanted."""
 
     num_gpus: int = 1
     slots_per_gpu: int = 1
@@ -34,7 +34,7 @@ class Request(NamedTuple):
     """Name the devices to the command by number instead of UUID."""
 
     def check(self) -> None:
-        """Refuse what cannot be meant."""
+        """Refuse values without a meaning."""
         if self.policy not in get_args(Policy):
             known = ", ".join(get_args(Policy))
             raise UserError(f"lease policy {self.policy!r} does not exist; choose one of {known}.")
@@ -48,9 +48,9 @@ class Request(NamedTuple):
     def from_environment(
         cls, given: Mapping[str, object] | None = None, num_gpus: int = 1, index_mode: bool = False
     ) -> Request:
-        """Return the request of the FEATUREMILL_* variables, where `given` does not say it.
+        """Return the request of the FEATUREMILL_* variables, except for the fields in `given`.
 
-        A number of 0, as from a clipped Snakemake resource, means one.
+        The number 0, as from a clipped Snakemake resource, means 1.
         """
         said = {key: str(value) for key, value in (given or {}).items() if value is not None}
         values = {

@@ -1,13 +1,13 @@
-"""Slots: kernel locks on files named by a device and a slot, and notes in them for people.
+"""Slots: kernel locks on files named by a device and a slot, with notes for people.
 
 A lease of one slot holds two locks: the slot's own, exclusive, and the device's, which is exclusive
-when the device is not divided (one slot) and shared when it is. So a whole device and a part of it
-never meet. How many slots a device has is agreed among those who hold one: while it is divided by
-2, no job gets a quarter of it. All locks end with the last descriptor, so with the process (and the
-children that were given it), whatever it dies of.
+if the device has one slot and shared if it is divided. So a whole device and a part of it are never
+leased together. The holders agree on the number of slots: while a device is divided by 2, no job
+gets a quarter of it. All locks end with the last descriptor: with the process and the children that
+inherited it, however they end.
 
-Inside a lease, the devices of that lease are divided anew: there a device's name continues with the
-outer slot (`GPU-…@0of1`), so that jobs below one lease exclude each other and not their own parent.
+Inside a lease, its devices are divided again: a device's name then has the outer slot as a suffix
+(`GPU-…@0of1`), so that jobs below one lease exclude each other and not their own parent.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from featuremill.lease.folder import open_lock, plain, read_note, try_lock
 SUFFIX = ".slot"
 NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)
 MAX_COMMAND = 200
-"""Letters of a command that are noted and shown."""
+"""Letters of a command that are stored and shown."""
 
 
 class Slot(NamedTuple):
-    """A slot that is ours for as long as its descriptors are open in some process."""
+    """A slot that is held as long as its descriptors are open in a process."""
 
     name: str
     descriptors: tuple[int, int]
 
     def close(self) -> None:
-        """Give it back: by closing, never by LOCK_UN, since a child may still hold it."""
+        """Give it back by closing, never by LOCK_UN, since a child may still hold it."""
         for descriptor in self.descriptors:
             os.close(descriptor)
 
     def note(self) -> None:
-        """Write down who holds it, for people; nothing is decided by it."""
+        """Write who holds it, for people; the note decides nothing."""
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
@@ -56,7 +56,7 @@ class Slot(NamedTuple):
 
 
 def _command() -> str:
-    """Return the command for whose sake this process holds slots."""
+    """Return the command for which this process holds slots."""
     words = sys.orig_argv[1:]
     if "--" in words:
         words = words[words.index("--") + 1 :]
@@ -64,7 +64,7 @@ def _command() -> str:
 
 
 class Holder(NamedTuple):
-    """Who holds a slot, as noted in its file."""
+    """The holder of a slot, from the note in its file."""
 
     name: str
     """`<device>@<slot>of<slots>`"""
@@ -79,7 +79,7 @@ class Holder(NamedTuple):
 
 
 class Taking(NamedTuple):
-    """An attempt on a device: a slot, or who holds it."""
+    """An attempt to take a slot of a device: a slot, or its holder."""
 
     slot: Slot | None
     num_taken: int
@@ -90,7 +90,7 @@ class Taking(NamedTuple):
 
 
 def scoped(uuid: str, folder: Path) -> str:
-    """Return the device's name: its UUID, followed by the outer lease's slot when there is one."""
+    """Return the device's name: its UUID, with the outer lease's slot if there is one."""
     for name in LEASED.value().split(","):
         if name.startswith(f"{uuid}@") and _is_held(folder / f"{name}{SUFFIX}"):
             return name
@@ -108,10 +108,11 @@ def _is_held(path: Path) -> bool:
 
 
 def take(folder: Path, device: str, num_slots: int) -> Taking:
-    """Try for one slot of `device` divided into `num_slots`; only for whose turn it is."""
-    whole = open_lock(folder / f"{device}.device")
-    if not try_lock(whole, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
-        os.close(whole)
+    """Try to take one slot of `device` divided into `num_slots`; only for the first of the
+    queue."""
+    device_lock = open_lock(folder / f"{device}.device")
+    if not try_lock(device_lock, fcntl.LOCK_EX if num_slots == 1 else fcntl.LOCK_SH):
+        os.close(device_lock)
         return Taking(None, 0, 0.0, holders(folder, device))
     others = tuple(
         holder
@@ -119,7 +120,7 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
         if not holder.name.endswith(f"of{num_slots}")
     )
     if others:
-        os.close(whole)
+        os.close(device_lock)
         return Taking(None, 0, 0.0, others)
     slot, num_taken, last_leased = None, 0, 0.0
     for number in range(num_slots):
@@ -129,19 +130,19 @@ def take(folder: Path, device: str, num_slots: int) -> Taking:
         if not try_lock(descriptor):
             num_taken += 1
         elif slot is None:
-            slot, facts = Slot(name, (descriptor, whole)), path.stat()
-            # An empty file was made by another process's look: its time says nothing of a lease.
+            slot, facts = Slot(name, (descriptor, device_lock)), path.stat()
+            # A check of another process made the empty file: its time is not that of a lease.
             last_leased = facts.st_mtime if facts.st_size else 0.0
             continue
         os.close(descriptor)
     if slot is None:
-        os.close(whole)
+        os.close(device_lock)
         return Taking(None, num_taken, 0.0, holders(folder, device))
     return Taking(slot, num_taken, last_leased)
 
 
 def holders(folder: Path, device: str | None = None) -> tuple[Holder, ...]:
-    """Return who holds slots of `device` (or of any), as far as their notes tell."""
+    """Return the holders of slots of `device` (or of any), from their notes."""
     pattern = f"{device or '*'}@*{SUFFIX}"
     return tuple(
         _holder(path)
@@ -166,13 +167,13 @@ def _holder(path: Path) -> Holder:
 
 
 def processes_with(path: Path) -> Iterator[int]:
-    """Yield the processes that have the file open, those that we may look into."""
+    """Yield the processes that have the file open, as far as this user may see them."""
     wanted = path.stat()
     for folder in Path("/proc").glob("[0-9]*/fd"):
-        with contextlib.suppress(OSError):  # not ours to look into, or gone
+        with contextlib.suppress(OSError):  # another user's, or ended
             for link in folder.iterdir():
                 with contextlib.suppress(OSError):
-                    found = link.stat()
-                    if (found.st_dev, found.st_ino) == (wanted.st_dev, wanted.st_ino):
+                    open_file = link.stat()
+                    if (open_file.st_dev, open_file.st_ino) == (wanted.st_dev, wanted.st_ino):
                         yield int(folder.parent.name)
                         break

@@ -1,9 +1,9 @@
-"""One queue for everybody: strictly first come, first served, and a dead waiter leaves no gap.
+"""One queue for all: strictly first come, first served; a dead waiter leaves no gap.
 
-Everyone who waits holds a kernel lock on one byte of the queue's file, the byte of their number,
-and is first when no lower byte is locked. The numbers are drawn under a short lock. A waiter sleeps
-in the kernel until the one before has left or died. (A plain lock would let newcomers overtake
-those whom the kernel is just waking.)
+Each waiter holds a kernel lock on one byte of the queue's file, at the offset of its number, and is
+first when no lower byte is locked. Numbers are drawn under a short lock. A waiter sleeps in the
+kernel until the one before it has left or died. (With a plain lock, newcomers could overtake
+waiters that the kernel is just waking.)
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ FLOCK = "hhqqi0q"
 """The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""
 NUMBER_BYTES = 20
 MAX_NUMBER = 2**62
-"""The kernel's offsets end at 2**63; an honest queue never gets near."""
+"""The kernel's offsets end at 2**63; a queue never gets near unless its file is damaged."""
 MAX_TRIES = 10_000
 
 
 class TurnstileTimeoutError(Exception):
-    """The time was up before it was one's turn."""
+    """The deadline passed before the turn came."""
 
 
 @contextlib.contextmanager
 def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Iterator[None]:
-    """Wait for one's turn and hold it for the block.
+    """Wait for the turn and hold it for the block.
 
-    `tick` is called now and then while waiting, and says after how many seconds to call it again.
+    `tick` is called now and then while waiting; it returns the seconds until its next call.
 
     Raises:
         TurnstileTimeoutError: `deadline` (of time.monotonic) has passed.
@@ -65,7 +65,7 @@ class _Place:
         last = os.pread(self._descriptor, NUMBER_BYTES, 0)
         number = int(last) + 1 if last.isdigit() and int(last) < MAX_NUMBER else 1
         tries = 0
-        while not self._lock(number):  # only where a user spoiled the file
+        while not self._lock(number):  # only if a user damaged the file
             number, tries = number + 1, tries + 1
             if tries > MAX_TRIES:
                 raise UserError(
@@ -95,7 +95,7 @@ class _Place:
         return self._someone_before() is None
 
     def wait(self, deadline: float | None, tick: Callable[[], float]) -> None:
-        """Let a thread sleep in the kernel: this one has to tick, and to mind the deadline."""
+        """Let a thread sleep in the kernel: this one has to call `tick` and watch the deadline."""
         self._waiter = threading.Thread(target=self._sleep_until_first, daemon=True)
         self._waiter.start()
         while self._waiter.is_alive():
@@ -119,4 +119,4 @@ class _Place:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._number, 1)
         if self._waiter is None or not self._waiter.is_alive():
             os.close(self._descriptor)
-        # else the thread still sleeps on the descriptor; the lock is gone, the rest is the exit's
+        # else the thread sleeps on; the lock is free, the process's exit ends it

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.Argument
 
 def _add_store(parser: argparse.ArgumentParser) -> None:
     help = "the store's folder (default: the first of FEATUREMILL_STORE)"
-    parser.add_argument("--store", type=Path, default=argparse.SUPPRESS, help=help)
+    parser.add_argument("--store", default=argparse.SUPPRESS, help=help)
 
 
 def _add_add(acts: Acts) -> argparse.ArgumentParser:
@@ -94,11 +94,10 @@ def _add_remove(acts: Acts) -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill store`."""
-    asked = [str(arguments.store)] if "store" in arguments else []
-    found = shared.layers(asked)
-    if not found:
+    found = shared.layers([str(arguments.store)] if "store" in arguments else [])
+    if not found or shared.is_remote(found[0]):
         raise UserError("store: name the store's folder with --store, or set FEATUREMILL_STORE.")
-    store = found[0]
+    store = Path(found[0])
     if arguments.act == "add":
         for folder in named(arguments.run_folder).folders:
             add(store, Results(folder))

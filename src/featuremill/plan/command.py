@@ -32,7 +32,7 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Cut, Sizing, is_better
-from featuremill.plan.taken import NOTHING, look_up
+from featuremill.plan.taken import NOTHING, Lookup, look_up
 from featuremill.store import shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
@@ -180,7 +180,9 @@ def _planned(
     old = spool_old_shards(folder, names, scratch / "old")
     offer = NOTHING
     if stores := shared.open_layers(config.store):
-        offer = look_up(folder, stores, recipe, sizing.values, spooled.folders, scratch, processes)
+        remote = [layer for layer in shared.layers(config.store) if shared.is_remote(layer)]
+        lookup = Lookup(folder, stores, remote, sizing.settings, sizing.values)
+        offer = look_up(lookup, spooled.folders, scratch, processes)
     not_computed = {name for name in names if not folder.part(recipe, name).exists()}
     cutter = Cutter(folder, spooled.folders, tally.records, old, processes, offer, not_computed)
     mean_bytes = tally.total_bytes / (tally.records - tally.refused)

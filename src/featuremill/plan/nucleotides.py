@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import logging
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from featuremill.base.environment import AS_PROTEINS
 from featuremill.base.errors import UserError
-
-FOLDER, PROTEINS = "translated", "proteins.faa.gz"
+from featuremill.config.project import proteins_of
 
 
 def refuse(paths: Sequence[str], log: logging.Logger) -> None:
@@ -23,8 +20,10 @@ def refuse(paths: Sequence[str], log: logging.Logger) -> None:
     if AS_PROTEINS.value():
         log.warning("%s; continuing, as %s=1 is set", problem, AS_PROTEINS)
         return
-    words = shlex.join(["featuremill", "translate", *paths, "--by", "orfs", "--output", FOLDER])
+    instead = ""
+    if found := proteins_of(paths):
+        instead = f"translate them first: {found[0]}, and then featuremill init {found[1]}; "
     raise UserError(
-        f"{', '.join(paths[:3])}: {problem}; translate them first: {words}, and then featuremill "
-        f"init {Path(FOLDER, PROTEINS)}; {AS_PROTEINS}=1 takes them for proteins all the same."
+        f"{', '.join(paths[:3])}: {problem}; {instead}{AS_PROTEINS}=1 takes them for proteins all "
+        "the same."
     )

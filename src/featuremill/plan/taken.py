@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -14,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.progress import Progress
 from featuremill.plan.buckets import Bucket, Integers, OldShard, buckets_of
 from featuremill.plan.processes import Processes
-from featuremill.store import shared
+from featuremill.store import remote, shared
 from featuremill.store.parts import OTHER_COLUMNS, columns_of
-from featuremill.store.plan import PlannedShard, SharedPart
+from featuremill.store.plan import PlannedShard, Settings, SharedPart
+from featuremill.store.remote import RemoteShelf
 from featuremill.store.results import Results
 from featuremill.store.shared_index import Level, chosen, find, keep_index, levels_of
+from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("part", "<i4"), ("row", "<i4")])
 """Of a payload that a store has: its place in its bucket, and where it is."""
@@ -64,23 +67,42 @@ class Offer(NamedTuple):
 NOTHING = Offer({}, (), None)
 
 
-def look_up(
-    folder: Results,
-    stores: Sequence[Path],
-    recipe: str,
-    values: pa.Schema,
-    spools: list[Path],
-    scratch: Path,
-    processes: Processes,
-) -> Offer:
-    """Look up every distinct spooled payload in `stores`, the first of which is written. A part
-    whose columns are not these `values` is not taken, and noted.
+class Lookup(NamedTuple):
+    """What is looked up where."""
+
+    folder: Results
+    stores: Sequence[Path]
+    """Folders; the first is written."""
+    remote: Sequence[str]
+    settings: Settings
+    values: pa.Schema
+    """The columns that a part has to have."""
+
+    @property
+    def recipe(self) -> str:
+        return recipe_of(self.settings)
+
+
+class Found(NamedTuple):
+    """The parts of all stores, each once."""
+
+    levels: Levels
+    paths: dict[str, Path]
+    """Where each is, or is going to be when it is fetched."""
+    remote: dict[str, RemoteShelf]
+    """Where those are that are not here."""
+
+
+def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Processes) -> Offer:
+    """Look up every distinct spooled payload; fetch the parts that are not here. Parts that cannot
+    be used are noted, and what they have is looked up elsewhere.
 
     Raises:
         OSError: where a store cannot be read.
+        UserError: where a remote one cannot.
     """
     try:
-        keep_index(stores[0], recipe)
+        keep_index(lookup.stores[0], lookup.recipe)
     except OSError as error:  # another run of this user keeps it just now; it only saves time
         if error.errno not in (errno.ENOENT, errno.ESTALE):
             raise
@@ -88,9 +110,8 @@ def look_up(
     hits.mkdir()
     left = TRIES
     while True:
-        new = Path(tempfile.mkdtemp(dir=scratch))
-        levels, paths = _levels(folder, stores, recipe, new)
-        tasks = [(spools, number, levels, hits) for number in buckets_of(spools)]
+        found = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)))
+        tasks = [(spools, number, found.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
@@ -99,50 +120,72 @@ def look_up(
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _refused(folder, [list(paths.values())[number] for number in _hit(hits)], values):
+        if not _are_refused(lookup, found, _hit(hits)):
             break
-    sizes = {name: size for level, _ in levels for name, size in level.parts.items()}
-    return Offer(paths, [OldShard(name, sizes[name], 0, 0) for name in paths], hits)
+    sizes = {name: size for level, _ in found.levels for name, size in level.parts.items()}
+    parts = [OldShard(name, sizes[name], 0, 0) for name in found.paths]
+    return Offer(found.paths, parts, hits)
 
 
-def _hit(hits: Path) -> list[int]:
+def _hit(hits: Path) -> set[int]:
     """Return the numbers of the parts that have any hit."""
-    found = [np.unique(np.fromfile(path, HIT)["part"]).tolist() for path in hits.iterdir()]
-    return sorted(set[int]().union(*found))
+    return set[int]().union(
+        *(np.unique(np.fromfile(path, HIT)["part"]).tolist() for path in hits.iterdir())
+    )
 
 
-def _refused(folder: Results, paths: Sequence[Path], values: pa.Schema) -> bool:
-    """Note those of the parts at `paths` that have other columns, and tell whether there are any;
-    one that cannot be read is left to merge."""
-    found: dict[str, tuple[shared.Identity, str]] = {}
-    for path in paths:
-        before = shared.identity_of(path)
+def _are_refused(lookup: Lookup, found: Found, wanted: Collection[int]) -> bool:
+    """Fetch those of the `wanted` parts that are not here; note those that cannot be used, and tell
+    whether there are any. One here that cannot be read is left to merge."""
+    bad: dict[str, tuple[shared.Identity, str]] = {}
+    settings = lookup.settings.as_json()
+    parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
+    fetched = Progress(log, "fetching", "parts")
+    for number, (name, path) in enumerate(parts, 1):
+        if shelf := found.remote.get(name):
+            if problem := shelf.take(lookup.stores[0], lookup.recipe, settings, name):
+                bad[shelf.part(name)] = None, problem
+                continue
+            fetched.at(number, len(parts))
+        identity = shared.identity_of(path)
         with suppress(OSError, pa.ArrowException):
-            if not columns_of(path).equals(values):
-                found[str(path)] = before, f"{path}: {OTHER_COLUMNS}"
-    shared.note_unusable(folder, found)
-    return bool(found)
+            if not columns_of(path).equals(lookup.values):
+                bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
+    for _, problem in bad.values():
+        log.warning("%s; its records are computed again.", problem)
+    shared.note_unusable(lookup.folder, bad)
+    return bool(bad)
 
 
-def _levels(
-    folder: Results, stores: Sequence[Path], recipe: str, scratch: Path
-) -> tuple[Levels, dict[str, Path]]:
-    """Return the indices of all publishers' parts, and the path of each part that can be used."""
-    bad = shared.unusable(folder)
+def _found(lookup: Lookup, scratch: Path) -> Found:
+    """Return the indices of all publishers' parts, and the parts that can be used."""
+    bad = shared.unusable(lookup.folder)
     numbers: dict[str, int] = {}
-    paths: dict[str, Path] = {}
-    found: Levels = []
-    for store in stores:
-        for shelf in shared.shelves(store, recipe):
-            there = shelf.parts()
-            for level in levels_of(shelf, scratch / str(len(found))):
-                for name in level.parts:
-                    path = there.get(name)
-                    if path and name not in paths and str(path) not in bad:
-                        numbers[name], paths[name] = len(paths), path
-                usable = [numbers.get(name, -1) for name in level.parts]
-                found.append((level, np.array(usable, np.int32)))
-    return found, paths
+    found = Found([], {}, {})
+
+    def add(level: Level, there: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
+        for name in level.parts:
+            path = there.get(name)
+            address = shelf.part(name) if shelf else str(path)
+            if path and name not in found.paths and address not in bad:
+                numbers[name], found.paths[name] = len(found.paths), path
+                if shelf:
+                    found.remote[name] = shelf
+        usable = [numbers.get(name, -1) for name in level.parts]
+        found.levels.append((level, np.array(usable, np.int32)))
+
+    for store in lookup.stores:
+        for here in shared.shelves(store, lookup.recipe):
+            there = here.parts()
+            for level in levels_of(here, scratch / str(len(found.levels))):
+                add(level, there)
+    own = shared.Shelf(shared.own_folder(lookup.stores[0]) / lookup.recipe)
+    for url in lookup.remote:
+        for shelf in remote.shelves(url, lookup.recipe):
+            there = {name: own.part(name) for name in shelf.parts()}
+            for level in shelf.levels(lookup.stores[0], lookup.recipe) if there else ():
+                add(level, there, shelf)
+    return found
 
 
 def _look_up_bucket(spools: Sequence[Path], number: int, levels: Levels, to: Path) -> None:

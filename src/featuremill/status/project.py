@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from featuremill.base.errors import UserError
-from featuremill.base.log import last_error
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
-from featuremill.status.sources import again_after
+from featuremill.status.sources import ended_with
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, NOT_DONE, STATES, Phase, RunState
 
 VERSION, VERSION_NOW = 1, 1
@@ -150,17 +149,10 @@ class ProjectReader:
         state.figures = [{} if stands == "no" else one.figures() for one, stands in made]
         if not state.is_at_work:
             logs = [(one.label, log) for one, stands in made if stands != "yes" for log in one.logs]
-            state.problems = [*_problems_in(logs)]
+            for label, log in logs:
+                state.problems += ended_with("step_failed", f"{label}: the last try", Path(log))
         state.next = state.alone.next if state.alone else _what_to_type(state)
         return state
-
-
-def _problems_in(logs: list[tuple[str, str]]) -> Iterator[Problem]:
-    """Yield how the last tries ended of steps, each with a log, that are not there."""
-    for label, log in logs:
-        if error := last_error(Path(log)):
-            what = f"{label}: the last try failed: {error}"
-            yield Problem("step_failed", what, again_after(Path(log)))
 
 
 def _what_to_type(state: ProjectState) -> list[str]:

@@ -21,14 +21,14 @@ from featuremill.status.delivered import read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.sources import (
-    check_log,
-    check_logs_before_plan,
     check_sources,
+    ended_with,
     is_newer,
+    problems_before_plan,
     shown,
 )
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
-from featuremill.status.time_left import JobLeft, time_left
+from featuremill.status.time_left import time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.failed import Group, Reason, read_list
 from featuremill.store.plan import Plan
@@ -183,7 +183,7 @@ class RunReader:
         others = [job for job in state.jobs if not job.is_at_work or job.is_silent]
         state.time_left = time_left(
             [*(shard.cost_left for shard in idle), *(job.cost_left for job in others)],
-            [JobLeft(job.cost_left, job.pace) for job in lively],
+            lively,
             [shard.receipt for shard in state.shards if shard.receipt],
         )
         for name in [name for name in self._tails if self._shards.by_name[name].has_ended]:
@@ -235,7 +235,7 @@ class RunReader:
             )
         if not state.activity.is_planning:
             last = state.activity.owner
-            state.problems = check_logs_before_plan(root, last.weights if last else "")
+            state.problems = problems_before_plan(self._results, last.weights if last else "")
 
     def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
         """Tell of the plan's shards and results; why records failed stands in parts, which need not
@@ -292,7 +292,8 @@ def _say_what_is_wrong(
         advice = Fix(by_hand=f"{log} has the reason and a remedy.")
         state.problems.append(Problem("slots_idle", too_few, advice, is_in_the_way=False))
     if delivered.is_merged and delivered.reported != "yes":
-        state.problems += check_log(results.root, "report", is_in_the_way=False)
+        log = results.logs / "report.log"
+        state.problems += ended_with("report_failed", "the last report", log, is_in_the_way=False)
     for problem in delivered.problems:  # while there is work, older results are in order
         is_one = problem.code != "results_older" or not pending
         state.problems.append(problem._replace(is_in_the_way=problem.is_in_the_way and is_one))

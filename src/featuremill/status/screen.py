@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 import textwrap
-import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -17,38 +18,28 @@ from featuremill.base.text import one_line, plain
 from featuremill.base.words import counted
 from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.project import ProjectState
-from featuremill.status.state import RunState
-from featuremill.status.view import duration, verdict
+from featuremill.status.state import Phase, RunState
+from featuremill.status.view import SEPARATOR, duration, pace, short, verdict
 
-SEPARATOR = " · "
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 22
-LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is said; and its day."""
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
 """Reasons for lower clocks that somebody chose, or that every busy card has."""
 NOT_KNOWN = Text("–", QUIET)
-PHASES = {
-    "planning": "planning now",
-    "starting": "started, and there is no plan yet",
-    "computing": "computing",
-    "merging": "merging now",
-    "between": "running, and no job computes at this moment",
-    "unknown": "it cannot be seen from here whether it is computed",
-    "idle": "no process computes it now",
-}
 
 
-def totals_lines(now: ProjectState) -> list[str]:
-    """Return for each run how far it is, and whose that is where there are several."""
+def totals_lines(now: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -> list[str]:
+    """Return how far each run is that is in one of these `phases`, and steps that say it; each
+    with its name where there are several."""
+    runs = {name: run for name, run in now.states.items() if run.phase in phases}
     if now.alone:
-        return [totals_line(now.alone)]
-    told = [(str(run.given), totals_line(run)) for run in now.states.values()]
-    return [*(f"{one_line(plain(given))}: {line}" for given, line in told), *_steps(now)]
+        return [*map(totals_line, runs.values())]
+    told = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
+    return [*told, *_steps(now)]
 
 
 def _steps(now: ProjectState) -> list[str]:
@@ -61,13 +52,13 @@ def _steps(now: ProjectState) -> list[str]:
 def totals_line(now: RunState) -> str:
     """Return how far the run is, how fast, and how long yet."""
     if now.plan is None:
-        return _phase(now)
+        return verdict(now)
     if now.phase == "computing":
         jobs = counted(len(now.at_work), "job")
         jobs += f" + {len(now.waiting):,} waiting" if now.waiting else ""
-        parts = [jobs, *_pace(now)]
+        parts = [jobs, *pace(now)]
     else:
-        parts = [_phase(now)]
+        parts = [verdict(now)]
     return SEPARATOR.join([*_done(now), *parts, *_failed(now)])
 
 
@@ -93,7 +84,7 @@ def screen(now: RunState, width: int) -> RenderableType:
     """Return what a terminal shows, what counts most above: one that is too low shows the
     beginning; one that is too narrow, of each cell."""
     title = Text.assemble((one_line(plain(str(now.given))), "bold"), "  ")
-    title.append(_phase(now), WARN if now.phase in ("unknown", "idle") else GOOD)
+    title.append(verdict(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     parts: list[RenderableType] = [_cropped(title)]
     if now.trouble:
         parts.append(_cropped(Text(one_line(now.trouble), BAD)))
@@ -103,7 +94,7 @@ def screen(now: RunState, width: int) -> RenderableType:
         shards = f"{now.done.shards:,} of {counted(now.total.shards, 'shard')}"
         parts += [bar, Text(SEPARATOR.join([*_done(now), shards, *_failed(now)]))]
         if now.phase == "computing":
-            parts.append(Text(SEPARATOR.join(_pace(now))))
+            parts.append(Text(SEPARATOR.join(pace(now))))
     if now.at_work:
         parts += [Text(), _jobs_table(now)]
     parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
@@ -115,15 +106,6 @@ def screen(now: RunState, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _phase(now: RunState) -> str:
-    """Return what goes on; of a run that nobody is at how it stands, in status's words."""
-    if now.is_close:
-        return verdict(now).rstrip(".")
-    if now.phase == "between" and now.done.shards == now.total.shards:
-        return "every part is there; the results are next"
-    return PHASES[now.phase]
-
-
 def _done(now: RunState) -> list[str]:
     """Return how much of the work is done, 100 % only for all of it, and how many records."""
     most = 100 if now.done.shards == now.total.shards else 99.9
@@ -133,23 +115,6 @@ def _done(now: RunState) -> list[str]:
 
 def _failed(now: RunState) -> list[str]:
     return [f"{now.num_failed_rows:,} failed"] if now.num_failed_rows else []
-
-
-def _pace(now: RunState) -> list[str]:
-    """Return how fast all devices are together, and how long it takes until every part is there."""
-    speed = [] if now.speed is None else [f"{_short(now.speed)} {plain(now.cost_unit)}/s"]
-    seconds = now.time_left.seconds if now.time_left else None
-    if seconds is None:
-        why = "no batch is finished since the start"
-        if not any(not job.is_silent for job in now.at_work):
-            why = "no job is at work" if now.at_work else "every job waits for a device"
-        return [*speed, f"time left not known: {why}"]
-    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
-    until = time.strftime(shown, time.localtime(now.time + seconds))
-    return [
-        *speed,
-        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
-    ]
 
 
 def _troubles(now: RunState) -> list[tuple[str, str]]:
@@ -208,7 +173,7 @@ def _speed(job: Job) -> Text:
         return Text("silent", WARN)
     if job.stage != "run":
         return Text({"load": "loading", "finish": "finishing"}.get(job.stage, ""), QUIET)
-    return NOT_KNOWN if job.speed is None else Text(_short(job.speed))
+    return NOT_KNOWN if job.speed is None else Text(short(job.speed))
 
 
 def _left(job: Job) -> str:
@@ -246,11 +211,6 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
     if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
         found.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
     return found
-
-
-def _short(value: float) -> str:
-    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
-    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")
 
 
 def _cropped(text: Text) -> Text:

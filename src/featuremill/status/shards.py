@@ -127,10 +127,11 @@ class Shards:
         left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
-        for shard in [self.by_name[name] for name in self.by_name.keys() & touched]:
-            name, lock = shard.name, self._journals / f"{shard.name}.lock"
-            if shard.has_ended or (f"{name}.json" in declared and self._has_finished(shard)):
+        for shard in [one for one in self.by_name.values() if not one.has_ended]:
+            name = shard.name
+            if name not in touched or (f"{name}.json" in declared and self._has_finished(shard)):
                 continue
+            lock = self._journals / f"{name}.lock"
             if lock.name not in journals or (mark := mark_of(lock)) == self._idle.get(name):
                 continue
             state, holder = held_by(lock)

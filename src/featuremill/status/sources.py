@@ -23,8 +23,6 @@ MOST_HASHED = 100_000_000
 """Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger
 one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
 CHANGED = "has changed since it was planned"
-FAILED = {"weights": "making the weights", "plan": "the last plan", "report": "the last report"}
-"""What failed, where a verb's log ends with an error."""
 
 
 def check_sources(
@@ -172,33 +170,22 @@ def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:
     return digest_of_file(results.part(plan.recipe, shard.name)) != shard.receipt.part
 
 
-def check_logs_before_plan(root: Path, weights: str) -> list[Problem]:
+def problems_before_plan(results: Results, weights: str) -> list[Problem]:
     """Return what failed on the way to a plan: the `weights`, which come first, or the plan."""
-    made = run_lock.working_folder(root) / weights
-    if weights and not made.exists():
-        log = made.with_suffix(".log")
-        if problems := check_log(root, "weights", log=log):
-            return problems
-    return check_log(root, "plan")
+    made = run_lock.working_folder(results.root) / weights
+    log = made.with_suffix(".log")
+    of_weights = ended_with("weights_failed", "making the weights", log) if weights else []
+    if of_weights and not made.exists():
+        return of_weights
+    return ended_with("plan_failed", "the last plan", results.logs / "plan.log")
 
 
-def check_log(
-    root: Path, verb: str, is_in_the_way: bool = True, log: Path | None = None
-) -> list[Problem]:
-    """Return what `verb` ended with the last time, if that was an error.
-
-    Its log is that of the run in `root`, if `log` is not given.
-    """
-    log = log or Results(root).logs / f"{verb}.log"
+def ended_with(code: str, what: str, log: Path, is_in_the_way: bool = True) -> list[Problem]:
+    """Return the error with which the job ended that wrote `log` last, if with any."""
     if not (error := last_error(log)):
         return []
-    what = f"{FAILED[verb]} failed: {error}"
-    return [Problem(f"{verb}_failed", what, again_after(log), is_in_the_way)]
-
-
-def again_after(log: Path) -> Fix:
-    """Return what helps where the `log` of a job ends with an error."""
-    return Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
+    fix = Fix(by_hand=f"Fix that, and run the same command again. The log: {shown(log)}")
+    return [Problem(code, f"{what} failed: {error}", fix, is_in_the_way)]
 
 
 def shown(path: Path) -> Path:

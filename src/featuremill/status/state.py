@@ -253,7 +253,7 @@ class RunState:
                 "done": done.records,
                 "failed": self.num_failed_rows,
             },
-            "cost": {"total": float(total.cost), "done": round(float(done.cost), 3)},
+            "cost": {"total": float(total.cost), "done": round(done.cost, 3)},
             "cost_per_second": None if self.speed is None else round(self.speed, 1),
             "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+from featuremill.status.jobs import Job
 from featuremill.store.receipt import Receipt, newest_whole
 
 
@@ -31,34 +32,23 @@ class TimeLeft(NamedTuple):
         return {name: getattr(self, name) for name in names}
 
 
-class JobLeft(NamedTuple):
-    """What a job at work has yet to do."""
-
-    cost: float
-    cost_per_second: float | None = None
-    """Of late, where that is known."""
-
-
 def time_left(
-    waiting: Sequence[float], jobs: Sequence[JobLeft], receipts: Iterable[Receipt]
+    waiting: Sequence[float], jobs: Sequence[Job], receipts: Iterable[Receipt]
 ) -> TimeLeft | None:
     """Return how long it takes until all `jobs` and the shards of the costs `waiting` are computed.
 
-    A job goes on at its own speed of late, where it has one; all else takes as long as the newest
+    A job goes on at its own pace, where it has one; all else takes as long as the newest
     parts took, with their start-up. None where nothing is left, or nothing tells a speed.
     """
     newest = newest_whole(receipts)
     seconds = sum(receipt.working_seconds for receipt in newest)
-    speeds = [job.cost_per_second for job in jobs if job.cost_per_second]
+    speeds = [job.pace for job in jobs if job.pace]
     if not (waiting or jobs) or not (seconds or speeds):
         return None
     if seconds:
         seconds_a_cost = seconds / sum(receipt.cost for receipt in newest)
     else:
         seconds_a_cost = len(speeds) / sum(speeds)
-    own = [
-        job.cost / job.cost_per_second if job.cost_per_second else job.cost * seconds_a_cost
-        for job in jobs
-    ]
+    own = [job.cost_left / job.pace if job.pace else job.cost_left * seconds_a_cost for job in jobs]
     job_seconds = sum(own) + sum(waiting) * seconds_a_cost
     return TimeLeft(job_seconds, len(jobs), len(newest), max(own, default=0.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -14,7 +15,6 @@ from featuremill.status.commands import Problem
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
-from featuremill.status.time_left import TimeLeft
 
 WIDTH = 80
 LABEL = 11
@@ -35,6 +35,18 @@ NO_PLAN = {
     "plan_failed": "there is no plan: the last one failed.",
     "weights_failed": "there is no plan: the model's weights could not be made.",
 }
+PHASES = {
+    "planning": "planning now",
+    "starting": "started, and there is no plan yet",
+    "computing": "computing",
+    "merging": "merging now",
+    "between": "running, and no job computes at this moment",
+    "unknown": "it cannot be seen from here whether it is computed",
+    "idle": "no process computes it now",
+}
+SEPARATOR = " · "
+LONG_SECONDS, DAY_SECONDS = 600, 64_800
+"""From how long on the hour of the end is said; and its day."""
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
@@ -96,8 +108,8 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
     """Return what each run is called, and each thing that a step makes, and how it stands."""
     runs, made = [], []
     for name, state in project.states.items():
-        rest = f"; time left: {_rest(state.time_left)}" if state.time_left else ""
-        told = f"{state.given}: {verdict(state).rstrip('.')}{rest}"
+        rest = _rest(state)
+        told = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
         runs.append((name, told if state.is_begun else "not started"))
     for one, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
@@ -112,7 +124,11 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
 
 
 def verdict(state: RunState) -> str:
-    """Return in a sentence how the run stands."""
+    """Return how the run stands: what goes on, or after a close look a sentence."""
+    if not state.is_close:
+        if state.phase == "between" and state.done.shards == state.total.shards:
+            return "every part is there; the results are next"
+        return PHASES[state.phase]
     if state.plan is None:
         if state.activity.is_planning:
             return "planning now."
@@ -162,8 +178,8 @@ def _stages(state: RunState) -> Iterator[tuple[str, str]]:
         partial = ", ".join(delivered.partial)
         yield "Partial", f"{partial}: what was computed when they were asked for"
     yield "Report", REPORTED[delivered.reported]
-    if state.time_left:
-        yield "Time left", _rest(state.time_left)
+    if left := _rest(state):
+        yield "Time left", left
     if state.verified:
         yield "Verified", "inputs, parts and results were read and hashed"
 
@@ -197,13 +213,29 @@ def _by_gpu(state: RunState) -> str:
     return "; ".join([*told, *others])
 
 
-def _rest(rest: TimeLeft) -> str:
-    basis = counted(rest.parts, "finished part") if rest.parts else "the batches of late"
-    basis = f"judged by {basis}"
-    if rest.seconds is None:
-        return f"about {duration(rest.job_seconds)} for one job after the other, {basis}"
-    jobs = f"{rest.jobs:,} jobs at a time" if rest.jobs > 1 else "one job at a time"
-    return f"about {duration(rest.seconds)} with {jobs}, {basis}"
+def _rest(state: RunState) -> str:
+    """Return how long it takes yet, where that is known."""
+    rest = state.time_left
+    if rest and rest.seconds is None:
+        return f"about {duration(rest.job_seconds)} for one job after the other"
+    return SEPARATOR.join(pace(state)) if rest else ""
+
+
+def pace(now: RunState) -> list[str]:
+    """Return how fast all devices are together, and how long it takes until every part is there."""
+    speed = [] if now.speed is None else [f"{short(now.speed)} {plain(now.cost_unit)}/s"]
+    seconds = now.time_left.seconds if now.time_left else None
+    if seconds is None:
+        why = "no batch is finished since the start"
+        if not any(not job.is_silent for job in now.at_work):
+            why = "no job is at work" if now.at_work else "every job waits for a device"
+        return [*speed, f"time left not known: {why}"]
+    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
+    until = time.strftime(shown, time.localtime(now.time + seconds))
+    return [
+        *speed,
+        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
+    ]
 
 
 def _snakemake(state: RunState) -> str:
@@ -311,3 +343,8 @@ def _moment(text: str) -> str:
 def duration(seconds: float) -> str:
     """Return a time in whole seconds, to two units, such as 2 h 10 min."""
     return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
+
+
+def short(value: float) -> str:
+    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
+    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")

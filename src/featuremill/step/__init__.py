@@ -1,12 +1,13 @@
-"""The contract of a step: what a project makes before or after features, and nothing else.
+"""The contract of a step: results that a project makes before or after features.
 
-A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels` has
-a table's labels) and of `featuremill.base` errors, words, text and progress.
+A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels`
+reads the labels of a table) and, of `featuremill.base`, errors, words, text, progress and
+environment.
 
-It is a module (or any object) with the attributes of `Step`, registered as an entry point of
-the group `featuremill.steps` under its key of the config; those that come along stand in
-`featuremill.steps` and are registered likewise. The core checks the config, includes the rules, and
-says in `status`, `top` and `clean` what there is; a step says what its files are made of.
+A step is a module (or any object) with the attributes of `Step`, registered as an entry point of
+the group `featuremill.steps` under its key of the config. The built-in ones are in
+`featuremill.steps` and are registered in the same way. The core checks the config, includes the
+rules, and shows the step's files in `status`, `top` and `clean`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from featuremill.base.words import listed
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from featuremill.base.environment import Variable
+
 
 class Section(BaseModel):
-    """Base of every part of the config: unknown keys refused, field docstrings as descriptions."""
+    """Base of each section of the config: unknown keys are refused, docstrings of fields are their
+    descriptions."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
@@ -36,18 +40,18 @@ Several = Annotated[
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
     WithJsonSchema({"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "string"}]}),
 ]
-"""Texts; of a single one, the brackets may be left out."""
+"""One or several texts; a single one needs no brackets."""
 Name = Annotated[str, AfterValidator(plain_name)]
-"""What a folder may be called."""
+"""A name that may be a folder's."""
 
 
 class Ahead(NamedTuple):
-    """What a set of features is going to have, known before there are weights."""
+    """What is known of a set of features before its weights are on disk."""
 
     schema: pa.Schema
-    """Of its results; `features.columns_of` says which columns are vectors."""
+    """The schema of its results; `features.columns_of` has the columns of vectors."""
     settings: Mapping[str, Any]
-    """Workload, version and options as in its recipe, without what only the weights tell."""
+    """Workload, version and options of its recipe, without what only the weights determine."""
 
 
 def _unknown(_: str) -> Ahead | None:
@@ -55,40 +59,40 @@ def _unknown(_: str) -> Ahead | None:
 
 
 class Project(NamedTuple):
-    """What a step knows of the project."""
+    """The project, as a step sees it."""
 
     name: str
-    """Its `run`."""
+    """The config's `run`."""
     inputs: Sequence[str]
-    """The files of its records; of a sheet of samples, the sheet alone."""
+    """The files of its records; in a project with samples, the sheet only."""
     features: Mapping[str, str]
-    """The folder of each set of features, by its name in the config; of a config without sets, that
-    of the run by the run's own name."""
+    """The folder of each set of features by its name in the config; without sets, the folder of the
+    run by the run's name."""
     sections: Mapping[str, Any]
-    """What is asked of each step, by KEY."""
+    """The section of each step, by KEY."""
     ahead: Callable[[str], Ahead | None] = _unknown
-    """Returns what the features called so are going to have; None where that is not known yet, of a
-    finished run elsewhere, and everywhere but in `problems_of_files`."""
+    """Returns what is known ahead of a set of features. None if nothing is known yet, for a
+    finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
-    """The sheet of samples, in a project that has one: ids are unique within a sample then, and
-    `Features.ids_of` gives `<sample>/<id>`."""
+    """The sheet of samples, in a project with one. Ids are then unique within a sample, and
+    `Features.ids_of` returns `<sample>/<id>`."""
 
     @property
     def folder(self) -> str:
-        """Where its files go: results/<run>, from where Snakemake runs."""
+        """The folder of its files: results/<run>, relative to Snakemake's folder."""
         return f"results/{self.name}"
 
     @property
     def logs(self) -> str:
-        """Where the logs of its steps go, in a folder of each step's KEY."""
+        """The folder of the logs of its steps, each in a folder named by its KEY."""
         return f"{self.folder}/logs"
 
     def features_of(self, name: str | None) -> str:
-        """Return the folder of the features called `name`, which a config without sets need not
-        name; one with a / in it is the folder of a finished run elsewhere.
+        """Return the folder of the features called `name`. A config without sets needs no name; a
+        name with a / is the folder of a finished run.
 
         Raises:
-            UserError: there are none of that name, or several and no name.
+            UserError: there are no features of that name, or several sets and no name.
         """
         if name is None and len(self.features) == 1:
             return next(iter(self.features.values()))
@@ -103,32 +107,32 @@ class Project(NamedTuple):
 
 
 class Made(NamedTuple):
-    """Files that a step makes together, of one thing that the config asks for."""
+    """Files that a step makes together, for one thing in the config."""
 
     label: str
-    """What status calls it, such as autoencoders.residues."""
+    """Its name in status, such as autoencoders.residues."""
     files: Sequence[str]
-    """What Snakemake is asked for; there is all of it once the last one is there, which is what
-    people are shown."""
+    """What Snakemake is asked for. The last one is written last; status shows it."""
     made_of: Sequence[str]
-    """Files: when one of them is newer, this is of what was before, unless `is_other` knows better:
-    Snakemake compares the content of small files."""
+    """Input files. If one of them is newer, the files are outdated, unless `is_other` returns
+    False: Snakemake compares the content of small files."""
     logs: Sequence[str]
-    """Of the jobs that make it, in their order."""
+    """Logs of the jobs that make it, in order."""
     removable: Sequence[str]
-    """Files and folders that `clean --keep nothing` removes, with the logs; what a killed job left
-    in a folder goes with it."""
+    """Files and folders that `clean --keep nothing` removes, with the logs and anything that a
+    killed job left in a folder."""
     progress: Callable[[], str] = str
-    """Says in a few words how far it is, while it is made; "" where nothing is known."""
+    """Returns the progress in a few words while it is made; "" if unknown."""
     is_other: Callable[[Sequence[str]], bool] = bool
-    """Tells of those of `made_of` that are newer whether the files were made of something else."""
+    """Returns whether the newer ones of `made_of` really differ from what the files were made
+    of."""
     figures: Callable[[], Mapping[str, int]] = dict
-    """Counts what is in the files, once they are there, such as fragments."""
+    """Returns counts of the finished files, such as fragments."""
     lock: str = ""
-    """A file that whoever makes them holds locked, so that `clean` leaves them alone."""
+    """A file that is locked while the files are made, so that `clean` does not remove them."""
 
     def stands(self) -> Literal["no", "yes", "older"]:
-        """Tell whether there is all of it; older: what it was made of has changed since."""
+        """Return whether all files exist; "older" if an input has changed since."""
         last = Path(self.files[-1])
         if not last.exists():
             return "no"
@@ -138,68 +142,84 @@ class Made(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command line that a step brings."""
+    """A command of a step."""
 
     summary: str
     module: str
-    """Its `add_arguments(parser)` returns the parsers of what it can do, if that is several; its
-    `run(arguments)` carries it out."""
+    """`add_arguments(parser)` of it returns the parsers of its subcommands, if it has several;
+    `run(arguments)` runs it."""
     error_status: int | None = None
-    """What it ends with on every error, where the usual statuses have another meaning."""
+    """The exit status of every error, if the usual ones have another meaning."""
     words: Callable[[list[str]], list[str]] = list
-    """Changes what was typed before it is read."""
+    """Changes the typed words before they are parsed."""
 
 
 class Step(Protocol):
-    """What the core asks. Importing a step costs nothing."""
+    """What the core calls. Importing a step must be cheap."""
 
     KEY: str
     """Its key of the config, and its folder in results/<run>/."""
     ABOUT: str
-    """In a sentence, what stands below the key."""
+    """A sentence about the section below the key."""
     SECTION: Any
-    """The type of that: a `Section`, or a mapping of names to one."""
+    """The type of the section: a `Section`, or a mapping of names to one."""
     RULES: Path
-    """Rules that are included where a config has the key. `mill.steps[KEY]` is what was asked, and
-    `mill.project` the project. Names in it begin with the KEY: all rules share them. A `params` has
-    paths of `input` and `output` (`subpath`), since a module's prefix moves these alone. A job
-    without `conda:` runs where Snakemake does, so a package of its own is found."""
+    """Rules that are included if a config has the key. `mill.steps[KEY]` is the section, and
+    `mill.project` the project. Names in it begin with the KEY, because all rules share them. Build
+    paths in `params` from `input` and `output` (`subpath`): a module's prefix moves only these. A
+    job without `conda:` runs in Snakemake's environment, which has the step's package."""
     COMMANDS: Mapping[str, Command]
 
     def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield what is wrong with the section `asked` and would end a job: the key below KEY, and
-        a sentence. No look at files that a job may make."""
+        """Yield errors of the section `asked` that would end a job: the key below KEY, and a
+        sentence. Opens no file that a job may make."""
 
     def made(self, asked: Any, project: Project) -> Sequence[Made]:
-        """Return what is made, in its order."""
+        """Return what is made, in order."""
 
 
 @runtime_checkable
 class TakesSamples(Protocol):
-    """A step that may stand in a project with a sheet of samples; others are refused there."""
+    """A step that is allowed in a project with a sheet of samples."""
 
     TAKES_SAMPLES: bool
 
 
 @runtime_checkable
+class MakesProteins(Protocol):
+    """A step that makes proteins of nucleotides, for who gave the one where the other is read."""
+
+    def proteins_of(self, paths: Sequence[str]) -> tuple[str, str]:
+        """Return what to type, and the file of proteins that it makes."""
+
+
+@runtime_checkable
+class ReadsVariables(Protocol):
+    """A step that reads variables of the environment which other programs set."""
+
+    VARIABLES: Sequence[Variable]
+    """For docs/environment.md."""
+
+
+@runtime_checkable
 class ChecksFiles(Protocol):
-    """A step that looks into files before the first job."""
+    """A step that checks files before the first job."""
 
     def problems_of_files(
         self, asked: Any, project: Project
     ) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Yield, as `problems` does, what files that are there would make a job refuse. Files that
-        are not there yet are passed over: another rule may make them."""
+        """Yield, as `problems` does, errors in existing files that would end a job. Missing files
+        are skipped: another rule may make them."""
 
 
 @runtime_checkable
 class MakesRecords(Protocol):
-    """A step that comes before features: these are computed of what it makes of the inputs."""
+    """A step before the features: these are computed from its files instead of the inputs."""
 
     def records(self, asked: Any, project: Project) -> Mapping[str, str]:
-        """Return the files that sets of features may read, by kind of records. A set takes what its
-        `of` names, or is called by; without either, the first. In a project with samples each is a
-        sheet of them: another one where a file of it is another."""
+        """Return the files that sets of features may read, by kind of records. A set reads the kind
+        that its `of` names, else the kind of its own name, else the first. In a project with
+        samples each is a sheet of such files; if one of them changes, the sheet changes."""
 
     def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
-        """Return the same files, made in `folder` where they are not there and up to date."""
+        """Return the same files, made in `folder` if they are missing or outdated."""

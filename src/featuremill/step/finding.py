@@ -1,4 +1,4 @@
-"""Which steps are installed; each is loaded when its key stands in a config."""
+"""The installed steps; each is loaded when a config has its key."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ REQUIRED = [name for name in (*Step.__annotations__, *vars(Step)) if name[0] != 
 
 
 def known() -> list[str]:
-    """Return the keys of the steps that are installed."""
+    """Return the keys of the installed steps."""
     return [*built_in(), *entry_points.others(GROUP)]
 
 
 def built_in() -> list[str]:
-    """Return the keys of those that come along."""
+    """Return the keys of the built-in steps."""
     return [*entry_points.own(GROUP)]
 
 
 @functools.cache
 def step_of(key: str) -> Step:
-    """Return the step of a key that is installed.
+    """Return the step with the key `key`.
 
     Raises:
-        UserError: it cannot be loaded, or lacks something.
+        UserError: it cannot be loaded, or lacks an attribute.
     """
     entry = entry_points.find(GROUP, key)
     assert entry, key
     try:
-        found = entry.load()
+        module = entry.load()
     except Exception as error:
         raise UserError(
             f"the step {key} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}; "
             "update or uninstall its package."
         ) from error
-    lacks = [name for name in REQUIRED if not hasattr(found, name)]
-    if lacks or key != found.KEY:
-        problem = f"lacks {', '.join(lacks)}" if lacks else f"has the KEY {found.KEY!r}"
+    lacks = [name for name in REQUIRED if not hasattr(module, name)]
+    if lacks or key != module.KEY:
+        problem = f"lacks {', '.join(lacks)}" if lacks else f"has the KEY {module.KEY!r}"
         raise UserError(f"the step {key} ({entry.value}) {problem}; update its package.")
-    step: Step = found
+    step: Step = module
     return step
 
 
@@ -61,9 +61,9 @@ def sections(of: list[str]) -> type[BaseModel]:
 
 
 def commands() -> dict[str, Command]:
-    """Return what the steps bring that is typed; a broken one brings nothing."""
-    found: dict[str, Command] = {}
+    """Return the commands of all steps; a step that cannot be loaded has none."""
+    every: dict[str, Command] = {}
     for key in known():
-        with contextlib.suppress(UserError):  # said to whoever asks for it
-            found |= step_of(key).COMMANDS
-    return found
+        with contextlib.suppress(UserError):  # reported where the step is used
+            every |= step_of(key).COMMANDS
+    return every

@@ -17,6 +17,7 @@ import datetime
 import logging
 import os
 import pwd
+import re
 import shutil
 import stat
 import tempfile
@@ -39,17 +40,24 @@ RUNS = "runs"
 """The folder of a publisher that is of no recipe."""
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Of what is published, where the store's own folder lets everybody read."""
+LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
+"""One of several stores with `:` between: an address, perhaps with a port, or a folder."""
 log = logging.getLogger("featuremill.store")
 _noting = threading.Lock()
 Identity = tuple[int, int, int] | None
 """What changes when a file is written again: bytes, time, number; None of one that is not there."""
 
 
-def layers(asked: Sequence[str]) -> list[Path]:
+def layers(asked: Sequence[str]) -> list[str]:
     """Return the stores that a config asks for, or else the environment: all are read, and the
     first is written; none where a run keeps its parts to itself."""
-    found = asked or [path for path in STORE.value().split(os.pathsep) if path]
-    return [Path(path).expanduser().absolute() for path in found]
+    found = asked or LAYER.findall(STORE.value())
+    return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in found]
+
+
+def is_remote(layer: str) -> bool:
+    """Tell whether a store is read through fsspec (`remote.py`) and is no folder."""
+    return "://" in layer
 
 
 def user() -> str:
@@ -124,12 +132,15 @@ def publishers(store: Path) -> list[Path]:
 
 
 def open_layers(asked: Sequence[str]) -> list[Path]:
-    """Return the stores that a run reads, once it is seen that the first can be written.
+    """Return the folders that a run reads, once it is seen that the first can be written; remote
+    stores are not among them.
 
     Raises:
         UserError: where it cannot, or another one cannot be read; says what is lacking.
     """
-    found = layers(asked)
+    found = [Path(layer) for layer in layers(asked) if not is_remote(layer)]
+    if remote := next(filter(is_remote, layers(asked)[:1]), ""):
+        raise UserError(f"store: {remote}: it is only read; name a folder of yours before it.")
     for number, store in enumerate(found):
         if number == 0:
             _try_to_write(store)

@@ -68,13 +68,14 @@ class Level(NamedTuple):
 
 def _levels_in(folder: Path) -> list[Level]:
     """Return the levels in `folder`; damaged ones are left out."""
-    return [level for path in sorted(folder.glob("*.arrow")) if (level := _opened(path))]
+    return [level for path in sorted(folder.glob("*.arrow")) if (level := opened(path))]
 
 
-def _opened(path: Path) -> Level | None:
+def opened(path: Path) -> Level | None:
+    """Return the level at `path`; None, and a warning, where it is none."""
     try:
         if digest_of_file(path) != path.stem:
-            log.warning("%s: this index is damaged; the parts are read in its place.", path)
+            log.warning("%s: this index is damaged, and not used.", path)
             return None
         with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
             return Level(
@@ -83,7 +84,7 @@ def _opened(path: Path) -> Level | None:
     except OSError:  # removed meanwhile, as it became one with others
         return None
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException):
-        log.warning("%s: this is no index; the parts are read in its place.", path)
+        log.warning("%s: this is no index, and not used.", path)
         return None
 
 
@@ -105,7 +106,7 @@ def keep_index(store: Path, recipe: str) -> None:
         return
     open_folder(shelf.levels, store)
     before = sorted(shelf.levels.glob("*.arrow"))
-    levels = [level for path in before if (level := _opened(path))]
+    levels = [level for path in before if (level := opened(path))]
     with tempfile.TemporaryDirectory(dir=shelf.levels, prefix=".new.") as name:
         levels += _levels_of_parts(_missing(shelf, levels), Path(name))
         levels = _grown(levels, shelf.parts().keys(), Path(name))

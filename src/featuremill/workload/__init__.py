@@ -34,6 +34,7 @@ from featuremill.workload.optional import Converted as Converted
 from featuremill.workload.optional import DrawsFigures as DrawsFigures
 from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
 from featuremill.workload.optional import HasPrecisions as HasPrecisions
+from featuremill.workload.optional import TakesObjects as TakesObjects
 from featuremill.workload.optional import TakesPublished as TakesPublished
 from featuremill.workload.optional import TellsMemory as TellsMemory
 from featuremill.workload.optional import TellsWays as TellsWays

@@ -35,7 +35,7 @@ class Figure(NamedTuple):
     """The name of the file, the caption and the anchor in the page."""
     title: str
     sentence: str
-    """A sentence that says what the figure shows, with its main numbers."""
+    """A sentence about what the figure shows, with its main numbers."""
     panels: tuple[Panel, ...] = ()
     """Empty if there is nothing to draw."""
     terms: tuple[tuple[str, str], ...] = ()

@@ -248,10 +248,22 @@ class TakesPublished(Protocol):
     def published(
         self, source: Path, fasta: Path, declared: str, layer: int | None
     ) -> Iterator[tuple[Any, pa.Table, int]]:
-        """Yield vectors of the proteins in `fasta`: the options by which a run takes them, whose
-        `declared` says whose they are; a table of each payload's sha256 and its values; and how
-        many proteins had none so far. Nothing where none has a vector.
+        """Yield, for the proteins in `fasta`: the options with which a run takes the vectors
+        (`declared` names their author); a table of each payload's sha256 and its values; and the
+        number of proteins without a vector so far. Yields nothing if no protein has a vector.
 
         Raises:
-            UserError: `source` has none, or they are not of one kind.
+            UserError: `source` has no vectors, or they are not of one kind.
         """
+
+
+@runtime_checkable
+class TakesObjects(Protocol):
+    """Objects of its own kind that a Python program has; for `featuremill.compute`."""
+
+    OBJECTS: str
+    """What they are, in words, such as "an AnnData for cells"."""
+
+    def write_object(self, inputs: Any, stem: Path) -> Path | None:
+        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
+        that; None for what is of another kind."""

@@ -174,7 +174,7 @@ def cache_folder(given: Path | None = None) -> Path:
 
 
 def converted(model: str, layout: str) -> WeightsFile | None:
-    """Return what an earlier conversion of a published model says; None where there was none."""
+    """Return the record of an earlier conversion of a published model, or None."""
     return WeightsFile.find(cache_folder() / layout / f"{model}.json")
 
 

@@ -11,6 +11,7 @@ from pydantic import Field
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section, Several
+from featuremill.steps.autoencoders import variables
 
 KEY = "autoencoders"
 TAKES_SAMPLES = True
@@ -25,11 +26,12 @@ COMMANDS = {
         "featuremill.steps.autoencoders.command",
     )
 }
+VARIABLES = variables.OF_TORCHRUN
 Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 class Autoencoder(Section):
-    """One autoencoder, and what it is trained on."""
+    """One autoencoder, and its training."""
 
     of: str | None = None
     """The set of features, or the folder of a finished run. Needed where there are several sets."""
@@ -40,34 +42,36 @@ class Autoencoder(Section):
     k: Count = 32
     """Features that are active in a vector."""
     batch: Count = 4096
-    """Vectors of a step, of all devices together."""
+    """Vectors of a step, over all devices."""
     steps: Count = 10_000
     """Steps of the training."""
     seed: int = Field(default=0, ge=0, strict=True)
-    """Of the order of the vectors, the start, and what is held out."""
+    """The seed of the order of the vectors, the initial weights and the choice of held-out
+    records."""
     learning_rate: float | None = Field(default=None, gt=0)
     """If not given, 2e-4 / sqrt(features / 16384)."""
     dead_after: Count = 200
-    """Steps without activity after which a feature is dead and helped along."""
+    """A feature that was not active for so many steps counts as dead. Only dead features learn from
+    the auxiliary loss."""
     held_out: float = Field(default=0.05, ge=0, lt=1)
-    """Share of the records for the report alone."""
+    """Share of the records that is kept for the report."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Of products; weights and sums are fp32."""
+    """Number type of matrix products; weights and sums are fp32."""
     gpus: Count = 1
-    """Devices, with a process each: 1, 2, 4 or 8; on CPUs so many processes."""
+    """Devices, with a process each: 1, 2, 4 or 8; on CPUs the number of processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
-    """Where it is trained."""
+    """Device of the training."""
     threads: Count = 1
-    """Threads of each process; others change the last digits."""
+    """Threads of each process; another number changes the last digits."""
     checkpoint_minutes: float = Field(default=10.0, gt=0)
-    """Between two checkpoints."""
+    """Minutes between two checkpoints."""
     encode: Several = ()
-    """Further sets of features, or folders of finished runs, of which is written which features are
-    active in each record: `<autoencoder>.<name>.parquet` beside its folder."""
+    """Further sets of features, or folders of finished runs. For each, the features that are active
+    in each record are written to `<autoencoder>.<name>.parquet` beside the autoencoder's folder."""
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that the training asks for."""
+        """The number of GPUs of the training."""
         return 0 if self.device == "cpu" else self.gpus
 
     @property
@@ -90,7 +94,7 @@ def folder_of(name: str, project: Project) -> str:
 
 
 def encoded(asked: Autoencoder, project: Project) -> Mapping[str, str]:
-    """Return the runs to be encoded by what their tables are called."""
+    """Return the runs to encode, by the names of their tables."""
     folders = map(project.features_of, asked.encode)
     return {folder.rpartition("/")[2]: folder for folder in folders}
 
@@ -98,17 +102,17 @@ def encoded(asked: Autoencoder, project: Project) -> Mapping[str, str]:
 def problems(
     asked: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield what a training would refuse."""
+    """Yield the errors that a training would report."""
     from featuremill.steps.autoencoders.card import Options, refuse_other_count
     from featuremill.steps.autoencoders.command import OPTIONS
 
     for name, one in asked.items():
-        told: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
+        given: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
         checks: dict[str, Callable[[], Any]] = {
             "of": partial(project.features_of, one.of),
             "encode": partial(encoded, one, project),
             "gpus": partial(refuse_other_count, one.gpus),
-            "features": Options(learning_rate=one.learning_rate or 1.0, **told).check,
+            "features": Options(learning_rate=one.learning_rate or 1.0, **given).check,
         }
         for key, check in checks.items():
             try:
@@ -120,7 +124,7 @@ def problems(
 def problems_of_files(
     asked: Mapping[str, Autoencoder], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a column of vectors that the features are not going to have, or several and no name."""
+    """Yield a missing column of vectors, or several columns without a choice."""
     from featuremill.features import chosen
 
     for name, one in asked.items():
@@ -133,11 +137,11 @@ def problems_of_files(
 
 
 def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
-    """Return each autoencoder with its page, and the tables that are encoded by it."""
-    found = []
+    """Return each autoencoder with its page, and the tables that it encodes."""
+    every = []
     for name, one in asked.items():
         folder, logs = folder_of(name, project), f"{project.logs}/{KEY}/{name}"
-        found.append(
+        every.append(
             Made(
                 f"{KEY}.{name}",
                 [f"{folder}/report.html"],
@@ -151,8 +155,8 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
             file, made_of = f"{folder}.{table}.parquet", [f"{folder}/sae.json"]
             made_of.append(f"{run}/manifest.json")
             label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
-            found.append(Made(label, [file], made_of, [log], [file]))
-    return found
+            every.append(Made(label, [file], made_of, [log], [file]))
+    return every
 
 
 def _progress(folder: Path) -> str:

@@ -1,5 +1,5 @@
-"""A sparse autoencoder on the disk: a folder in SAELens' layout, and sae.json, which is written
-last and says what it was made of."""
+"""A sparse autoencoder on disk: a folder in SAELens' layout, and sae.json, which is written last
+and has its provenance."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ CHECKPOINT = "checkpoint.safetensors"
 PAGE, FEATURES = "report.html", "features.tsv"
 FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
-"""Pieces in which a batch is computed, by however many ranks: their sums are added in pairs, so
+"""Pieces in which a batch is computed, for any number of ranks. Their sums are added in pairs, so
 1, 2, 4 and 8 ranks get the same bits."""
 PARAMETERS = ("W_enc", "b_enc", "W_dec", "b_dec")
 DIVISORS = [number for number in range(1, SLICES + 1) if SLICES % number == 0]
-"""How many ranks can share them."""
+"""Numbers of ranks that can share the slices."""
 
 
 class Needs(WorkloadOptions):
-    """What autoencoders are trained and applied with."""
+    """Packages to train and apply autoencoders."""
 
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 
 
 class Options(Record):
-    """What determines the values, besides the vectors."""
+    """Everything besides the vectors that determines the values."""
 
     features: int
-    """Of the autoencoder: columns of the encoder."""
+    """Columns of the encoder."""
     k: int
-    """Features of a vector that are active, at most."""
+    """The most active features of a vector."""
     batch: int
-    """Vectors of a step, of all ranks together."""
+    """Vectors of a step, over all ranks."""
     steps: int
     seed: int
     learning_rate: Number
@@ -53,10 +53,10 @@ class Options(Record):
     held_out: Number
     """Share of the records."""
     dtype: Literal["fp32", "bf16"]
-    """Of products."""
+    """Of matrix products."""
 
     def check(self) -> None:
-        """Raise UserError for what cannot be."""
+        """Raise UserError for impossible values."""
         if not 1 <= self.k <= self.features:
             raise UserError(
                 f"--k {self.k}: of {self.features:,} features at least 1 and at most all can be "
@@ -76,7 +76,7 @@ class Options(Record):
 
 
 class Source(Record):
-    """The vectors."""
+    """The vectors of the training."""
 
     run: str
     recipe: str
@@ -86,7 +86,7 @@ class Source(Record):
     parts: str
     """One digest of all parts."""
     settings: Settings
-    """What the recipe is the digest of."""
+    """The settings of the recipe."""
 
 
 class Card(JsonFile):
@@ -105,7 +105,7 @@ class Card(JsonFile):
 
 
 def refuse_other_count(num_ranks: int) -> None:
-    """Raise UserError where so many ranks cannot share a batch."""
+    """Raise UserError if so many ranks cannot share a batch."""
     if num_ranks not in DIVISORS:
         raise UserError(
             f"--gpus {num_ranks}: a batch is computed in {SLICES} equal slices, which "
@@ -114,13 +114,13 @@ def refuse_other_count(num_ranks: int) -> None:
 
 
 def identity(options: Options, source: Source) -> dict[str, Any]:
-    """Return all that tells trainings apart, by name; where the run's folder lies does not."""
-    told = source.as_json()
-    return {**options.as_json(), **{key: told[key] for key in ("recipe", "column", "parts")}}
+    """Return everything that identifies a training, by name; the path of the run does not count."""
+    entry = source.as_json()
+    return {**options.as_json(), **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
 def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise UserError where `what` in `folder` is of another training."""
+    """Raise UserError if `what` in `folder` is of another training."""
     names = [name for name in {**ours, **theirs} if theirs.get(name) != ours.get(name)]
     if names:
         differences = listed(
@@ -133,7 +133,7 @@ def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raise UserError where `folder` holds what is not of an autoencoder."""
+    """Raise UserError if `folder` has files that are not an autoencoder's."""
     card.refuse_other_folder(
         folder,
         lambda name: name in FILES or name[0] == ".",
@@ -144,7 +144,7 @@ def refuse_other_folder(folder: Path) -> None:
 
 def write_config(path: Path, options: Options, width: int) -> None:
     """Write cfg.json as SAELens 6 reads it (`TopKSAEConfig` in sae_lens/saes/topk_sae.py)."""
-    told = {
+    config = {
         "architecture": "topk",
         "d_in": width,
         "d_sae": options.features,
@@ -155,18 +155,19 @@ def write_config(path: Path, options: Options, width: int) -> None:
         "normalize_activations": "none",
         "reshape_activations": "none",
         "rescale_acts_by_decoder_norm": False,
-        # Without a version, it is read as one of SAELens 5, whose keys meant other things.
+        # Without a version, SAELens reads it as a file of version 5, with other meanings of the
+        # keys.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
-    write_json(path, told)
+    write_json(path, config)
 
 
 def read(folder: Path) -> tuple[Card, dict[str, Any]]:
     """Return the card and the tensors of the autoencoder in `folder`.
 
     Raises:
-        UserError: when there is none.
-        IntegrityError: when it is not what was written.
+        UserError: there is none.
+        IntegrityError: it is damaged or was changed.
     """
     refuse_without_packages(Needs)
     from safetensors.torch import load_file

@@ -1,8 +1,8 @@
 """sae: sparse autoencoders on the features of finished runs.
 
-`estimate` says what a training needs, `train` makes one, `watch` shows how far it is, `encode` says
-which of its features are active in each record, `report` how good it is and which records each
-feature is about. A run is only read.
+`estimate` prints the memory of a training, `train` trains, `watch` shows the progress, `encode`
+writes the active features of each record, and `report` measures the quality and lists the strongest
+records of each feature. A run is only read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
-    """Add what `featuremill sae` can do; return the parsers of that."""
+    """Add the subcommands of `featuremill sae`; return their parsers."""
     acts = parser.add_subparsers(dest="act", required=True, metavar="ACT")
     adding = (_add_train, _add_watch, _add_estimate, _add_encode, _add_report)
     return [add(acts) for add in adding]
@@ -183,7 +183,7 @@ def _add_computing(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill sae`; return 1 where a training that is watched is not done."""
+    """Run `featuremill sae`; return 1 if a watched training is not done."""
     if arguments.act == "watch":
         from featuremill.steps.autoencoders import progress
 
@@ -250,8 +250,8 @@ def _options(arguments: argparse.Namespace) -> Options:
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:
-    """Return what starts a rank of the same training."""
-    told = {
+    """Return the command of a rank of the same training."""
+    given = {
         **_options(arguments).as_json(),
         "vectors": arguments.vectors,
         "output": arguments.output,
@@ -261,7 +261,7 @@ def _words(arguments: argparse.Namespace) -> list[str]:
     }
     words = ["sae", "train", str(arguments.run_folder)]
     words += [
-        f"--{name.replace('_', '-')}={value}" for name, value in told.items() if value is not None
+        f"--{name.replace('_', '-')}={value}" for name, value in given.items() if value is not None
     ]
     loudness = [word for word in ("quiet", "verbose") if getattr(arguments, word)]
     return [*words, *(f"--{word}" for word in loudness)]

@@ -1,4 +1,4 @@
-"""encode: which features of an autoencoder are active in each record of a run."""
+"""encode: the active features of an autoencoder in each record of a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """What became of a few records; V vectors of all of them, K active features of each."""
+    """Some encoded records: V vectors of all of them, K active features of each."""
 
     ids: list[str]
     rows: Rows
@@ -44,21 +44,21 @@ class Encoded(NamedTuple):
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
         record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
-        found = torch.zeros(len(self.counts) * num_features)
+        values = torch.zeros(len(self.counts) * num_features)
         places = (record_V[:, None] * num_features + self.indices_VK).flatten()
-        found.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
-        return found.view(-1, num_features).numpy()
+        values.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
+        return values.view(-1, num_features).numpy()
 
 
 class Encoder:
-    """An autoencoder, and the vectors of a run that it may be applied to."""
+    """An autoencoder, and the vectors of a run to encode."""
 
     def __init__(self, run: Path, sae: Path, takes_any_recipe: bool, threads: int) -> None:
         """Open both.
 
         Raises:
-            UserError: when one is missing, or they do not belong together.
-            IntegrityError: when a file is not what was written.
+            UserError: one is missing, or they do not belong together.
+            IntegrityError: a file is damaged or was changed.
         """
         torch.set_num_threads(max(1, threads))
         self.card, self.tensors = card.read(sae)
@@ -80,11 +80,11 @@ class Encoder:
         self.vectors.check()
 
     def blocks(self) -> Iterator[Encoded]:
-        """Yield what becomes of all records with vectors, in the order of the run's input."""
+        """Yield the encoded records that have vectors, in the order of the run's input."""
         shown = Progress(log, "encoding")
         num_done = 0
         for ids, rows in self.vectors.records():
-            # A record counts itself, too: those of a block have a row each in what is summed up.
+            # Records of a block have a row each in the sums, so a record counts itself, too.
             sizes = np.cumsum(self.vectors.num_of_row[rows] + 1) // self._most
             edges = [0, *(1 + np.flatnonzero(np.diff(sizes))).tolist(), len(ids)]
             for begin, end in pairwise(edges):
@@ -97,8 +97,8 @@ class Encoder:
     def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
         vectors, counts = self.vectors.of_rows(rows)
         few = torch.split(torch.from_numpy(vectors), self._most)  # a single record may be long
-        found = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
-        values, indices = map(torch.cat, zip(*found, strict=True))
+        encoded = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
+        values, indices = map(torch.cat, zip(*encoded, strict=True))
         return Encoded(ids, rows, counts, vectors, values, indices)
 
 
@@ -106,7 +106,7 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
     """Write the table of active features to `output`.
 
     Raises:
-        UserError: when run, autoencoder or output are not fit for it.
+        UserError: run, autoencoder or output cannot be used.
     """
     if output.suffix != ".parquet":
         raise UserError(f"{output}: active features are a .parquet; give a name that ends so.")
@@ -132,8 +132,8 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
 
 
 def active(block: Encoded, num_features: int) -> pa.Array:
-    """Return the active features of each record of a block, ascending, as a list<struct> column;
-    of several vectors, the highest value of each feature."""
+    """Return the active features of each record of a block, ascending, as a list<struct> column; of
+    several vectors, the highest value of each feature."""
     highest = block.highest(num_features)
     of_record, feature = np.nonzero(highest)
     ends = np.searchsorted(of_record, np.arange(len(block.ids) + 1))

@@ -1,8 +1,8 @@
-"""estimate: what a training needs, before anything starts.
+"""estimate: the memory of a training, before it starts.
 
-Counted are the tensors that `training.py` holds at once: parameters and Adam's moments, gradients
-of as many buffers as the sum takes, and what one slice of a batch leaves on its way. Besides, on a
-GPU, what CUDA itself takes; in the host's memory, Python with torch.
+It counts the tensors that `training.py` holds at once: parameters and Adam's moments, gradients in
+as many buffers as the sum needs, and the intermediate results of one slice. On a GPU, CUDA's own
+memory is added; in the host's memory, Python with torch.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from featuremill.steps.autoencoders.card import SLICES, Options, refuse_other_co
 
 FLOAT = 4
 HOST_BYTES = 460 * 2**20
-"""Python, torch with what Adam imports, and Arrow, without a vector: measured with torch 2.13."""
+"""Python, torch with the imports of Adam, and Arrow, without a vector: measured with torch 2.13."""
 ROW_BYTES = 29
-"""Of a record, in `Parts`."""
+"""Bytes of a record in `Parts`."""
 LOADED = 8
-"""Bytes that each number of a slice takes while it is read."""
+"""Bytes of each number of a slice while it is read."""
 SLICE_OF_FEATURES, SLICE_OF_WIDTH = 4, 6
-"""Matrices of a slice that are there at once, of features and of the vectors' width."""
+"""Matrices of a slice that exist at once, of the number of features and of the vectors' width."""
 
 
 class Needed(NamedTuple):
-    """Bytes."""
+    """All in bytes."""
 
     device: int
-    """Of each device: of a CPU, of each rank's memory beside the host's own."""
+    """Of each device: of a CPU, the memory of each rank beside the host's."""
     host: int
     """Of each rank, in the host's memory."""
     mapped: int
-    """Of the run's vectors, of which the page cache keeps as much as fits."""
+    """Of the run's vectors; the page cache keeps as much as fits."""
     checkpoint: int
     weights: int
     """Of files."""
 
     def total(self, kind: str) -> int:
-        """Return what one rank takes of the host's memory where `kind` computes."""
+        """Return the host's memory of one rank that computes on `kind`."""
         return self.host + (self.device if kind == "cpu" else 0)
 
     def text(self, kind: str) -> str:
@@ -55,7 +55,7 @@ class Needed(NamedTuple):
 
 
 def of(options: Options, vectors: Parts, num_ranks: int) -> Needed:
-    """Return what `num_ranks` ranks need."""
+    """Return the memory of `num_ranks` ranks."""
     return needed(
         options, vectors.column.width, num_ranks, len(vectors.num_of_row), vectors.num_bytes
     )
@@ -69,7 +69,7 @@ def needed(
     parameters = 2 * width * num_features + num_features + width
     pairs = SLICES // num_ranks // 2
     num_buffers = max(1, pairs.bit_length()) + (num_ranks > 1)
-    # Autograd makes each gradient before it is added: the largest ones are of half the parameters.
+    # Autograd makes each gradient before it is added: the largest have half the parameters.
     copies = 3 + num_buffers + 1
     rows = options.batch // SLICES
     slice_numbers = rows * (SLICE_OF_FEATURES * num_features + SLICE_OF_WIDTH * width)
@@ -81,16 +81,16 @@ def needed(
 
 
 def say(root: Path, column: str | None, options: Options, num_ranks: int, as_json: bool) -> None:
-    """Print what a training on the run in `root` needs."""
+    """Print the memory of a training on the run in `root`."""
     options.check()
     refuse_other_count(num_ranks)
     vectors = features.open_parts(root, column)
-    found = of(options, vectors, num_ranks)
+    need = of(options, vectors, num_ranks)
     if as_json:
-        print(json.dumps(found._asdict() | {"host_with_cpu": found.total("cpu")}))
+        print(json.dumps(need._asdict() | {"host_with_cpu": need.total("cpu")}))
         return
     each = "" if num_ranks == 1 else " each"
-    print(f"a GPU: {human_bytes(found.device)}{each}, and {human_bytes(found.host)} of memory")
-    print(f"on CPUs: {human_bytes(found.total('cpu'))} of memory{each}")
-    print(f"vectors: {human_bytes(found.mapped)} in parts: the page cache keeps what fits")
-    print(f"files: {human_bytes(found.weights)}, and {human_bytes(found.checkpoint)} a checkpoint")
+    print(f"a GPU: {human_bytes(need.device)}{each}, and {human_bytes(need.host)} of memory")
+    print(f"on CPUs: {human_bytes(need.total('cpu'))} of memory{each}")
+    print(f"vectors: {human_bytes(need.mapped)} in parts: the page cache keeps what fits")
+    print(f"files: {human_bytes(need.weights)}, and {human_bytes(need.checkpoint)} a checkpoint")

@@ -1,4 +1,4 @@
-"""What the strongest records of each feature are called, and which words they have in common."""
+"""The descriptions of the strongest records of each feature, and the words that they share."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from featuremill.store import ledger
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 SHARED = 3
-"""Strongest records of a feature that have a word, at least."""
+"""The fewest of a feature's strongest records that share a word."""
 ENRICHED = 5
-"""Times as frequent as among all records that a word is among them, at least."""
+"""How many times as frequent a word must be as among all records."""
 MOST_WORDS = 5
 
 
 class Names(NamedTuple):
-    """Of some records, by feature."""
+    """The texts of some records, by feature."""
 
     descriptions: dict[str, str]
     """By id."""
     words_M: list[list[str]]
-    """Those that the most records of a feature have come first, then the rarest."""
+    """The words in most of a feature's records come first, then the rarest."""
 
 
 def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
-    """Return the descriptions of each feature's records, and words that are enriched in them."""
+    """Return the descriptions of each feature's records, and the words that are enriched in
+    them."""
     wanted = {id for ids in ids_M for id in ids}
     descriptions = {id: text for id, text in _descriptions(manifest) if id in wanted}
     shared_M = []

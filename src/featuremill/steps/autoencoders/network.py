@@ -1,7 +1,7 @@
 """The autoencoder: TopK after Gao et al. 2024 (arXiv:2406.04093), computed by torch.
 
-A vector x gets features z = ReLU(TopK((x - b_dec) W_enc + b_enc)) and comes back as
-z W_dec + b_dec. Shapes: B vectors, D their width, M features, K active ones.
+A vector x has the features z = ReLU(TopK((x - b_dec) W_enc + b_enc)) and is rebuilt as z W_dec +
+b_dec. Shapes: B vectors, D their width, M features, K active ones.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 Tensors = Mapping[str, Tensor]
 AUXILIARY = 1 / 32
-"""Weight of the loss by which dead features learn (Gao et al., A.2)."""
+"""Weight of the auxiliary loss of dead features (Gao et al., A.2)."""
 
 
 def sizes(width: int, num_features: int) -> dict[str, tuple[int, ...]]:
@@ -38,25 +38,25 @@ def initialise(tensors: Tensors, seed: int) -> None:
 
 
 def pre_activations(tensors: Tensors, x_BD: Tensor) -> Tensor:
-    """Return what TopK chooses from, (B, M)."""
+    """Return the input of TopK, (B, M)."""
     return (x_BD - tensors["b_dec"]) @ tensors["W_enc"] + tensors["b_enc"]
 
 
 def encode(tensors: Tensors, x_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the values and the numbers (B, K) of the active features; values may be 0."""
-    found = torch.topk(pre_activations(tensors, x_BD), k=k, dim=-1, sorted=False)
-    return found.values.relu(), found.indices
+    top = torch.topk(pre_activations(tensors, x_BD), k=k, dim=-1, sorted=False)
+    return top.values.relu(), top.indices
 
 
 def decode(tensors: Tensors, values_BK: Tensor, indices_BK: Tensor) -> Tensor:
-    """Return the vectors (B, D) that these features are for."""
+    """Return the vectors (B, D) that these features rebuild."""
     return (
         spread(values_BK, indices_BK, len(tensors["W_dec"])) @ tensors["W_dec"] + tensors["b_dec"]
     )
 
 
 def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:
-    """Return values at their features, (B, M), and 0 elsewhere."""
+    """Return the values at their features, (B, M), and 0 elsewhere."""
     empty = values_BK.new_zeros(len(values_BK), num_features)
     return empty.scatter(1, indices_BK, values_BK)
 
@@ -64,10 +64,10 @@ def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:
 def auxiliary_error(
     tensors: Tensors, pre_BM: Tensor, error_BD: Tensor, is_dead_M: Tensor, num_dead: int
 ) -> Tensor:
-    """Return the sum of squares of what dead features leave of the error that the others made,
-    scaled down where few are dead."""
+    """Return the sum of squares of the error that remains after dead features rebuild the error of
+    the others; scaled down if few are dead."""
     most = max(1, error_BD.shape[1] // 2)
     k = min(most, num_dead)
-    found = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)
-    rebuilt = spread(found.values, found.indices, pre_BM.shape[1]) @ tensors["W_dec"]
+    top = pre_BM.masked_fill(~is_dead_M, -torch.inf).topk(k, sorted=False)
+    rebuilt = spread(top.values, top.indices, pre_BM.shape[1]) @ tensors["W_dec"]
     return (rebuilt.float() - error_BD).square().sum() * min(1.0, num_dead / most)

@@ -1,8 +1,8 @@
-"""Which vectors a step takes: a keyed permutation, so seed and step alone say it.
+"""The vectors of a step: a keyed permutation, which depends only on seed and step.
 
-Position p of an epoch is a vector through a bijection that is computed, not stored. Blocks of
+Position p of an epoch is mapped to a vector by a bijection that is computed, not stored. Blocks of
 neighbouring vectors are shuffled over the whole run, then vectors within a window of blocks: so a
-step reads from a window that the page cache holds, however large the run is.
+step reads from a window that fits the page cache, for a run of any size.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ import numpy as np
 import numpy.typing as npt
 
 BLOCK = 2**8
-"""Vectors that stay together on the disk."""
+"""Vectors of a block, which are adjacent on disk."""
 WINDOW = 2**18
-"""Vectors of blocks that are mixed; a multiple of BLOCK."""
+"""Vectors of a window; a multiple of BLOCK."""
 ROUNDS = 6
 Places = npt.NDArray[np.uint64]
 
 
 def mixed(numbers: Places) -> Places:
     """Return 64-bit hashes of 64-bit numbers (the finaliser of SplitMix64, a bijection)."""
-    found = numbers + np.uint64(0x9E3779B97F4A7C15)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return found ^ (found >> np.uint64(31))
+    hashed = numbers + np.uint64(0x9E3779B97F4A7C15)
+    hashed = (hashed ^ (hashed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashed = (hashed ^ (hashed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return hashed ^ (hashed >> np.uint64(31))
 
 
 def key_of(*words: int) -> int:
@@ -35,50 +35,50 @@ def key_of(*words: int) -> int:
 
 
 def permuted(places: Places, size: int, key: int) -> Places:
-    """Return where a permutation of range(`size`) takes `places`: a Feistel network over the next
-    power of four, walked until it is inside again."""
+    """Return the images of `places` under a permutation of range(`size`): a Feistel network over
+    the next power of four, repeated until the result is below `size`."""
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     bits, mask = np.uint64(half), np.uint64(2**half - 1)
     keys = mixed(np.arange(ROUNDS, dtype=np.uint64) ^ np.uint64(key))
-    found = places.astype(np.uint64)
-    left = np.arange(len(found))  # those that are still to walk
+    images = places.astype(np.uint64)
+    left = np.arange(len(images))  # indices of results not yet below `size`
     while len(left):
-        high, low = found[left] >> bits, found[left] & mask
+        high, low = images[left] >> bits, images[left] & mask
         for of_round in keys:
             high, low = low, high ^ (mixed(low ^ of_round) & mask)
-        found[left] = (high << bits) | low
-        left = left[found[left] >= size]
-    return found
+        images[left] = (high << bits) | low
+        left = left[images[left] >= size]
+    return images
 
 
 class Order:
-    """The vectors of a training, epoch after epoch, each once an epoch."""
+    """The vectors of a training, epoch after epoch, each once in an epoch."""
 
     def __init__(self, num_vectors: int, seed: int) -> None:
         self._num, self._seed = num_vectors, seed
         self._num_blocks = -(-num_vectors // BLOCK)
 
     def vectors(self, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Return the vectors at `count` positions from `first` on, counted through all epochs."""
+        """Return the vectors at `count` positions from `first` on, counted over all epochs."""
         positions = np.arange(first, first + count, dtype=np.uint64)
         epochs = positions // np.uint64(self._num)
-        found = positions % np.uint64(self._num)
+        chosen = positions % np.uint64(self._num)
         for epoch in np.unique(epochs).tolist():
             left = np.flatnonzero(epochs == epoch)
             while len(left):  # the last block may reach beyond the last vector
-                found[left] = self._padded(found[left], epoch)
-                left = left[found[left] >= self._num]
-        return found.astype(np.int64)
+                chosen[left] = self._padded(chosen[left], epoch)
+                left = left[chosen[left] >= self._num]
+        return chosen.astype(np.int64)
 
     def _padded(self, places: Places, epoch: int) -> Places:
-        """Return where `places` of whole blocks go."""
+        """Return the images of `places` of whole blocks."""
         block = np.uint64(BLOCK)
         windows = places // np.uint64(WINDOW)
-        found = np.empty_like(places)
+        images = np.empty_like(places)
         for window in np.unique(windows).tolist():
             here, first = windows == window, window * WINDOW
             size = min(WINDOW, self._num_blocks * BLOCK - first)
             key = key_of(self._seed, epoch, 1, window)
-            found[here] = permuted(places[here] - np.uint64(first), size, key) + np.uint64(first)
-        blocks = permuted(found // block, self._num_blocks, key_of(self._seed, epoch, 0))
-        return blocks * block + found % block
+            images[here] = permuted(places[here] - np.uint64(first), size, key) + np.uint64(first)
+        blocks = permuted(images // block, self._num_blocks, key_of(self._seed, epoch, 0))
+        return blocks * block + images % block

@@ -1,4 +1,4 @@
-"""The page of an autoencoder: how good it is, how it was trained, and what its features are."""
+"""The page of an autoencoder: its quality, its training, and its features."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
-"""Features that the page lists: the most frequent ones."""
+"""Features on the page: the most frequent ones."""
 MOST_POINTS = 400
 MOST_TEXT = 60
 """Letters of a record's description."""
 MOST_ROWS = 30
-"""Features that are listed unfolded."""
+"""Features that are visible without unfolding."""
 MANY_DEAD = 0.2
-"""Share of dead features from which the page warns."""
+"""The share of dead features above which the page warns."""
 TERMS = (
     ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
     ("L0", "features that are active in a vector, on average; k at most"),
@@ -49,7 +49,7 @@ def write_page(
     names: Names,
     rows: list[dict[str, Any]],
 ) -> None:
-    """Write the page of the autoencoder called `name`, looked at on `run`, to `path`."""
+    """Write the page of the autoencoder called `name`, measured on `run`, to `path`."""
     order = np.argsort(-top.frequency_M, kind="stable")
     order = order[top.frequency_M[order] > 0]
     listed = [
@@ -97,7 +97,7 @@ def write_page(
 
 
 def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:
-    """Return what to do about dead features, where they are many."""
+    """Return advice about dead features if they are many."""
     if dead < MANY_DEAD:
         return ""
     share = f"{dead:.1%}".replace("%", " %")

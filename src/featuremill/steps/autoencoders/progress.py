@@ -1,4 +1,4 @@
-"""How far a training is, by its training.jsonl: one line each hundred steps."""
+"""The progress of a training, from its training.jsonl: one line for every hundred steps."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from featuremill.base.locking import try_lock
 from featuremill.base.words import clock
 
 TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
-"""What a training writes meanwhile, and last; and what it holds meanwhile."""
+"""Written during a training, written last, and locked during it."""
 NOT_DONE = 1
-"""What it ends with before the training is done."""
+"""The exit status before the training is done."""
 
 
 def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
-    """Show each new line until the training is done, or once; return 0 done, 1 not done."""
+    """Print each new line until the training is done, or one line; return 0 if done, else 1."""
     if not ((folder / TRAINING).is_file() or (folder / CARD).is_file()):
         raise UserError(f"{folder}: there is no training here; name an autoencoder's folder.")
     last = None
@@ -40,7 +40,7 @@ def watch(folder: Path, is_once: bool, is_json: bool, every: float) -> int:
 
 
 def progress(folder: Path) -> str:
-    """Return how far a training is; "" before its first steps."""
+    """Return the progress of a training; "" before its first steps."""
     row = _last(folder / TRAINING)
     return line_of(row) if row else ""
 
@@ -65,7 +65,7 @@ def line_of(row: dict[str, Any] | None, is_done: bool = False) -> str:
 
 
 def _last(path: Path) -> dict[str, Any] | None:
-    """Return the last whole line; None where there is none yet."""
+    """Return the last complete line, or None."""
     try:
         lines = path.read_bytes().split(b"\n")[:-1]
         return dict(json.loads(lines[-1])) if lines else None

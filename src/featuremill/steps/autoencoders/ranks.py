@@ -1,5 +1,5 @@
-"""The processes of one training: how torchrun starts them, how they add up what they have, and one
-sentence when one of them dies."""
+"""The processes of one training: their start by torchrun, their sums, and one message if one of
+them dies."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from torch import Tensor, distributed
 from featuremill.base import environment, faults
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.this_process import INTERRUPTS, die_with_parent
+from featuremill.steps.autoencoders import variables
 
 LOST = 75
-"""Exit status of a rank whose neighbour is gone: another one knows why."""
+"""Exit status of a rank that lost another one; that one has the reason."""
 KINDS = {kind.exit_status: kind for kind in (UserError, DeviceError, IntegrityError)}
 log = logging.getLogger("featuremill.sae")
 
@@ -32,19 +33,17 @@ class LostRank(Exception):  # noqa: N818
 
 
 class Ranks:
-    """Which rank of how many this process is, on which device."""
+    """The rank of this process, the number of ranks, and the device."""
 
     def __init__(self, kind: str) -> None:
-        """Meet the others, if torchrun started this process as one of several; `kind` is that of
-        the devices, cuda or cpu."""
+        """Connect to the other ranks, if torchrun started this process as one of several; `kind` is
+        that of the devices, cuda or cpu."""
         self.count, self.number, place = 1, 0, 0
         if is_one():
-            die_with_parent(
-                os.getppid(), signal.SIGTERM
-            )  # torchrun's own death takes no rank along
-            self.count = int(environment.WORLD_SIZE.text() or 1)
-            self.number = int(environment.RANK.text() or 0)
-            place = int(environment.LOCAL_RANK.text() or 0)
+            die_with_parent(os.getppid(), signal.SIGTERM)  # the death of torchrun ends no rank
+            self.count = int(variables.WORLD_SIZE.text() or 1)
+            self.number = int(variables.RANK.text() or 0)
+            place = int(variables.LOCAL_RANK.text() or 0)
         self.device = torch.device(kind, place) if kind == "cuda" else torch.device("cpu")
         if kind == "cuda":
             torch.cuda.set_device(self.device)
@@ -52,11 +51,11 @@ class Ranks:
             distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
     def add(self, ours: Tensor, theirs: Tensor) -> None:
-        """Replace `ours` by the sum over all ranks, added in pairs, which every rank gets to the
-        same bits; `theirs` is a buffer of its size.
+        """Replace `ours` by the sum over all ranks, added in pairs, with the same bits on every
+        rank; `theirs` is a buffer of its size.
 
         Raises:
-            LostRank: when another one is gone.
+            LostRank: another rank is gone.
         """
         distance = 1
         while distance < self.count:
@@ -74,19 +73,19 @@ class Ranks:
             distance *= 2
 
     def close(self) -> None:
-        """Take leave of the others."""
+        """Disconnect from the other ranks."""
         if self.count > 1:
             distributed.destroy_process_group()
 
 
 def is_one() -> bool:
     """Return whether torchrun started this process as a rank."""
-    return environment.TORCHELASTIC_RUN_ID.text() is not None
+    return variables.TORCHELASTIC_RUN_ID.text() is not None
 
 
 def leave(error: Exception) -> NoReturn:
-    """End this rank as `error` asks, and leave the sentence to the process that started the
-    ranks."""
+    """End this rank with the status of `error`, and leave the message to the process that started
+    the ranks."""
     status = getattr(error, "exit_status", 1)
     said = str(error)
     if isinstance(error, LostRank):
@@ -96,7 +95,7 @@ def leave(error: Exception) -> NoReturn:
         if is_of_device(error):
             status = DeviceError.exit_status
         said = f"{type(error).__name__}: {faults.one_line(error)}"
-    if path := environment.TORCHELASTIC_ERROR_FILE.text():
+    if path := variables.TORCHELASTIC_ERROR_FILE.text():
         failure = {"message": said, "timestamp": int(time.time())}
         with suppress(OSError):
             Path(path).write_text(json.dumps(failure), "utf-8")
@@ -114,8 +113,9 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
     """Let torchrun start `count` ranks of `featuremill` with these `words`, and wait for them.
 
     Raises:
-        UserError, DeviceError, IntegrityError, WorkloadError: what ended the first that failed.
-        SystemExit: when they were stopped.
+        UserError, DeviceError, IntegrityError, WorkloadError: the error of the first rank that
+            failed.
+        SystemExit: they were stopped.
     """
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import SignalException
@@ -135,8 +135,8 @@ def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:
 
 
 def _why(failures: dict[int, Any], count: int, output: Path) -> BaseException:
-    """Return what ended the rank that failed first: one that was killed tells nothing itself, and
-    those that lost it fail later."""
+    """Return the error of the rank that failed first: a killed rank reports nothing, and those that
+    lost it fail later."""
 
     def order(rank: int) -> tuple[bool, bool, int]:
         status = failures[rank].exitcode

@@ -1,4 +1,4 @@
-"""report: how good an autoencoder is on records that it did not see, and what its features are."""
+"""report: the quality of an autoencoder on held-out records, and its features."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from featuremill.store.files import replacing
 from featuremill.store.results import Results
 
 MOST_RECORDS = 5
-"""Records that are named of each feature."""
+"""Records that are listed for each feature."""
 log = logging.getLogger("featuremill.sae")
 
 
 class Held(NamedTuple):
-    """What held-out records say."""
+    """Measured on held-out records."""
 
     fvu: float
     """Fraction of variance unexplained: squared error over variance."""
     l0: float
     """Active features of a vector."""
     dead: float
-    """Share of the features that none of these vectors has."""
+    """Share of the features that are active in none of these vectors."""
     records: int
     vectors: int
 
@@ -51,13 +51,13 @@ class Top(NamedTuple):
     """Share of all vectors in which it is active."""
 
     def records_of(self, feature: int) -> list[tuple[str, float]]:
-        """Return the ids of those in which a feature is active, with its value there."""
+        """Return the ids of the records in which a feature is active, with its values."""
         pairs = zip(self.ids_MT[feature], self.values_MT[feature].tolist(), strict=True)
         return [(id, value) for id, value in pairs if value > 0]
 
 
 class _Sums:
-    """What is added up over held-out vectors."""
+    """Sums over held-out vectors."""
 
     def __init__(self, width: int, num_features: int) -> None:
         self.num_records = self.num_vectors = self.num_active = 0
@@ -78,7 +78,7 @@ def report(
     """Write the page, and features.tsv beside it.
 
     Raises:
-        UserError: when run or autoencoder are not fit for it.
+        UserError: run or autoencoder cannot be used.
     """
     from featuremill.steps.autoencoders.page import write_page
 
@@ -105,11 +105,12 @@ def report(
 
 @torch.no_grad()
 def look(encoder: Encoder) -> tuple[Held, Top]:
-    """Encode all records; return what the held-out ones say, and the strongest of each feature."""
+    """Encode all records; return the figures of the held-out ones, and the strongest records of
+    each feature."""
     options, vectors = encoder.card.options, encoder.vectors
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
-    shift = encoder.tensors["b_dec"].numpy()  # near the mean: so squares keep their digits
+    shift = encoder.tensors["b_dec"].numpy()  # near the mean, so that squares keep their digits
     values_MT = np.zeros((options.features, 0), np.float32)
     ids_MT = np.zeros((options.features, 0), object)
     counts_M, num_vectors = np.zeros(options.features), 0
@@ -149,7 +150,7 @@ def _strongest(
     highest_RM: npt.NDArray[np.float32],
     ids: list[str],
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.object_]]:
-    """Return the strongest records of each feature of those known and of these; among equals, the
+    """Return the strongest records of each feature among the earlier ones and these; on a tie, the
     earlier one."""
     keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
     values = np.concatenate([values_MT, np.take_along_axis(highest_RM.T, keep, 1)], 1)

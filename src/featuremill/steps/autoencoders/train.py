@@ -36,12 +36,13 @@ from featuremill.workload import refuse_without_packages
 
 SAY_SECONDS = 10.0
 VECTORS_A_FEATURE = 10
-"""Fewer are too few: of 512 features that were trained on 811 vectors, 70 % were dead."""
+"""Fewer vectors for each feature are too few: of 512 features trained on 811 vectors, 70 % were
+dead."""
 log = logging.getLogger("featuremill.sae")
 
 
 class Asked(NamedTuple):
-    """What is asked for."""
+    """The arguments of `sae train`."""
 
     run: Path
     column: str | None
@@ -52,14 +53,14 @@ class Asked(NamedTuple):
     threads: int
     checkpoint_minutes: float
     words: Sequence[str]
-    """As typed, for the ranks, but for the device."""
+    """As typed, for the ranks, without the device."""
 
 
 def train(asked: Asked) -> None:
-    """Train, or continue with what a checkpoint has, on devices of a lease.
+    """Train, or continue from a checkpoint, on devices of a lease.
 
     Raises:
-        UserError: when run, options or output are not fit for it.
+        UserError: run, options or output cannot be used.
     """
     refuse_without_packages(card.Needs)
     from featuremill.steps.autoencoders import ranks
@@ -102,7 +103,8 @@ def train(asked: Asked) -> None:
 
 
 def _refuse_too_large(asked: Asked, num_bytes: int, devices: Sequence[Device]) -> None:
-    """Refuse a training that takes more of a GPU than it has; a CPU's memory says nothing."""
+    """Refuse a training that needs more memory than a GPU has; the memory of a CPU is not
+    checked."""
     smallest = min(devices, key=lambda device: device.memory_mb)
     has_bytes = smallest.memory_mb * 2**20
     if 0 < has_bytes < num_bytes:
@@ -118,7 +120,7 @@ def _refuse_second(output: Path) -> NoReturn:
 
 
 def source_of(vectors: Parts) -> Source:
-    """Return what a card says of vectors."""
+    """Return the card's entry about vectors."""
     return Source(
         run=str(vectors.root),
         recipe=vectors.recipe,
@@ -131,7 +133,7 @@ def source_of(vectors: Parts) -> Source:
 
 
 def few_vectors(num_vectors: int, num_features: int) -> str:
-    """Return a warning where there are few vectors for so many features; "" where not."""
+    """Return a warning if there are few vectors for so many features; "" otherwise."""
     if num_vectors >= VECTORS_A_FEATURE * num_features:
         return ""
     return (
@@ -141,10 +143,10 @@ def few_vectors(num_vectors: int, num_features: int) -> str:
 
 
 def _is_done(asked: Asked, vectors: Parts) -> bool:
-    """Return whether this very training came to its end.
+    """Return whether exactly this training is finished.
 
     Raises:
-        UserError: when the folder has another one, or its checkpoint.
+        UserError: the folder has another one, or its checkpoint.
     """
     from featuremill.steps.autoencoders.training import metadata_of
 
@@ -160,7 +162,7 @@ def _is_done(asked: Asked, vectors: Parts) -> bool:
 
 
 def _one(asked: Asked, kind: str) -> None:
-    """Be one rank."""
+    """Run as one rank."""
     import torch
 
     from featuremill.steps.autoencoders.ranks import Ranks
@@ -255,10 +257,10 @@ def _finish(
 
 
 class _Rows:
-    """training.jsonl: a line each so many steps."""
+    """training.jsonl, with a line for every few steps."""
 
     def __init__(self, path: Path, step: int) -> None:
-        """Keep the lines up to `step`: those behind it are of steps that are taken again."""
+        """Keep the lines up to `step`: the steps of later lines are computed again."""
         self.last: dict[str, Any] = {}
         lines = path.read_bytes().splitlines() if step and path.exists() else []
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:

@@ -1,9 +1,9 @@
-"""The training itself: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
+"""The training: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
 
-Every rank holds all parameters. A batch is computed in eight slices, whichever rank computes them;
-their gradients are added in pairs, first within a rank and then between ranks that exchange theirs,
-so the sum has one order. What is counted of the batch travels in the same buffer: each rank knows
-loss, variance, activity and whether the user wants to stop, and none waits for a message alone.
+Every rank holds all parameters. A batch is computed in eight slices, by any rank. Their gradients
+are added in pairs, first within a rank and then between ranks, so the sum has one order. Counts of
+the batch are in the same buffer: each rank gets loss, variance, activity and requests to stop, and
+no rank waits for a message alone.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from featuremill.steps.autoencoders.vectors import Chosen
 from featuremill.store.files import replacing
 
 LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20
-"""Steps that one line of training.jsonl is about, at most and at least, and how many lines there
-are between these."""
+"""The most and the fewest steps of a line of training.jsonl, and the number of lines between these
+limits."""
 SAMPLE = 2**14
-"""Vectors that say where the data's middle is and how long they are."""
+"""Vectors that determine the data's centre and scale."""
 DECAY = 0.2
-"""Share of the steps, the last ones, in which the learning rate falls to 0."""
+"""The last share of the steps, in which the learning rate falls to 0."""
 WARM_UP = 0.02
-"""Share of the steps, the first ones, in which it rises."""
+"""The first share of the steps, in which it rises."""
 BETAS, EPSILON = (0.9, 0.999), 6.25e-10
 """Of Adam (Gao et al. 2024, A.3)."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 SCALARS = ("squares", "error", "loss", "active", "stop")
-"""What is summed over a batch: of the centred vectors, of what is left of them, the loss, active
-features, and ranks that were asked to stop."""
+"""Sums over a batch: squares of the centred vectors, of the remaining error, the loss, active
+features, and the number of ranks that were asked to stop."""
 
 
 class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
-    """All ranks stopped after the same step, and the checkpoint is of that step."""
+    """All ranks stopped after the same step; the checkpoint is of that step."""
 
     def __init__(self, number: int, step: int) -> None:
         super().__init__(number, step)
@@ -66,7 +66,7 @@ class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
 
 
 class Buffers:
-    """A flat buffer of all that ranks add up, and what its parts are."""
+    """A flat buffer of everything that ranks add up, with views of its parts."""
 
     def __init__(self, width: int, num_features: int, device: torch.device) -> None:
         shapes = {
@@ -107,12 +107,12 @@ class Trainer:
     """One rank of a training."""
 
     def __init__(self, options: Options, vectors: Chosen, width: int, ranks: Ranks) -> None:
-        """Begin at step 0."""
+        """Start at step 0."""
         self.options, self._vectors, self._ranks = options, vectors, ranks
         self._order = Order(len(vectors), options.seed)
         self.device = ranks.device
         self._buffers: list[Buffers] = []
-        """One for each level of the sum, as many as are wanted."""
+        """One for each level of the sum, as many as are needed."""
         self._width = width
         self._received: Tensor | None = None
         self.step, self.seconds = 0, 0.0
@@ -149,11 +149,11 @@ class Trainer:
     # ---- steps ----
 
     def run(self) -> Iterator[dict[str, Any] | None]:
-        """Take all steps that are left; yield a line of training.jsonl after each that has one, and
-        None after the others.
+        """Take all remaining steps; yield a line of training.jsonl after the steps that have one,
+        and None after the others.
 
         Raises:
-            Stopped: once all ranks know that one was told to stop.
+            Stopped: a rank was asked to stop, and all ranks have its request.
         """
         with self._signals(), ThreadPoolExecutor(1, "read") as reader:
             ahead = reader.submit(self._read, self.step, self._slices().start)
@@ -172,7 +172,7 @@ class Trainer:
                     raise Stopped(self._stop_signal or signal.SIGTERM, self.step)
 
     def _is_told(self) -> bool:
-        """Return whether training.jsonl has a line that ends with this step."""
+        """Return whether a line of training.jsonl ends with this step."""
         every = min(LOG_STEPS, max(LEAST_STEPS, self.options.steps // LINES))
         return self.step % every == 0 or self.step == self.options.steps
 
@@ -191,7 +191,7 @@ class Trainer:
 
     def _add_slice(self, number: int, x_BD: Tensor) -> None:
         """Add a slice's gradients and counts to those of the slices before it, in pairs of pairs:
-        behind the sum of four slices in one buffer, the next two have the second one."""
+        after the sum of four slices in one buffer, the next two are in the second one."""
         place = number - self._slices().start
         level = bin(place & ~1).count("1")
         if level == len(self._buffers):
@@ -211,30 +211,30 @@ class Trainer:
         options, tensors = self.options, self.tensors
         for name, tensor in tensors.items():
             tensor.requires_grad_().grad = buffers.parts[name]
-        whole = options.batch * self._width
+        num_numbers = options.batch * self._width
         is_dead_M = self.since_active >= options.dead_after
         num_dead = int(is_dead_M.sum())
-        # Without its cache, the gradients of two uses of a weight are added in fp32.
+        # Without autocast's cache, the gradients of two uses of a weight are added in fp32.
         kind, is_bf16 = x_BD.device.type, options.dtype == "bf16"
         with torch.autocast(kind, torch.bfloat16, is_bf16, cache_enabled=False):
             pre_BM = network.pre_activations(tensors, x_BD)
-            found = pre_BM.topk(options.k, sorted=False)
-            values_BK = found.values.relu()
-            error_BD = x_BD - network.decode(tensors, values_BK, found.indices).float()
+            top = pre_BM.topk(options.k, sorted=False)
+            values_BK = top.values.relu()
+            error_BD = x_BD - network.decode(tensors, values_BK, top.indices).float()
             error = error_BD.square().sum()
-            loss = error / whole
+            loss = error / num_numbers
             if num_dead:
                 left = network.auxiliary_error(
                     tensors, pre_BM, error_BD.detach(), is_dead_M, num_dead
                 )
-                loss = loss + network.AUXILIARY * left / whole
+                loss = loss + network.AUXILIARY * left / num_numbers
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             centered = x_BD - self._center
             is_active = values_BK > 0
             buffers.parts["sums"] += centered.sum(0)
             buffers.parts["is_active"].index_add_(
-                0, found.indices.flatten(), is_active.flatten().float()
+                0, top.indices.flatten(), is_active.flatten().float()
             )
             stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
             statistics = [centered.square().sum(), error, loss, is_active.sum(), stop]
@@ -242,16 +242,16 @@ class Trainer:
 
     @torch.no_grad()
     def _update(self) -> None:
-        """Add up what all ranks have, and change the parameters by it."""
-        found = self._sum.parts
+        """Add the buffers of all ranks, and update the parameters."""
+        sums_of = self._sum.parts
         if self._ranks.count > 1:
             if self._received is None:
                 self._received = torch.empty_like(self._sum.flat)
             self._ranks.add(self._sum.flat, self._received)
         for name, tensor in self.tensors.items():
-            tensor.grad = found[name]
-        weights_MD, gradient_MD = self.tensors["W_dec"], found["W_dec"]
-        # What would only change the length of a row, which stays 1 (Gao et al., A.3).
+            tensor.grad = sums_of[name]
+        weights_MD, gradient_MD = self.tensors["W_dec"], sums_of["W_dec"]
+        # The component that would only change the length of a row, which stays 1 (Gao et al., A.3).
         along_M = torch.einsum("md,md->m", gradient_MD, weights_MD)
         gradient_MD.addcmul_(along_M[:, None], weights_MD, value=-1)
         for group in self._optimizer.param_groups:
@@ -259,9 +259,9 @@ class Trainer:
         self._optimizer.step()
         weights_MD /= torch.linalg.vector_norm(weights_MD, dim=1, keepdim=True)
         self.since_active += 1
-        self.since_active[found["is_active"] > 0] = 0
+        self.since_active[sums_of["is_active"] > 0] = 0
         self.step += 1
-        sums, scalars = (found[name].double().cpu().numpy() for name in ("sums", "scalars"))
+        sums, scalars = (sums_of[name].double().cpu().numpy() for name in ("sums", "scalars"))
         before = self.window
         self.window = Window(before.sums_D + sums, before.scalars + scalars, before.num_steps + 1)
 
@@ -287,7 +287,7 @@ class Trainer:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Note a wish to stop, for the end of the step."""
+        """Record a request to stop, for the end of the step."""
 
         def note(number: int, _frame: FrameType | None) -> None:
             self._stop_signal = number
@@ -305,7 +305,7 @@ class Trainer:
     # ---- checkpoints ----
 
     def save(self, path: Path, identity: dict[str, Any]) -> None:
-        """Write the checkpoint: a training that continues from it computes what this would have."""
+        """Write the checkpoint. A training that continues from it computes the same."""
         tensors = {name: tensor.detach() for name, tensor in self.tensors.items()}
         for name, tensor in self.tensors.items():
             state = self._optimizer.state[tensor]
@@ -329,7 +329,7 @@ class Trainer:
         """Continue from the checkpoint in `folder`.
 
         Raises:
-            UserError: when it is of another training, or cannot be read.
+            UserError: it is of another training, or cannot be read.
         """
         path = folder / CHECKPOINT
         metadata = metadata_of(path)
@@ -352,7 +352,7 @@ class Trainer:
         )
 
     def finished(self) -> dict[str, Tensor]:
-        """Return the parameters for vectors as the run has them, which training saw scaled."""
+        """Return the parameters for the run's vectors; training scaled them."""
         biases = ("b_enc", "b_dec")
         return {
             name: (tensor.detach() / self.scale if name in biases else tensor.detach()).cpu()
@@ -361,10 +361,10 @@ class Trainer:
 
 
 def metadata_of(path: Path) -> dict[str, Any]:
-    """Return what the checkpoint at `path` says of itself.
+    """Return the metadata of the checkpoint at `path`.
 
     Raises:
-        UserError: when it says nothing.
+        UserError: it has none.
     """
     try:
         with safe_open(path, "pt") as file:

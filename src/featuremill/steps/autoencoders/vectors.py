@@ -1,4 +1,4 @@
-"""Which vectors of a run are trained on: those of the records that are not held out."""
+"""The vectors of a training: those of the records that are not held out."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from featuremill.steps.autoencoders.order import key_of, mixed
 
 
 def is_held_out(parts: Parts, share: float, seed: int) -> npt.NDArray[np.bool_]:
-    """Return for each row whether its record is kept from training: by its sha256 and the seed
-    alone, so that no edit of the input moves another record."""
+    """Return for each row whether its record is held out: by its sha256 and the seed alone, so that
+    no edit of the input moves another record."""
     hashes = mixed(parts.hash_of_row ^ np.uint64(key_of(seed, 2)))
     return hashes < np.uint64(min(share * 2.0**64, 2**64 - 1))
 
 
 class Chosen:
-    """Vectors of some rows, numbered through."""
+    """The vectors of some rows, numbered from 0."""
 
     def __init__(self, parts: Parts, is_chosen: npt.NDArray[np.bool_]) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""heads: classifiers on the project's features, trained here or taken over, and applied to them."""
+"""heads: classifiers on the project's features, trained here or imported, and their predictions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Head(Section):
-    """One head: trained with `labels`, or there already in a `folder`."""
+    """One head: trained with `labels`, or an existing one in a `folder`."""
 
     labels: str | None = None
     """A CSV, TSV or Parquet table with a column of ids: of the records or, in a project that
@@ -41,23 +41,22 @@ class Head(Section):
     column: str | None = None
     """Its column of classes."""
     group: str | None = None
-    """A column of groups that folds keep whole, such as a genus; also one of the sheet of samples,
-    such as a patient. If not given, each record by itself, or each contig; in a project with
+    """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
+    of samples, such as a patient. If not given, each record or contig is a group; in a project with
     samples, each sample."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     folder: str | None = None
-    """The folder of a head that is there already, in place of one that is trained."""
+    """The folder of an existing head, instead of training one."""
     any_recipe: bool = False
-    """Whether it takes features that were made otherwise than those it was trained on, as one must
-    that was imported."""
+    """Also take features of another recipe than the head's; an imported head needs it."""
     of: Several = ()
-    """The sets of features that it takes side by side, in its order; all of them if not given."""
+    """The sets of features, side by side in this order; all if not given."""
     vectors: Several = ()
     """Which vectors, where features have several columns: one for all sets, or one for each."""
     predict: dict[Name, Several] = Field(default_factory=dict)
-    """Further features to classify, by name: folders of finished runs, as many as it takes. They go
-    to `predictions/<head>.<name>.tsv`."""
+    """Further features to classify, by name: folders of finished runs, one for each set of the
+    head. They go to `predictions/<head>.<name>.tsv`."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Head:
@@ -70,7 +69,7 @@ class Head(Section):
         return self
 
     def vectors_at(self, place: int) -> str | None:
-        """Return the vectors of the set that it takes at that place, where they are named."""
+        """Return the name of the vectors of the set at that place, if given."""
         return self.vectors[place % len(self.vectors)] if self.vectors else None
 
     @property
@@ -81,7 +80,7 @@ class Head(Section):
 
     @property
     def words_of_vectors(self) -> list[str]:
-        """Those that say which vectors are meant."""
+        """The options for the vectors."""
         return [f"--vectors={column}" for column in self.vectors]
 
 
@@ -94,24 +93,24 @@ def folder_of(name: str, asked: Head, project: Project) -> str:
 
 
 def features_of(asked: Head, project: Project) -> list[str]:
-    """Return the folders of the features that a head takes, in its order."""
+    """Return the folders of a head's features, in its order."""
     return [project.features_of(name) for name in asked.of or project.features]
 
 
 def fragments_of(project: Project) -> str | None:
-    """Return the folder of the translation, where labels are of contigs."""
+    """Return the folder of the translation, if labels are of contigs."""
     from featuremill.steps import translate
 
     return translate.folder_of(project) if translate.KEY in project.sections else None
 
 
 def predictions_of(name: str, project: Project, more: str = "") -> str:
-    """Return the table of a head's predictions for the project's records, or for others."""
+    """Return the path of a head's predictions for the project's records, or for others."""
     return f"{project.folder}/predictions/{name}{more and '.'}{more}.tsv"
 
 
 def predicted(name: str, asked: Head, project: Project) -> Mapping[str, Sequence[str]]:
-    """Return the features of which each table of predictions is made, by the table."""
+    """Return the features of each table of predictions, by the table's path."""
     more = {
         predictions_of(name, project, other): [project.features_of(run) for run in runs]
         for other, runs in asked.predict.items()
@@ -120,7 +119,7 @@ def predicted(name: str, asked: Head, project: Project) -> Mapping[str, Sequence
 
 
 def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield features that there are not, and a number of vectors that fits no sets."""
+    """Yield missing sets of features, and vectors whose number does not fit the sets."""
     for name, head in asked.items():
         try:
             sets = features_of(head, project)
@@ -141,7 +140,7 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
 def problems_of_files(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield labels that lack a column, heads that are not there or take other features."""
+    """Yield labels without the column, missing heads, and heads of other features."""
     from featuremill.features import chosen
     from featuremill.inputs import samples
     from featuremill.steps.heads.card import CARD, Card
@@ -186,7 +185,7 @@ def _check_column(head: Head, key: str, column: str, sheet: str, about: Sequence
 
 
 def _unfit(card: Card, asked: Head, project: Project) -> str:
-    """Say why a head does not take the features; "" where nothing is known against it."""
+    """Return why a head does not take the features; "" if there is no known reason."""
     names = asked.of or tuple(project.features)
     if len(names) != len(card.features):
         widths = " + ".join(f"{part.width:,}" for part in card.features)
@@ -207,7 +206,7 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
 
 
 def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
-    """Return how features differ from those that the head was made for; "" where not."""
+    """Return how features differ from those of the head; "" if they do not."""
     from featuremill.features import columns_of
     from featuremill.steps.heads.predict import differences
 
@@ -227,7 +226,7 @@ def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
 
 def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
     """Return each head that is trained here, and its predictions."""
-    found = []
+    every = []
     for name, head in asked.items():
         folder = folder_of(name, head, project)
         card = f"{folder}/head.json"
@@ -239,7 +238,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                 *manifests,
                 *([f"{fragments}/translate.json"] * bool(fragments)),
             ]
-            found.append(
+            every.append(
                 Made(
                     f"{KEY}.{name}",
                     [card],
@@ -252,7 +251,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
         for table, runs in predicted(name, head, project).items():
             stem = table.rpartition("/")[2].removesuffix(".tsv")
             missing = table.removesuffix(".tsv") + ".missing.tsv"
-            found.append(
+            every.append(
                 Made(
                     f"predictions.{stem}",
                     [missing, table],
@@ -265,7 +264,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     },
                 )
             )
-    return found
+    return every
 
 
 def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
@@ -275,8 +274,10 @@ def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
 
     if labels is None or any(path != labels for path in late):
         return bool(late)
-    found = Card.find(card) if late else None
-    return bool(found and not (found.labels and found.labels.sha256 == sha256_of(Path(labels))))
+    earlier = Card.find(card) if late else None
+    return bool(
+        earlier and not (earlier.labels and earlier.labels.sha256 == sha256_of(Path(labels)))
+    )
 
 
 def _num_rows(table: Path) -> int:

@@ -1,10 +1,10 @@
-"""Calibration: scores that say how often a class is right.
+"""Calibration: scores that are probabilities.
 
-A head that counts classes alike gives scores for classes that are equally frequent, and its logits
-may be too large or too small. One scale for all logits and one shift a class correct both: scores
+A head that weights classes equally gives scores for equally frequent classes, and its logits may be
+too large or too small. One scale for all logits and one shift for each class correct both: scores
 are softmax(scale · logits + shift). For two classes this is Platt scaling; for more, temperature
-scaling with a bias (Alexandari, Kundaje and Shrikumar 2020). Both numbers are fitted to the logits
-of items whose group the head did not see.
+scaling with a bias (Alexandari, Kundaje and Shrikumar 2020). Both are fitted to the logits of items
+whose group the head did not see.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from featuremill.steps.heads.network import Tensors, softmax
 Floats = npt.NDArray[np.float64]
 MOST_STEPS = 50
 ENOUGH = 1e-9
-"""A Newton step that lowers the loss by less, of an item, is the last."""
+"""Newton's method ends with a step that lowers the loss by less than this for each item."""
 RIDGE = 1e-9
 LAST_LAYERS = ("", "output_layer.")
 
 
 class Calibration(NamedTuple):
-    """What turns logits into those of probabilities."""
+    """Turns logits into calibrated logits."""
 
     scale: float
     shift_C: Floats
-    """Its mean is 0, as only differences count."""
+    """Shape (C,), with mean 0, since only differences count."""
 
     def logits(self, logits_NC: Floats) -> Floats:
-        """Return calibrated logits."""
-        found: Floats = self.scale * logits_NC + self.shift_C
-        return found
+        """Return calibrated logits (N, C)."""
+        calibrated: Floats = self.scale * logits_NC + self.shift_C
+        return calibrated
 
     def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[np.float64]]:
-        """Return a head whose own logits are calibrated: it stands in the last layer."""
+        """Return the tensors of a head with the calibration built into its last layer."""
         layer = next(name for name in LAST_LAYERS if f"{name}bias" in tensors)
         weight, bias = (tensors[f"{layer}{key}"].astype(np.float64) for key in ("weight", "bias"))
         last = {f"{layer}weight": self.scale * weight, f"{layer}bias": self.logits(bias)}
@@ -46,10 +46,10 @@ class Calibration(NamedTuple):
 
 
 def fitted(logits_NC: Floats, y_N: Labels) -> Calibration:
-    """Return the calibration that gives these items the least log-loss, by Newton's method.
+    """Return the calibration with the least log-loss on these items, by Newton's method.
 
     Targets are Platt's (1999): a little less than 1 and more than 0, so that logits that separate
-    the items get no infinite scale. A scale below 0 would turn the head round; it becomes 0.
+    the items get no infinite scale. A scale below 0 would invert the head; it becomes 0.
     """
     num, num_classes = logits_NC.shape
     z_NC = logits_NC - logits_NC.mean(1, keepdims=True)
@@ -61,30 +61,30 @@ def fitted(logits_NC: Floats, y_N: Labels) -> Calibration:
     target_NC[np.arange(num), y_N] = 1 - (num_classes - 1) * little_C[y_N]
     rates_C = target_NC.mean(0)
     only_rates = np.array([0.0, *(np.log(rates_C) - np.log(rates_C).mean())])
-    found, loss = only_rates, _loss(only_rates, z_NC, target_NC)
+    parameters, loss = only_rates, _loss(only_rates, z_NC, target_NC)
     for _ in range(MOST_STEPS):
-        step = _newton_step(found, z_NC, target_NC)
+        step = _newton_step(parameters, z_NC, target_NC)
         share = 1.0
-        while (new := _loss(found - share * step, z_NC, target_NC)) > loss and share > ENOUGH:
+        while (new := _loss(parameters - share * step, z_NC, target_NC)) > loss and share > ENOUGH:
             share /= 2
-        gain, found, loss = loss - new, found - share * step, new
+        gain, parameters, loss = loss - new, parameters - share * step, new
         if gain < ENOUGH:
             break
-    if found[0] <= 0:
-        found = only_rates
-    return Calibration(float(found[0]) / unit, found[1:] - found[1:].mean())
+    if parameters[0] <= 0:
+        parameters = only_rates
+    return Calibration(float(parameters[0]) / unit, parameters[1:] - parameters[1:].mean())
 
 
-def _loss(found: Floats, z_NC: Floats, target_NC: Floats) -> float:
-    logits_NC = found[0] * z_NC + found[1:]
+def _loss(parameters: Floats, z_NC: Floats, target_NC: Floats) -> float:
+    logits_NC = parameters[0] * z_NC + parameters[1:]
     top_N = logits_NC.max(1)
     sums_N = top_N + np.log(np.exp(logits_NC - top_N[:, None]).sum(1))
     return float((sums_N - (target_NC * logits_NC).sum(1)).mean())
 
 
-def _newton_step(found: Floats, z_NC: Floats, target_NC: Floats) -> Floats:
-    """Return the inverse Hessian times the gradient, by (scale, shifts)."""
-    p_NC = softmax(found[0] * z_NC + found[1:])
+def _newton_step(parameters: Floats, z_NC: Floats, target_NC: Floats) -> Floats:
+    """Return the inverse Hessian times the gradient, for (scale, shifts)."""
+    p_NC = softmax(parameters[0] * z_NC + parameters[1:])
     off_NC = p_NC - target_NC
     gradient = np.array([(off_NC * z_NC).sum(), *off_NC.sum(0)])
     mean_N1 = (p_NC * z_NC).sum(1, keepdims=True)

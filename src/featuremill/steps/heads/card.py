@@ -1,4 +1,4 @@
-"""A head on the disk: a folder with its tensors (head.safetensors) and its card (head.json)."""
+"""A head on disk: a folder with its tensors (head.safetensors) and its card (head.json)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
 
 
 class Needs(WorkloadOptions):
-    """What heads are read and applied with."""
+    """Packages to read and apply heads."""
 
     PACKAGES = dict.fromkeys(("safetensors",), "featuremill[esm2]")
 
 
 class NeedsTorch(WorkloadOptions):
-    """What they are made with, and what VirNucPro's files are read with."""
+    """Packages to train heads and to read VirNucPro's files."""
 
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
 
@@ -36,14 +36,14 @@ class Part(Record):
     """One of the vectors that a head takes side by side."""
 
     width: int
-    """Numbers in it."""
+    """Numbers in the vector."""
     column: str | None = None
     recipe: str | None = None
-    """What it was made by; None where it is unknown, as of a head from elsewhere."""
+    """The recipe of the vectors; None if unknown, as for an imported head."""
     settings: Settings | None = None
-    """What the recipe is the digest of."""
+    """The settings of the recipe."""
     run: str | None = None
-    """Where it came from when the head was trained."""
+    """The run on which the head was trained."""
 
 
 class TableUsed(Record):
@@ -56,7 +56,7 @@ class TableUsed(Record):
 
 
 class Calibration(Record):
-    """What makes of the fitted logits those of probabilities: scale · logits + shift.
+    """Turns the fitted logits into those of probabilities: scale · logits + shift.
 
     It is built into the last layer of head.safetensors.
     """
@@ -66,7 +66,7 @@ class Calibration(Record):
 
 
 class Bin(Record):
-    """Records whose scores for a class are about the same."""
+    """Records with similar scores for a class."""
 
     class_name: str
     low: float
@@ -74,11 +74,11 @@ class Bin(Record):
     records: int
     mean_score: float
     share: float
-    """Of these records that are of the class."""
+    """Share of these records that are of the class."""
 
 
 class Source(Record):
-    """The file that a head was imported from."""
+    """The file of an imported head."""
 
     file: str
     sha256: str
@@ -93,28 +93,28 @@ class Card(JsonFile):
     classes: list[str]
     """In the order of the scores."""
     features: list[Part]
-    """In the order in which they stand side by side."""
+    """In the order side by side."""
     sha256: str
     """Of head.safetensors."""
     held_out_sha256: str | None = None
-    """Of held_out.parquet, where there is one."""
+    """Of held_out.parquet, if there is one."""
     counts: dict[str, int] = {}  # noqa: RUF012  (pydantic copies defaults)
     scores: dict[str, list[float]] = {}  # noqa: RUF012
-    """Value, and the bounds of its 95 % interval, of what predicts records whose group it did not
-    see."""
+    """By figure: value and bounds of its 95 % interval, from predictions for records whose group
+    the predictor did not see."""
     guesses: dict[str, float] = {}  # noqa: RUF012
-    """Each of these figures for guesses by the classes' frequencies alone."""
+    """The same figures for guessing by the frequencies of the classes."""
     reliability: list[Bin] = []  # noqa: RUF012
-    """How often a class is right, by its score for records whose group was not seen. Of two
-    classes, the second."""
+    """How often a class is right, by its score for records of unseen groups; with two classes, the
+    second."""
     calibration: Calibration | None = None
     """None: the scores are not calibrated."""
     confusion: list[list[int]] = []  # noqa: RUF012
-    """Records of each class (rows) by the class that was predicted (columns)."""
+    """Records of each class (rows) by predicted class (columns)."""
     setting: dict[str, float] = {}  # noqa: RUF012
-    """What inner folds chose."""
+    """The setting that the inner folds chose."""
     setting_bounds: list[float] = []  # noqa: RUF012
-    """The first and the last setting that could be chosen."""
+    """The first and the last setting that were tried."""
     labels: TableUsed | None = None
     source: Source | None = None
     seed: int | None = None
@@ -123,12 +123,13 @@ class Card(JsonFile):
 
     @property
     def is_guessing(self) -> bool:
-        """Whether its scores may sort records no better than chance does."""
+        """Whether its scores may sort records no better than chance."""
         return "auc" in self.scores and self.scores["auc"][1] <= self.guesses.get("auc", 0.5)
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Raise UserError where `folder` holds what is not a head's, as writing one replaces it."""
+    """Raise UserError if `folder` has files that are not a head's, as writing one replaces the
+    folder."""
     card.refuse_other_folder(
         folder,
         FILES.__contains__,
@@ -151,8 +152,8 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
     """Return the card and the tensors of the head in `folder`.
 
     Raises:
-        UserError: when there is no head.
-        IntegrityError: when it is not what was written.
+        UserError: there is no head.
+        IntegrityError: it is damaged or was changed.
     """
     refuse_without_packages(Needs)
     from safetensors.numpy import load
@@ -161,5 +162,5 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
         f"there is no head here, as there is no {CARD}; name the folder that `featuremill head "
         "train` or `head import` wrote."
     )
-    found = card.read(folder, Card, CARD, TENSORS, missing)
-    return found, load((folder / TENSORS).read_bytes())
+    content = card.read(folder, Card, CARD, TENSORS, missing)
+    return content, load((folder / TENSORS).read_bytes())

@@ -1,6 +1,6 @@
 """head: classifiers on the features of finished runs.
 
-`train` fits one to labelled records, `import` takes over one of VirNucPro's, `predict` applies
+`train` fits one to labelled records, `import` converts one of VirNucPro's, `predict` applies
 either. A head is a folder; features and results of runs are only read.
 """
 
@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
-    """Add what `featuremill head` can do; return the parsers of that."""
+    """Add the subcommands of `featuremill head`; return their parsers."""
     acts = parser.add_subparsers(dest="act", required=True, metavar="train|import|predict")
     return [_add_train(acts), _add_import(acts), _add_predict(acts)]
 
@@ -136,7 +136,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill head`."""
+    """Run `featuremill head`."""
     if arguments.act == "train":
         from featuremill.steps.heads import train
 

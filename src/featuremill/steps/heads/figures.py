@@ -1,4 +1,4 @@
-"""How good predictions are, and the folds by which that is found out."""
+"""Figures of predictions, and the folds to measure them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDS = 5
 TINY = 1e-12
 """Sums of shares that differ by less are equal."""
 BINS = 10
-"""Of a reliability table."""
+"""Bins of a reliability table."""
 Labels = npt.NDArray[np.int64]
 """The number of each item's class."""
 
@@ -22,8 +22,8 @@ def folds_of(
     """Return the fold of each item: groups stay whole, and each fold gets about the same share of
     every class.
 
-    Groups with large shares of a class are placed first, each where it makes the sum of squared
-    shares grow least; among equal folds, in the one with fewest items.
+    Groups with large shares of a class are placed first, each in the fold where the sum of squared
+    shares grows least; among equal folds, in the one with fewest items.
     """
     _, group_N, sizes = np.unique(groups_N, return_inverse=True, return_counts=True)
     num_classes = int(y_N.max()) + 1
@@ -65,7 +65,7 @@ def macro_f1(predicted_N: Labels, true_N: Labels) -> float:
 def auc(score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_]) -> float:
     """Return the chance that a positive has a higher score than a negative; ties count half.
 
-    NaN where there is no positive or no negative.
+    NaN without a positive or without a negative.
     """
     positives = int(is_positive_N.sum())
     negatives = len(score_N) - positives
@@ -80,26 +80,26 @@ def auc(score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_]) -> floa
 
 def mean_auc(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
     """Return the mean over classes of the AUC of a class's score; for two classes, the AUC."""
-    # Of two classes the second's score says what the first's does.
+    # With two classes, both scores have the same AUC.
     classes = range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1])
     return float(np.mean([auc(scores_NC[:, number], y_N == number) for number in classes]))
 
 
 def brier(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
-    """Return the Brier score: half the sum over classes of the squared difference between a score
-    and 1 for the true class, 0 for another; the mean over items."""
+    """Return the mean over items of the Brier score: half the sum over classes of the squared
+    difference between the score and 1 for the true class, 0 for another."""
     return float(np.square(scores_NC - np.eye(scores_NC.shape[1])[y_N]).sum(1).mean() / 2)
 
 
 def log_loss(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> float:
     """Return the mean of -log of the true class's score."""
-    found = scores_NC[np.arange(len(y_N)), y_N]
-    return float(-np.log(np.maximum(found, np.finfo(np.float64).tiny)).mean())
+    true_N = scores_NC[np.arange(len(y_N)), y_N]
+    return float(-np.log(np.maximum(true_N, np.finfo(np.float64).tiny)).mean())
 
 
 def of_guesses(y_N: Labels, num_classes: int) -> dict[str, float]:
-    """Return each figure of guesses that know no feature: the most frequent class for all items,
-    and the classes' frequencies as scores."""
+    """Return the figures of guessing without features: the most frequent class for all items, and
+    the frequencies of the classes as scores."""
     rates_C = np.bincount(y_N, minlength=num_classes) / len(y_N)
     most = float(rates_C.max())
     return {
@@ -111,21 +111,21 @@ def of_guesses(y_N: Labels, num_classes: int) -> dict[str, float]:
 
 
 class Bin(NamedTuple):
-    """Items whose scores for a class are about the same."""
+    """Items with similar scores for a class."""
 
     number: int
-    """Of the class."""
+    """Number of the class."""
     low: float
     high: float
     items: int
     mean_score: float
     share: float
-    """Of these items that are of the class."""
+    """Share of these items that are of the class."""
 
 
 def reliability(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> list[Bin]:
     """Return, for each class, the items in tenths of the score; of two classes, for the second."""
-    found = []
+    bins = []
     for number in range(1 if scores_NC.shape[1] == 2 else 0, scores_NC.shape[1]):
         score_N = scores_NC[:, number]
         bin_N = np.minimum((score_N * BINS).astype(np.int64), BINS - 1)
@@ -133,5 +133,5 @@ def reliability(scores_NC: npt.NDArray[np.float64], y_N: Labels) -> list[Bin]:
             inside = bin_N == place
             mean, share = score_N[inside].mean(), (y_N[inside] == number).mean()
             bounds = place / BINS, (place + 1) / BINS
-            found.append(Bin(number, *bounds, int(inside.sum()), float(mean), float(share)))
-    return found
+            bins.append(Bin(number, *bounds, int(inside.sum()), float(mean), float(share)))
+    return bins

@@ -1,9 +1,9 @@
-"""Fitting a head: logistic regression, or the multilayer perceptron of VirNucPro.
+"""Fits a head: logistic regression, or the multilayer perceptron of VirNucPro.
 
-Classes count alike in fitting, however many items they have; calibration then brings the scores
-back to how frequent the classes are. One setting is chosen by folds inside the training side: how
-strongly the regression is regularised, for how many epochs the perceptron is trained. What is found
-depends on the data, the seed and, in its last digits, on torch and on the number of threads.
+The fit weights classes equally; calibration then restores their frequencies. Folds inside the
+training side choose one setting: the regularisation of the regression, or the number of epochs of
+the perceptron. The result depends on data and seed and, in its last digits, on torch and the number
+of threads.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Found = dict[str, npt.NDArray[Any]]
 """Tensors of a head, by name."""
 PENALTIES = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Of the sum of squared weights, beside the mean loss."""
+"""Factors of the sum of squared weights, which is added to the mean loss."""
 HIDDEN = 512
 DROPOUT = 0.5
 LEARNING_RATE = 1e-3
@@ -43,18 +43,18 @@ log = logging.getLogger("featuremill.head")
 
 
 class Candidate(NamedTuple):
-    """A head that was fitted with one setting."""
+    """A head fitted with one setting."""
 
     setting: float
     head: Found
 
 
 class Classifier(Protocol):
-    """A way to fit a head."""
+    """A method to fit a head."""
 
     @property
     def setting(self) -> str:
-        """What is chosen."""
+        """The name of the setting."""
 
     @property
     def bounds(self) -> tuple[float, float]:
@@ -62,13 +62,13 @@ class Classifier(Protocol):
 
     @property
     def patience(self) -> int:
-        """Settings without a better one after which no later one is tried."""
+        """The search ends after so many settings without a better one."""
 
     def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
-        """Yield heads that were fitted to all items, setting after setting."""
+        """Yield heads fitted to all items, one for each setting in order."""
 
     def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
-        """Return a head of `num_classes` that was fitted to all items."""
+        """Return a head of `num_classes`, fitted to all items."""
 
 
 class Logistic:
@@ -105,8 +105,8 @@ class Logistic:
 
 
 class Perceptron:
-    """Linear to 512, BatchNorm, ReLU, Dropout, Linear to the classes (VirNucPro's
-    `MLPClassifier`), on standardised features, by Adam."""
+    """Linear to 512, BatchNorm, ReLU, Dropout, Linear to the classes (VirNucPro's `MLPClassifier`),
+    on standardised features, by Adam."""
 
     setting, bounds, patience = "epochs", (1, MOST_EPOCHS), 8
 
@@ -118,7 +118,7 @@ class Perceptron:
         return next(epoch.head for epoch in epochs if epoch.setting == setting)
 
     def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
-        """Yield the network after each epoch: equal arguments, equal networks."""
+        """Yield the network after each epoch; equal arguments give equal networks."""
         import torch
         from torch import nn
 
@@ -138,11 +138,11 @@ class Perceptron:
         loss_of = nn.CrossEntropyLoss(weight=balance)
         optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
         for number in range(1, MOST_EPOCHS + 1):
-            # Of nearly equal sizes: BatchNorm takes no batch of one.
+            # Of nearly equal sizes: BatchNorm needs at least two items in a batch.
             order = torch.randperm(len(x), generator=generator)
             for batch in order.tensor_split(-(-len(x) // BATCH)):
                 hidden = norm(hidden_layer(x[batch])).relu()
-                # Not nn.Dropout, which draws from the one generator that all torch shares.
+                # nn.Dropout would draw from torch's one global generator.
                 kept = torch.rand(hidden.shape, generator=generator) >= DROPOUT
                 loss = loss_of(output_layer(hidden * kept / (1 - DROPOUT)), y[batch])
                 optimizer.zero_grad()
@@ -153,57 +153,57 @@ class Perceptron:
 
 
 def _singles(standard: Found, x_NF: Matrix) -> Matrix:
-    """Return standardised features in float32, without all of them in float64 at a time."""
-    found = np.empty(x_NF.shape, np.float32)
+    """Return standardised features in float32, in blocks, so that few are float64 at a time."""
+    singles = np.empty(x_NF.shape, np.float32)
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        found[rows] = standardised(standard, x_NF[rows])
-    return found
+        singles[rows] = standardised(standard, x_NF[rows])
+    return singles
 
 
 class Fitted(NamedTuple):
-    """A head whose scores are calibrated, and what was chosen for it."""
+    """A head with calibrated scores, and its chosen setting."""
 
     head: Found
     setting: float
     calibration: Calibration
-    """It is built into the head."""
+    """The calibration that is built into the head."""
 
 
 def chosen_and_fitted(
     kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
 ) -> Fitted:
-    """Return the head fitted with the setting that folds of whole groups choose: that whose
-    calibrated scores have the least log-loss on items whose group was not seen. The calibration is
-    that of the same logits."""
+    """Return the head fitted with the setting that folds of whole groups choose: the one with the
+    least log-loss of calibrated scores on items of unseen groups. The calibration comes from the
+    same logits."""
     folds_N = inner_folds(groups_N, y_N)
     folds = np.unique(folds_N).tolist()  # of few groups some folds are empty
     by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in folds]
-    found, losses = [], []
+    choices, losses = [], []
     for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
         logits_NC = np.empty((len(y_N), num_classes))
         for fold, one in zip(folds, of_setting, strict=True):
             logits_NC[folds_N == fold] = one.logits_NC
         calibrated = calibration.fitted(logits_NC, y_N)
         losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))
-        found.append((of_setting[0].setting, calibrated))
-    setting, calibrated = found[int(np.argmin(losses))]
+        choices.append((of_setting[0].setting, calibrated))
+    setting, calibrated = choices[int(np.argmin(losses))]
     head = kind.fit(x_NF, y_N, setting, num_classes)
     return Fitted(calibrated.built_in(head), setting, calibrated)
 
 
 def inner_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
-    """Return the folds by which a setting is chosen."""
+    """Return the folds that choose a setting."""
     return folds_of(groups_N, y_N, FOLDS, 1)
 
 
 def outer_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
-    """Return the folds by which a head is judged."""
+    """Return the folds that measure a head."""
     return folds_of(groups_N, y_N, FOLDS, 0)
 
 
 class Tried(NamedTuple):
-    """What one setting says of items that the fit did not see."""
+    """The results of one setting on items that the fit did not see."""
 
     setting: float
     logits_NC: npt.NDArray[np.float64]
@@ -212,17 +212,17 @@ class Tried(NamedTuple):
 def _tried(
     kind: Classifier, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
 ) -> list[Tried]:
-    """Return what settings say of the items held out, up to the one after which none got better
-    for a while."""
+    """Return the results of settings on the held-out items, until several in a row are no
+    better."""
     tried, losses = list[Tried](), list[float]()
-    x, y, rest, true = (
+    x, y, others, true = (
         x_NF[~is_held_out_N],
         y_N[~is_held_out_N],
         x_NF[is_held_out_N],
         y_N[is_held_out_N],
     )
     for setting, head in kind.candidates(x, y, num_classes):
-        tried.append(Tried(setting, logits(head, rest)))
+        tried.append(Tried(setting, logits(head, others)))
         scores_NC = softmax(
             calibration.fitted(tried[-1].logits_NC, true).logits(tried[-1].logits_NC)
         )
@@ -235,13 +235,13 @@ def _tried(
 def out_of_fold(
     kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
 ) -> npt.NDArray[np.float64]:
-    """Return the calibrated scores (N, C) of each item by a head that saw nothing of its group."""
+    """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group."""
     num_classes = int(y_N.max()) + 1
-    found = np.empty((len(y_N), num_classes))
+    scores_NC = np.empty((len(y_N), num_classes))
     folds_N = outer_folds(groups_N, y_N)
     for fold in range(FOLDS):
         outside = folds_N != fold
         one = chosen_and_fitted(kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes)
-        found[~outside] = softmax(logits(one.head, x_NF[~outside]))
+        scores_NC[~outside] = softmax(logits(one.head, x_NF[~outside]))
         log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
-    return found
+    return scores_NC

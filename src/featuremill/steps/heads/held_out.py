@@ -1,7 +1,7 @@
-"""Scores of the records that a head was trained on, each by a head that saw nothing of its group.
+"""Scores of a head's training records, each by a head that saw no record of its group.
 
-What the head itself says of such a record is no prediction: it has seen the answer. The records are
-known by the sha256 of their payload, as other samples have records of the same ids.
+The head's own score of such a record is no prediction: it has seen the label. Records are found by
+the sha256 of their payload, since other samples may have the same ids.
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ def write(path: Path, held_out: HeldOut, classes: Sequence[str], has_samples: bo
 
 
 def read(folder: Path, card: Card) -> HeldOut | None:
-    """Return the held-out scores of the head in `folder`; None where it has none, as it was
-    imported.
+    """Return the held-out scores of the head in `folder`; None for an imported head.
 
     Raises:
-        IntegrityError: when they are not what was written.
+        IntegrityError: they are damaged or were changed.
     """
     import pyarrow.parquet as pq
 
@@ -90,12 +89,12 @@ class Seen:
                 self._row_of[id] = by_pair.get((id, sha256), by_sha256[sha256])
 
     def held_out(self, ids: Sequence[str], scores_NC: Scores) -> tuple[Scores, list[str]]:
-        """Return the scores of `ids`, with those held out where the head was trained on the record,
-        and whether it was."""
+        """Return the scores of `ids`, with the held-out ones for records of the training, and for
+        each id YES, NO or UNKNOWN."""
         if not self._held_out:
             return scores_NC, [UNKNOWN] * len(ids)
         rows = np.array([self._row_of.get(id, -1) for id in ids], np.int64)
         is_seen = rows >= 0
         self.num_seen += int(is_seen.sum())
-        found = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
-        return found, [YES if one else NO for one in is_seen]
+        scores = np.where(is_seen[:, None], self._held_out.scores_NC[rows], scores_NC)
+        return scores, [YES if one else NO for one in is_seen]

@@ -1,8 +1,8 @@
-"""import: take over a head of VirNucPro's shape that was trained elsewhere.
+"""import: converts a head of VirNucPro's shape that was trained elsewhere.
 
-A state dict holds tensors and nothing else, and is read as such. A whole model (by
-`torch.save(model)`, as VirNucPro ships them) is a pickle that runs whatever its maker put into it:
-it is read only for a user who names its sha256, in a process of its own that hands back tensors.
+A state dict holds only tensors and is read as such. A whole model (by `torch.save(model)`, as
+VirNucPro ships it) is a pickle that can run any code. It is read only if the user gives its sha256,
+in a separate process that returns tensors.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from featuremill.workload import refuse_without_packages
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which checkpoints keep a state dict beside other things."""
+"""Keys under which checkpoints keep a state dict."""
 SHAPE = "Linear, BatchNorm, ReLU, Linear"
 log = logging.getLogger("featuremill.head")
 
 
 class Chosen(NamedTuple):
-    """What is asked for."""
+    """The arguments of `head import`."""
 
     path: Path
     classes: Sequence[str]
@@ -51,7 +51,7 @@ def import_head(chosen: Chosen) -> card.Card:
     """Write the head in the state dict that `chosen` names, and return its card.
 
     Raises:
-        UserError: when the file is none, is not to be trusted, or is of another shape.
+        UserError: the file is missing, not trusted, or of another shape.
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
@@ -93,7 +93,7 @@ def import_head(chosen: Chosen) -> card.Card:
 
 
 def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return what the file holds, by name."""
+    """Return the file's tensors by name."""
     import io
 
     import torch
@@ -102,8 +102,8 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
 
     if not content.startswith((b"PK", b"\x80")):
         try:
-            found: Mapping[str, Any] = load(content)
-            return found
+            tensors: Mapping[str, Any] = load(content)
+            return tensors
         except SafetensorError:
             raise _no_head(chosen, "it is neither safetensors nor a file of torch.save") from None
     try:
@@ -120,16 +120,16 @@ def _tensors(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
     return state
 
 
-def unwrapped(told: Any) -> Any:
-    """Return the state dict, or the model, that a checkpoint keeps beside other things."""
+def unwrapped(content: Any) -> Any:
+    """Return the state dict, or the model, inside a checkpoint."""
     for key in WRAPPERS:
-        if isinstance(told, Mapping) and key in told:
-            told = told[key]
-    return told
+        if isinstance(content, Mapping) and key in content:
+            content = content[key]
+    return content
 
 
 def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
-    """Return the tensors of a pickled model, if its maker is trusted."""
+    """Return the tensors of a pickled model, if the user trusts it."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -157,21 +157,21 @@ def _trusted(chosen: Chosen, content: bytes, sha256: str) -> Mapping[str, Any]:
         said = done.stderr.decode("utf-8", "replace").strip().splitlines()
         raise _no_head(chosen, f"reading it failed: {clipped(said[-1] if said else 'no word')}")
     try:
-        found: Mapping[str, Any] = load(done.stdout)
+        tensors: Mapping[str, Any] = load(done.stdout)
     except SafetensorError:
         raise _no_head(chosen, "reading it gave no tensors") from None
-    return found
+    return tensors
 
 
-def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
-    """Return the tensors under VirNucPro's names, whatever they were called: which is which is told
-    by how they fit together.
+def named(of_file: Mapping[str, Any], chosen: Chosen) -> Tensors:
+    """Return the tensors under VirNucPro's names. Their shapes decide which is which, not their
+    names.
 
     Raises:
-        UserError: when they are those of another network.
+        UserError: they are those of another network.
     """
     layers: dict[str, dict[str, npt.NDArray[np.float32]]] = {}
-    for name, tensor in found.items():
+    for name, tensor in of_file.items():
         layer, _, kind = name.rpartition(".")
         if kind != "num_batches_tracked":
             layers.setdefault(layer, {})[kind] = tensor.detach().float().numpy()
@@ -179,8 +179,8 @@ def named(found: Mapping[str, Any], chosen: Chosen) -> Tensors:
     linears = [layer for layer in layers.values() if layer.keys() == {"weight", "bias"}]
     total, num_classes = sum(chosen.widths), len(chosen.classes)
     if len(norms) != 1 or len(linears) != 2 or len(layers) != 3:
-        told = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*found.items()][:8]]
-        raise _no_head(chosen, f"it holds {clipped(listed(told or ['no tensor']), 300)}")
+        seen = [f"{name} {tuple(tensor.shape)}" for name, tensor in [*of_file.items()][:8]]
+        raise _no_head(chosen, f"it holds {clipped(listed(seen or ['no tensor']), 300)}")
     (norm,) = norms
     size = len(norm["running_mean"])
     hidden = next((one for one in linears if one["weight"].shape == (size, total)), None)

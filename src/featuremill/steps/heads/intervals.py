@@ -25,10 +25,10 @@ class Estimate(NamedTuple):
 def bootstrap(
     statistic: Callable[[npt.NDArray[np.intp]], float], groups_N: npt.NDArray[Any]
 ) -> Estimate:
-    """Return `statistic` of all N items, and its interval where whole groups are drawn again.
+    """Return `statistic` of all N items, and its interval from draws of whole groups.
 
-    `statistic` gets the items' indices; `groups_N` says which group each is of. Draws of which it
-    knows no figure (NaN) do not count.
+    `statistic` gets the items' indices; `groups_N` has the group of each. Draws whose statistic is
+    NaN do not count.
     """
     random = np.random.default_rng(0)
     order = np.argsort(groups_N, kind="stable")

@@ -1,8 +1,8 @@
 """Features of several runs side by side, joined by id or, of samples, by sample and id, in bounded
 memory.
 
-The first run is read from its beginning to its end, and rows of the others are found by id. Nothing
-is padded: an id that one run lacks is listed, with the reason where that run has one.
+The first run is read from beginning to end, and rows of the others are found by id. Nothing is
+padded: an id that one run lacks is listed, with that run's reason if there is one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
     has only one.
 
     Raises:
-        UserError: when there are others.
+        UserError: their number does not fit.
     """
     if len(columns) not in (0, 1, num_runs):
         raise UserError(
@@ -56,11 +56,11 @@ def id_cells(id: str, has_samples: bool) -> Sequence[str]:
 
 
 class Lacking(NamedTuple):
-    """A record that has no vector in one of the runs."""
+    """A record without a vector in one of the runs."""
 
     id: str
     run: str
-    """Where it has none."""
+    """The run without a vector."""
     reason: str
 
 
@@ -77,13 +77,13 @@ def lacking_writer(file: TextIO, has_samples: bool) -> Callable[[Lacking], objec
 
 
 class Joined:
-    """Features side by side: those records that have all of them, in the order of the first."""
+    """Features side by side: the records that all runs have, in the order of the first."""
 
     def __init__(self, parts: Sequence[Source], wanted: Container[str] | None = None) -> None:
-        """Read the ids of all but the first; `wanted` are the only ids of interest.
+        """Read the ids of all but the first; only ids in `wanted` are joined.
 
         Raises:
-            UserError: when some are of samples and others are not.
+            UserError: some have samples and others do not.
         """
         self._parts, self._wanted = parts, wanted
         self.has_samples = parts[0].has_samples
@@ -101,14 +101,14 @@ class Joined:
         ]
         self.width = sum(part.width for part in parts)
         self.num_unwanted = 0
-        """Records of the first that are of no interest, once all blocks are read."""
+        """Records of the first run that are not wanted, after all blocks are read."""
 
     def blocks(self, tell: Callable[[Lacking], object]) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield ids and vectors (rows, sum of widths); `tell` hears of each record that is lacking
-        in one of the others.
+        """Yield ids and vectors (rows, sum of widths); call `tell` with each record that one of the
+        others lacks.
 
         Raises:
-            UserError: when a number is not finite.
+            UserError: a number is not finite.
         """
         first, num_read = self._parts[0], 0
         progress = Progress(log, "joining features" if self._others else "reading features")
@@ -123,13 +123,13 @@ class Joined:
             for number, of_other in enumerate(rows, 1):
                 for place in np.flatnonzero(of_other == NOWHERE):
                     tell(self._lacking(ids[place], number))
-            whole = np.ones(len(ids), bool)
+            is_in_all = np.ones(len(ids), bool)
             for of_other in rows:
-                whole &= of_other != NOWHERE
-            ids = [id for id, is_whole in zip(ids, whole, strict=True) if is_whole]
-            lots = [vectors[whole]]
+                is_in_all &= of_other != NOWHERE
+            ids = [id for id, is_whole in zip(ids, is_in_all, strict=True) if is_whole]
+            lots = [vectors[is_in_all]]
             others = zip(self._parts[1:], rows, strict=True)
-            lots += [part.take(of_other[whole]) for part, of_other in others]
+            lots += [part.take(of_other[is_in_all]) for part, of_other in others]
             for part, lot in zip(self._parts, lots, strict=True):
                 _refuse_not_finite(part, ids, lot)
             if ids:
@@ -137,19 +137,20 @@ class Joined:
             progress.at(num_read, first.num_rows)
 
     def not_in_first(self) -> Iterator[Lacking]:
-        """Yield the records that others have and the first lacks, once all blocks are read."""
+        """Yield the records of other runs that the first lacks, after all blocks are read."""
         for number, other in enumerate(self._others, 1):
             rows = np.flatnonzero(~other.is_met)
             for start in range(0, len(rows), 2**17):
                 ids = self._parts[number].ids_of(rows[start : start + 2**17])
                 known = np.zeros(len(ids), bool)
-                for earlier in self._others[: number - 1]:  # these told of it already
+                for earlier in self._others[: number - 1]:  # these have reported it already
                     known |= earlier.rows_of(ids) != NOWHERE
                 for place in np.flatnonzero(~known):
                     yield self._lacking(ids[place], 0)
 
     def failed(self) -> Iterator[Lacking]:
-        """Yield the failed and refused records of all that were not reported yet, each once."""
+        """Yield the failed and refused records of all runs that were not reported yet, each
+        once."""
         for number, failures in enumerate(self._failures):
             for id in list(failures):
                 yield self._lacking(id, number)
@@ -162,11 +163,11 @@ class Joined:
         return listed(part.name for part in self._parts)
 
     def first_id(self) -> str:
-        """Return an id that the first has."""
+        """Return an id of the first run."""
         return self._parts[0].ids_of(np.arange(1))[0]
 
     def lacking_in_first(self, id: str, otherwise: str) -> Lacking:
-        """Return what there is to say of an id that the first has not."""
+        """Return the report about an id that the first run lacks."""
         return self._lacking(id, 0, otherwise)
 
     def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:

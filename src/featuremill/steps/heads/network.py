@@ -1,8 +1,8 @@
-"""What a head computes, in NumPy and float64: class scores of features, whatever trained it.
+"""The forward pass of a head, in NumPy and float64: class scores of features.
 
-Its tensors say what it is. A logistic regression has `weight` (classes, features) and `bias`; a
-perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. Before
-both, features are standardised where there are `mean` and `scale` (features,).
+The tensors define the network. A logistic regression has `weight` (classes, features) and `bias`; a
+perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. With
+`mean` and `scale` (features,), features are standardised first.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TINY = 1e-8
 def standardisation(x_NF: Matrix) -> dict[str, npt.NDArray[np.float64]]:
     """Return the `mean` and the `scale` (F,) by which features get mean 0 and deviation 1.
 
-    Features that never differ are left as they are: no number says how much they may.
+    Constant features are not scaled.
     """
     deviation = x_NF.std(0, dtype=np.float64)
     scale = np.where(deviation > TINY, deviation + TINY, 1.0)
@@ -41,13 +41,13 @@ def standardised(tensors: Tensors, x_NF: Matrix) -> Matrix:
 
 
 def logits(tensors: Tensors, x_NF: Matrix) -> npt.NDArray[np.float64]:
-    """Return the log-odds (N, C) of each class, up to one number a row."""
+    """Return the log-odds (N, C) of each class, up to a constant for each row."""
     num_classes = len(tensors["bias" if "bias" in tensors else "output_layer.bias"])
-    found = np.empty((len(x_NF), num_classes))
+    logits_NC = np.empty((len(x_NF), num_classes))
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        found[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
-    return found
+        logits_NC[rows] = _layers(tensors, standardised(tensors, x_NF[rows]))
+    return logits_NC
 
 
 def _layers(tensors: Tensors, x: Matrix) -> Matrix:
@@ -62,9 +62,9 @@ def _layers(tensors: Tensors, x: Matrix) -> Matrix:
 
 
 def _linear(tensors: Tensors, layer: str, x: Matrix) -> Matrix:
-    found: Matrix = x @ tensors[f"{layer}weight"].astype(np.float64).T
-    found += tensors[f"{layer}bias"]
-    return found
+    y: Matrix = x @ tensors[f"{layer}weight"].astype(np.float64).T
+    y += tensors[f"{layer}bias"]
+    return y
 
 
 def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""The page of a head: how good it is, what it confuses with what, and what it was made of."""
+"""The page of a head: its figures, confusion matrix and provenance."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ MOST_SAMPLES = 200
 """Rows of the table of samples."""
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
-"""The least and the most side of a cell of the confusion matrix."""
+"""The least and the largest side of a cell of the confusion matrix, in pixels."""
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
-"""Pixels of a cell in which its count fits."""
+"""The least side of a cell with a count, in pixels."""
 
 
 def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = ()) -> None:
-    """Write the page of the head called `name` to `path`, with what is said of `samples`."""
+    """Write the page of the head called `name` to `path`, with the figures of `samples`."""
     shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
     write_of(
         path,
@@ -65,7 +65,7 @@ def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = 
         verb="head",
         title=name,
         lead=_lead(card),
-        warnings=[told] if (told := warning_of(card)) else [],
+        warnings=[warning] if (warning := warning_of(card)) else [],
         scores=[
             (
                 NAMES[key],
@@ -86,7 +86,7 @@ def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = 
 
 
 def warning_of(card: Card) -> str:
-    """Return what is to be known before predictions are used; "" where there is nothing."""
+    """Return a warning to read before predictions are used; "" for none."""
     if card.is_guessing:
         _, low, high = card.scores["auc"]
         return (
@@ -114,7 +114,7 @@ def _lead(card: Card) -> str:
 
 
 def _setting(card: Card) -> str:
-    """Return the setting that was chosen, and whether it is the first or the last of all."""
+    """Return the chosen setting, and whether it is the first or the last of all."""
     ((name, value),) = card.setting.items()
     first, last = card.setting_bounds
     place = {first: ", the first", last: ", the last"}.get(value, "")
@@ -222,7 +222,7 @@ def confusion_figure(
     classes: Sequence[str], counts_CC: Sequence[Sequence[int]], of_what: str
 ) -> Figure:
     """Return the confusion matrix: how many of each class (rows) were predicted as each (columns).
-    `of_what` ends the sentence that begins with how many are right of."""
+    `of_what` ends the sentence about how many are right."""
     rows: list[dict[str, Any]] = []
     names = [clipped(name, MOST_TEXT) for name in classes]
     for true, counts in zip(names, counts_CC, strict=True):

@@ -1,4 +1,4 @@
-"""predict: the class of each record by its features, with a score a class."""
+"""predict: the class of each record by its features, with a score for each class."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ from featuremill.store.files import replacing
 from featuremill.store.plan import Settings
 
 MOST_DIFFERENCES = 3
-"""Settings that are named where two recipes differ in many."""
+"""Settings that a message lists if two recipes differ in many."""
 log = logging.getLogger("featuremill.head")
 
 
 class Counts(NamedTuple):
-    """What became of the records."""
+    """Counts of the records."""
 
     predicted: int
     missing: int
 
 
 def missing_of(output: Path) -> Path:
-    """Return where the records are listed that have no prediction."""
+    """Return the path of the list of records without a prediction."""
     return output.with_suffix(".missing.tsv")
 
 
@@ -57,12 +57,11 @@ def predict(
     columns: Sequence[str] = (),
     takes_any_recipe: bool = False,
 ) -> Counts:
-    """Write the predictions of the head in `folder` for `runs` to `output`, and beside it the
-    records that have none. Records that the head was trained on get the scores of heads that did
-    not see their group.
+    """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
+    one beside it. Records of the training get the scores of heads that did not see their group.
 
     Raises:
-        UserError: when the head, the features or the output are not fit for it.
+        UserError: the head, the features or the output cannot be used.
     """
     if output.suffix not in WRITERS:
         raise UserError(
@@ -121,8 +120,8 @@ def predict(
 def _opened(
     runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
 ) -> list[Source]:
-    """Return the features in the order of `runs`; VirNucPro's files of one layout are one of them,
-    where the first of these stands."""
+    """Return the features in the order of `runs`. VirNucPro's files of one layout are one of them,
+    at the place of the first file."""
     opened = open_files([run for run in runs if run.is_file()])
     of_file = {path: files for files in opened for path in files.paths}
     sources: list[FileFeatures | Path] = []
@@ -143,12 +142,12 @@ def _opened(
 
 
 def _told(head: card.Card) -> str:
-    """Return in words which features a head takes."""
-    told = [
+    """Return in words the features that a head takes."""
+    texts = [
         f"{part.width:,} numbers" + (f" ({part.column})" if part.column else "")
         for part in head.features
     ]
-    return listed(told) + (" side by side" if len(told) > 1 else "")
+    return listed(texts) + (" side by side" if len(texts) > 1 else "")
 
 
 def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
@@ -180,7 +179,7 @@ def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path
 
 
 def differences(ours: Settings | None, theirs: Settings | None) -> str:
-    """Return in words how two recipes differ; "" where that is not known."""
+    """Return in words how two recipes differ; "" if unknown."""
     if not ours or not theirs:
         return ""
     one, other = _flat(ours), _flat(theirs)
@@ -193,8 +192,8 @@ def differences(ours: Settings | None, theirs: Settings | None) -> str:
 
 
 def _flat(settings: Settings) -> dict[str, Any]:
-    told = settings.as_json()
-    return {**told.pop("options", {}), **told}
+    content = settings.as_json()
+    return {**content.pop("options", {}), **content}
 
 
 Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]

@@ -1,4 +1,4 @@
-"""train: fit a head to the features of labelled records, and say how good it is."""
+"""train: fits a head to the features of labelled records, and measures it."""
 
 from __future__ import annotations
 
@@ -42,20 +42,21 @@ from featuremill.store.files import replacing_folder
 from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
-"""Of a class: one is judged, one chooses the setting and calibrates, one is learnt from."""
+"""Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
+learn."""
 log = logging.getLogger("featuremill.head")
 
 
 class Chosen(NamedTuple):
-    """What is asked for."""
+    """The arguments of `head train`."""
 
     runs: Sequence[Path]
     labels: Path | None
-    """The table; without one, `column` is one of the sheet of samples."""
+    """The table; without one, `column` is a column of the sheet of samples."""
     column: str
     group: str | None
     fragments: Path | None
-    """A translation's folder, where the labels are of its contigs."""
+    """The folder of a translation, if the labels are of its contigs."""
     kind: Literal["logistic", "mlp"]
     vectors: Sequence[str]
     output: Path
@@ -64,12 +65,12 @@ class Chosen(NamedTuple):
 
 
 class OfSample(NamedTuple):
-    """A sample's labelled records."""
+    """The labelled records of a sample."""
 
     sample: str
     records: int
     right: int
-    """Those that are predicted as what they are by a head that did not see their group."""
+    """Records with a correct prediction by a head that did not see their group."""
 
 
 class Examples(NamedTuple):
@@ -86,7 +87,7 @@ def train(chosen: Chosen) -> card.Card:
     """Train a head, write it and return its card.
 
     Raises:
-        UserError: when runs or labels are not fit for it.
+        UserError: runs or labels cannot be used.
     """
     refuse_without_packages(card.NeedsTorch)
     card.refuse_other_folder(chosen.output)
@@ -193,7 +194,7 @@ def train(chosen: Chosen) -> card.Card:
 
 
 def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[OfSample]:
-    """Return how many records of each sample are predicted as what they are, in the order of the
+    """Return how many records of each sample have a correct prediction, in the order of the
     samples."""
     samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
     is_right = scores_NC.argmax(1) == examples.y_N
@@ -247,7 +248,7 @@ def _without_record(
     missing: Sequence[Lacking],
     used: card.TableUsed,
 ) -> list[Lacking]:
-    """Return the labelled ids of which the first run has no vector."""
+    """Return the labelled ids without a vector in the first run."""
     known = {*ids, *(lacking.id for lacking in missing)}
     return [
         joined.lacking_in_first(id, f"it has no such record (labelled in {used.file}:{label.line})")
@@ -257,7 +258,7 @@ def _without_record(
 
 
 def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
-    """Raise UserError where classes and groups are such that nothing can be learned or judged."""
+    """Raise UserError if classes and groups are too few to learn or to measure."""
     where, group = f"{used.file}: {used.column!r}", used.group
     if len(examples.classes) == 1:
         raise UserError(
@@ -298,7 +299,7 @@ def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
 
 
 def _torn_from_its_class(examples: Examples) -> list[int]:
-    """Return the classes of which a fold would hold all that there is to learn from."""
+    """Return the classes for which one fold would hold all training examples."""
     y_N, groups_N = examples.y_N, examples.groups_N
     outer_N = outer_folds(groups_N, y_N)
     sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
@@ -314,7 +315,7 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
 def judged(
     scores_NC: npt.NDArray[np.float64], examples: Examples
 ) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
-    """Return the figures of what is predicted, with their intervals, and the confusion table."""
+    """Return the figures of the predictions, with their intervals, and the confusion table."""
     predicted_N, y_N = scores_NC.argmax(1), examples.y_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),

@@ -1,8 +1,8 @@
 """Reads a pickled model from standard input and writes its tensors to standard output.
 
-A program of its own (`python -m featuremill.steps.heads.unpickle`): what the pickle runs, it runs
-here, and what comes back is safetensors. Classes that are not installed here, as of the script that
-trained the model, are stood in for by a bare module, which is all that a state dict needs.
+A separate program (`python -m featuremill.steps.heads.unpickle`): code in the pickle runs here, and
+only safetensors come back. Classes that are not installed, such as those of the training script,
+are replaced by a bare module, which is enough for a state dict.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 
 
 def main() -> None:
-    """Read, and write."""
+    """Read the pickle and write its tensors."""
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what is printed meanwhile is no tensor
+    os.dup2(2, 1)  # other output must not mix with the tensors
     import torch
     from safetensors.torch import save
 

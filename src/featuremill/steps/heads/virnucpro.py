@@ -1,13 +1,12 @@
-"""The features that VirNucPro wrote, read in place of a run's.
+"""Features in VirNucPro's files, read in place of a run's.
 
-Three layouts, told apart by their keys; files of one of them belong together, one after the other:
+Three layouts, distinguished by their keys; files of one layout are read one after the other:
 
     *_DNABERT_S.pt  {'nucleotide': [id], 'data': [{'label': id, 'mean_representation': [float]}]}
     *_ESM.pt        {'proteins': [id], 'data': [tensor (2560,)]}
     *_merged.pt     {'ids': [id], 'data': tensor (N, 3328)}, the DNA's numbers before the protein's
 
-They are read without running what pickles may hold (torch's `weights_only`), and they say nothing
-of how they were made.
+Code in pickles is not run (torch's `weights_only`). The files do not record how they were made.
 """
 
 from __future__ import annotations
@@ -37,18 +36,18 @@ log = logging.getLogger("featuremill.head")
 
 
 def refuse_without_torch() -> None:
-    """Raise UserError where there is no torch to read and write such files with."""
+    """Raise UserError if torch is not installed, which reads and writes such files."""
     refuse_without_packages(NeedsTorch)
 
 
 class Layout(NamedTuple):
-    """A kind of file."""
+    """A layout of files."""
 
     ids: str
     """The key of the ids."""
     called: str
     vectors: Callable[[Any, Sequence[str]], Matrix]
-    """Makes the vectors of what is under `data`."""
+    """Returns the vectors of the value under `data`."""
 
 
 def _of_tensors(data: Any, _ids: Sequence[str]) -> Matrix:
@@ -74,7 +73,7 @@ LAYOUTS = (
 
 
 class Content(NamedTuple):
-    """What is in a file."""
+    """The content of a file."""
 
     layout: Layout
     ids: list[str]
@@ -82,10 +81,10 @@ class Content(NamedTuple):
 
 
 def _read(path: Path) -> Content:
-    """Return what is in the file `path`.
+    """Return the content of the file `path`.
 
     Raises:
-        UserError: when that is none of the layouts.
+        UserError: it has none of the layouts.
     """
     import torch
 
@@ -113,11 +112,11 @@ def _read(path: Path) -> Content:
 
 
 class FileFeatures:
-    """Features in files of one layout, one after the other, read as those of a run are. Memory
-    holds their ids, a temporary file their vectors: torch takes seconds to read some of these."""
+    """Features in files of one layout, read one after the other as those of a run. Memory holds the
+    ids, a temporary file the vectors: torch takes seconds to read some of these files."""
 
     recipe: str | None = None
-    """It is unknown."""
+    """Unknown for VirNucPro's files."""
     settings: Settings | None = None
     has_samples = False
 
@@ -127,7 +126,7 @@ class FileFeatures:
         self.num_rows, self.width = vectors.shape
         more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
         self.name = f"{paths[0]}{more}"
-        Index(self)  # no id twice, also in what is read from its beginning to its end
+        Index(self)  # refuses ids that occur twice
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         for start in range(0, self.num_rows, ROWS_AT_ONCE):
@@ -151,21 +150,21 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
     """Return the features in `paths`, those of one layout as one, in the order of their first.
 
     Raises:
-        UserError: when torch is not installed, a file has none of the layouts, or an id is twice
-            in those of one.
+        UserError: torch is not installed, a file has none of the layouts, or an id occurs twice in
+            one layout.
     """
     if paths:
         refuse_without_torch()
-    found: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
+    by_layout: dict[Layout, tuple[BinaryIO, list[Path], list[str]]] = {}
     widths: dict[Layout, int] = {}
     progress = Progress(log, "reading VirNucPro's features")
     num_read = 0
     with contextlib.ExitStack() as stack:
         for path in paths:
             layout, its_ids, vectors = _read(path)
-            if layout not in found:
-                found[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
-            scratch, its_paths, ids = found[layout]
+            if layout not in by_layout:
+                by_layout[layout] = (stack.enter_context(tempfile.TemporaryFile()), [], [])
+            scratch, its_paths, ids = by_layout[layout]
             if (width := vectors.shape[1]) != widths.setdefault(layout, width):
                 raise UserError(
                     f"{path}: its vectors have {width:,} numbers, and those of {its_paths[0]} "
@@ -183,5 +182,5 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
                 layout,
                 np.memmap(file, np.float32, "r", 0, (len(ids), widths[layout])),
             )
-            for layout, (file, its_paths, ids) in found.items()
+            for layout, (file, its_paths, ids) in by_layout.items()
         ]

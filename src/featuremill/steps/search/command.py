@@ -1,7 +1,7 @@
-"""search: which records of a run are nearest to a sequence, or to another record.
+"""search: finds the records of a run nearest to a sequence, or to another record.
 
-Reads the results of a run and, for sequences, computes their vectors with the run's own recipe. It
-compares with every vector, so what it finds is exact; writes nothing but what it found.
+Reads the results of a run. Vectors of sequences are computed with the run's own recipe. Every
+vector is compared, so the result is exact. Writes only the result.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill search`."""
+    """Run `featuremill search`."""
     _calm_blas()
     from featuremill.steps.search import hits, view
 
@@ -67,16 +67,16 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.device,
         arguments.weights,
     )
-    found = hits.found(arguments.run_folder, arguments.query, chosen)
-    view.write(found, arguments.output, arguments.format)
+    matches = hits.found(arguments.run_folder, arguments.query, chosen)
+    view.write(matches, arguments.output, arguments.format)
     return 0
 
 
 def _calm_blas() -> None:
-    """Let NumPy multiply on one thread, unless OPENBLAS_NUM_THREADS is set or it is loaded.
+    """Let NumPy multiply on one thread, unless OPENBLAS_NUM_THREADS is set or NumPy is loaded.
 
     OpenBLAS reads the number when it is loaded. Its threads wait for each other at every product:
-    where others compute too, a hundred queries take minutes in place of seconds.
+    beside other programs, a hundred queries take minutes instead of seconds.
     """
     if "numpy" in sys.modules or OPENBLAS_NUM_THREADS.text() is not None:
         return
@@ -100,18 +100,18 @@ def search(
 ) -> pd.DataFrame:
     """Return the `k` nearest records of `run` (such as "results/demo") for each query.
 
-    `queries` are files of sequences and ids of the run's records, as on the command line, or a
-    mapping from names to sequences, or vectors of shape (queries, width), which are then called by
-    their row. Sequences are computed with the run's recipe.
+    `queries` are files of sequences and ids of the run's records, as on the command line; a mapping
+    from names to sequences; or vectors of shape (queries, width), named by their row. Sequences are
+    computed with the run's recipe.
 
     Columns: query, rank (from 1), id, score, length (residues), description; ordered by query and
-    rank. The score is the cosine (0 with a vector of zeros) or the dot product, or with "l2" the
-    distance; in float64. Ties are in the order of the input.
+    rank. The score is the cosine (0 with a vector of zeros), the dot product, or with "l2" the
+    distance; in float64. Ties have the order of the input.
 
     Raises:
-        UserError: when the run has no such results, a query is nowhere, or its recipe cannot be
+        UserError: the run has no such results, a query is not found, or the recipe cannot be
             computed here.
-        IntegrityError: when the results are damaged.
+        IntegrityError: the results are damaged.
     """
     import numpy as np
     import pandas as pd
@@ -124,5 +124,5 @@ def search(
         words = [queries] if isinstance(queries, str | Path) else queries
         asked = [str(word) for word in words]
     chosen = hits.Chosen(k, column, metric, exclude_self, partial, device, weights)
-    found = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
-    return pd.DataFrame(found, columns=list(hits.Hit._fields))
+    rows = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
+    return pd.DataFrame(rows, columns=list(hits.Hit._fields))

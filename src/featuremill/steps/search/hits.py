@@ -1,4 +1,4 @@
-"""One search: open the results, pass the vectors for each lot of queries, say who is nearest."""
+"""One search: opens the results, and compares the vectors with the queries, many at a time."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from featuremill.steps.search.recipe import DeviceChoice, Recipe
 
 MOST_QUERIES = 1000
 MOST_HITS = 200_000
-"""Hits in memory, unless one query alone has more."""
+"""Hits in memory, unless a single query has more."""
 Asked = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
-"""Files and ids; sequences by name; or vectors (queries, width), which are called by their row."""
+"""Files and ids; sequences by name; or vectors (queries, width), named by their row."""
 log = logging.getLogger("featuremill.search")
 
 
 class Chosen(NamedTuple):
-    """How to search."""
+    """The settings of a search."""
 
     k: int = 10
     column: str | None = None
@@ -39,7 +39,7 @@ class Chosen(NamedTuple):
 
 
 class Hit(NamedTuple):
-    """One of the nearest records of one query."""
+    """One of the nearest records of a query."""
 
     query: str
     rank: int
@@ -52,10 +52,10 @@ class Hit(NamedTuple):
 
 
 def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
-    """Open the results in `root`; yield the hits of each lot of queries, as `hits_of`.
+    """Open the results in `root`; yield the hits of each group of queries, as `hits_of`.
 
     Raises:
-        UserError: when there is nothing to search, or a query is nowhere.
+        UserError: there are no vectors to search, or a query is not found.
     """
     if chosen.k < 1:
         raise UserError(f"-k: {chosen.k} is too few; give 1 or more.")
@@ -68,7 +68,7 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         "read from the table" if isinstance(searched.vectors, Stored) else "memory-mapped",
         chosen.metric,
     )
-    # So many in one pass that memory holds their hits.
+    # So many queries at once that memory holds their hits.
     num_at_once = max(1, min(MOST_QUERIES, MOST_HITS // min(chosen.k, searched.num_rows)))
     if isinstance(asked, np.ndarray):
         lots = _of_matrix(asked, searched, num_at_once)
@@ -89,7 +89,7 @@ def hits_of(searched: Features, queries: Queries, chosen: Chosen) -> Iterator[Hi
     """Yield the nearest of each query, in the order of the queries, nearest first.
 
     Raises:
-        IntegrityError: when the results are damaged.
+        IntegrityError: the results are damaged.
     """
     if not queries.ids:
         return

@@ -1,10 +1,10 @@
 """The exact k nearest of many vectors, block by block, in bounded memory.
 
 A matrix product in the vectors' own precision (float32 for float16) gives each score within a bound
-that rounding cannot leave, whatever the order of its sums (Higham, Accuracy and Stability of
-Numerical Algorithms, 2002, section 3.1). Only what may be among the k best within that bound is
-scored again, in float64, row by row. So a score and a rank depend on neither blocks nor threads nor
-the BLAS, and equal vectors have equal scores.
+on the rounding error that holds for any order of its sums (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 3.1). Vectors that may be among the k best within that bound are
+scored again in float64, row by row. So scores and ranks do not depend on blocks, threads or the
+BLAS, and equal vectors have equal scores.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ Found = tuple[npt.NDArray[np.int64], Scores]
 
 FEW_QUERIES = 8
 FEW_BYTES = 2**20
-"""Vectors in a block for few queries: a core's cache holds it from one pass to the next."""
+"""Bytes of vectors in a block for few queries: a core's cache holds the block between passes."""
 MANY_BYTES = 2**23
-"""For many queries, whose products take longer than Python does for a block."""
+"""For many queries, whose products take longer than Python's work for a block."""
 
 
 class NotFiniteError(Exception):
@@ -33,7 +33,7 @@ class NotFiniteError(Exception):
 
 
 def rows_of_block(num_queries: int, row_bytes: int) -> int:
-    """Return how many vectors to give to `Nearest.add` at once."""
+    """Return how many vectors to pass to `Nearest.add` at once."""
     size = FEW_BYTES if num_queries <= FEW_QUERIES else MANY_BYTES
     return max(1, size // max(1, row_bytes))
 
@@ -57,10 +57,10 @@ def exact_scores(vectors: Matrix, query: Matrix, metric: Metric) -> Scores:
 
 
 class Nearest:
-    """The k nearest to each query of the vectors seen so far; those seen first win ties."""
+    """The k nearest to each query of the vectors added so far; the earlier ones win ties."""
 
     def __init__(self, queries: Matrix, k: int, metric: Metric, dtype: npt.DTypeLike) -> None:
-        """Start with nothing seen; `queries` is (queries, width), `dtype` that of the vectors."""
+        """Start empty; `queries` is (queries, width), `dtype` is the vectors' type."""
         self.k = k
         self._metric: Metric = metric
         self._queries = np.ascontiguousarray(queries, np.float64)
@@ -69,7 +69,7 @@ class Nearest:
         limits = np.finfo(self._dtype)
         self._bound = self._dtype.type((1.5 * queries.shape[1] + 16) * limits.eps)
         self._squares = (float(limits.tiny) * 1e8, float(limits.max) * 1e-8)
-        """Squared norms outside have lost digits to underflow, or may overflow on the way."""
+        """Squared norms outside these bounds lost digits to underflow, or may overflow."""
         norms = np.sqrt(np.square(self._queries).sum(1, keepdims=True))
         factors = self._queries / np.where(norms, norms, 1) if metric == "cosine" else self._queries
         self._is_sure = metric == "cosine" or bool(self._are_usual(np.square(norms)).all())
@@ -77,14 +77,15 @@ class Nearest:
             self._factors = np.ascontiguousarray(factors, self._dtype)
             self._norms = norms.astype(self._dtype)
         self._floors = np.full(len(queries), -np.inf, self._dtype)
-        """For each query what a vector must reach, as `_approximate` counts, to be of interest."""
+        """For each query the least closeness, as from `_approximate`, of a vector among the k
+        best."""
         self._kept = [_Kept(k) for _ in queries]
 
     def add(self, first_row: int, vectors: Matrix) -> None:
-        """Look at a block (rows, width); `first_row` is its place among all, which ascends.
+        """Add a block (rows, width); `first_row` is its place among all, in ascending order.
 
         Raises:
-            NotFiniteError: when a number in it is not finite.
+            NotFiniteError: a number in it is not finite.
         """
         rows = np.ascontiguousarray(vectors, self._dtype)
         with np.errstate(all="ignore"):
@@ -105,16 +106,16 @@ class Nearest:
         return (squares > self._squares[0]) & (squares < self._squares[1])
 
     def _approximate(self, rows: Matrix) -> tuple[Matrix, Matrix, Matrix]:
-        """Return each row's closeness to each query, by how much that can be wrong (both of shape
-        (queries, rows), or 1 in place of either), and of which rows that is true (rows,).
+        """Return each row's closeness to each query and the largest error of it (both of shape
+        (queries, rows), or 1 in place of either), and for which rows the bound holds (rows,).
 
-        Closeness is the cosine, the dot product, or the squared distance with a minus.
+        Closeness is the cosine, the dot product, or the negative squared distance.
         """
         squares = np.einsum("ij,ij->i", rows, rows)
         is_sure = self._are_usual(squares) & self._is_sure
         lengths = np.sqrt(squares)
         if len(self._factors) <= FEW_QUERIES:
-            # The threads of a BLAS wait for each other longer than they compute, for so little.
+            # For so little work, the threads of a BLAS wait longer than they compute.
             products = np.stack([np.einsum("ij,j->i", rows, each) for each in self._factors])
         else:
             products = self._factors @ rows.T
@@ -140,7 +141,7 @@ class Nearest:
         kept.add(first_row + near, self._sign * scores)
         if kept.worst > -np.inf:
             floor = -(kept.worst**2) if self._metric == "l2" else kept.worst
-            # The number below it: what was rounded up on the way must not shut anything out.
+            # The next lower number: rounding up must not exclude a vector.
             below = np.nextafter(np.array(floor, self._dtype), -self._dtype.type(np.inf))
             self._floors[number] = below
 
@@ -150,11 +151,11 @@ class Nearest:
 
 
 class _Kept:
-    """The k best of one query, and others that came since they were last sorted."""
+    """The k best of one query, and later candidates that are not sorted yet."""
 
     def __init__(self, k: int) -> None:
         self.worst = -np.inf
-        """Closeness that the k-th best has at least; -inf while there are fewer."""
+        """The closeness of the k-th best; -inf while there are fewer."""
         self._k = k
         self._rows: list[npt.NDArray[np.int64]] = []
         self._closeness: list[Scores] = []
@@ -162,7 +163,7 @@ class _Kept:
         self._num_sorted = 0
 
     def add(self, rows: npt.NDArray[np.int64], closeness: Scores) -> None:
-        is_better = closeness > self.worst  # who ties with the worst came too late
+        is_better = closeness > self.worst  # a tie with the worst is a later row, so it loses
         self._rows.append(rows[is_better])
         self._closeness.append(closeness[is_better])
         self._num_new += int(is_better.sum())
@@ -171,10 +172,10 @@ class _Kept:
             self.best()
 
     def best(self) -> tuple[npt.NDArray[np.int64], Scores]:
-        """Return the k best, and forget the others."""
+        """Return the k best, and drop the others."""
         rows = np.concatenate([np.empty(0, np.int64), *self._rows])
         closeness = np.concatenate([np.empty(0), *self._closeness])
-        order = np.argsort(-closeness, kind="stable")[: self._k]  # by rows, where they tie
+        order = np.argsort(-closeness, kind="stable")[: self._k]  # ties by rows
         self._rows, self._closeness = [rows[order]], [closeness[order]]
         self._num_new, self._num_sorted = 0, len(order)
         if self._num_sorted == self._k:

@@ -1,4 +1,4 @@
-"""What is looked for: records of the run by their ids, or sequences, which are computed."""
+"""Queries: records of the run by their ids, or sequences, whose vectors are computed."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from featuremill.store.ledger import full_ids
 from featuremill.workload import Record
 
 MOST_NAMED = 5
-"""Queries without a vector that are named one by one."""
+"""Queries without a vector that a message lists one by one."""
 MOST_OF_ACCESSION = 3
-"""Ids that are named where several records have the accession asked for."""
+"""Ids that a message lists if several records have an accession."""
 Item = TypeVar("Item")
 log = logging.getLogger("featuremill.search")
 
 
 class Queries(NamedTuple):
-    """Some queries at once."""
+    """Several queries."""
 
     ids: list[str]
     vectors: Matrix
@@ -47,7 +47,7 @@ class Queries(NamedTuple):
 
 
 class Reader:
-    """Turns what was asked into vectors, `num_at_once` of them together."""
+    """Turns the words of a query into vectors, `num_at_once` of them together."""
 
     def __init__(
         self,
@@ -56,8 +56,8 @@ class Reader:
         num_at_once: int,
         wants_own: bool,
     ) -> None:
-        """Read nothing yet; `recipe` is called once, for the first sequence, and `own_rows` of
-        sequences are looked up if wanted."""
+        """Start without reading; `recipe` is called once, for the first sequence; `own_rows` of
+        sequences are searched if wanted."""
         self._searched = searched
         self._wants_own = wants_own
         self._make_recipe = recipe
@@ -67,13 +67,13 @@ class Reader:
         self._num_good = self._num_bad = 0
 
     def read(self, words: Sequence[str]) -> Iterator[Queries]:
-        """Yield what `words` name, in their order: files of sequences, and ids.
+        """Yield the queries in `words`, in order: files of sequences, and ids.
 
-        A word that is a file is that; another is one id, or several with commas between;
-        an accession that one record alone has is as good as its id.
+        A word that is the name of a file is the file. Other words are ids, one or several with
+        commas between them. An accession of exactly one record counts as its id.
 
         Raises:
-            UserError: when a word is neither, or nothing is left to look for.
+            UserError: a word is neither, or no query is left.
         """
         rows = self._rows([word for word in words if not _is_file(word)])
         for word in words:
@@ -81,7 +81,7 @@ class Reader:
         self._say(", ".join(words))
 
     def of_sequences(self, sequences: Mapping[str, str]) -> Iterator[Queries]:
-        """Yield the queries of a mapping from ids to sequences, read as a file's are."""
+        """Yield the queries of a mapping from ids to sequences, read like those of a file."""
         ids = list(sequences)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "queries.fasta"
@@ -92,50 +92,50 @@ class Reader:
         self._say("queries")
 
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
-        """Return for each word the ids in it, each with its row."""
+        """Return for each word its ids, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
-        found = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
-        given = {word: [word] if word in found else each for word, each in parts.items()}
-        found |= self._rows_of_accessions(set(itertools.chain(*given.values())) - found.keys())
+        row_of = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
+        given = {word: [word] if word in row_of else each for word, each in parts.items()}
+        row_of |= self._rows_of_accessions(set(itertools.chain(*given.values())) - row_of.keys())
         rows = {}
         for word, ids in given.items():
-            missing = [id for id in ids if id not in found]
+            missing = [id for id in ids if id not in row_of]
             if missing or not ids:
                 raise UserError(self._missing(word, missing))
-            rows[word] = {id: found[id] for id in ids}
+            rows[word] = {id: row_of[id] for id in ids}
         return rows
 
     def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
         """Return the rows of those of `words` that are the accession of one record."""
-        found = self._ids_of_accessions(words)
-        for word, ids in found.items():
+        ids_of = self._ids_of_accessions(words)
+        for word, ids in ids_of.items():
             if len(ids) > 1:
                 shown = ", ".join(ids)
                 raise UserError(
                     f"{self._searched.folder.root}: {word!r} is the accession of several records, "
                     f"such as {shown}; give a whole id, in quotes for the shell."
                 )
-        rows = self._searched.rows_of([ids[0] for ids in found.values()])
-        return {word: rows[ids[0]] for word, ids in found.items()}
+        rows = self._searched.rows_of([ids[0] for ids in ids_of.values()])
+        return {word: rows[ids[0]] for word, ids in ids_of.items()}
 
     def _ids_of_accessions(self, words: set[str]) -> dict[str, list[str]]:
-        """Return the ids of the records that have one of `words` as accession, a few at most."""
-        found: dict[str, list[str]] = {}
+        """Return the ids of the records with one of `words` as accession, a few at most."""
+        ids_of: dict[str, list[str]] = {}
         asked = pa.array(words, pa.string())
         for _, batch in self._searched.table.batches(self._searched.id_columns) if words else ():
             here = accessions(batch["id"])
             places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
             ids = full_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
-                if len(of_word := found.setdefault(word, [])) < MOST_OF_ACCESSION:
+                if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
                     of_word.append(id)
-        return found
+        return ids_of
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
         if not ids:
             return "query: it is empty; give a file of sequences, or ids of the run's records."
         if _is_meant_as_file(word):
-            source.check(Path(word))  # says why it can't be read
+            source.check(Path(word))  # raises the reason why it cannot be read
         why = self._why_missing(ids[0])
         others = f" ({len(ids) - 1:,} more are missing)" if len(ids) > 1 else ""
         return (
@@ -144,7 +144,7 @@ class Reader:
         )
 
     def _why_missing(self, id: str) -> str:
-        """Return in a sentence why `id` has no vector."""
+        """Return a sentence with the reason why `id` has no vector."""
         named = one_line(id)
         with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
             for failure in self._searched.failures():
@@ -197,17 +197,17 @@ class Reader:
                 "<sample>/<id>, as a file does not name samples."
             )
         rows = self._searched.rows_of({record.id for record in records})
-        told = self._searched.records_of(np.array(list(rows.values()), np.int64))
-        sha256_of = {row: record.sha256 for row, record in told.items()}
-        found = []
+        stored = self._searched.records_of(np.array(list(rows.values()), np.int64))
+        sha256_of = {row: record.sha256 for row, record in stored.items()}
+        own = []
         for record in records:
             row = rows.get(record.id, NOWHERE)
             is_it = sha256_of.get(row) == hashlib.sha256(record.payload).hexdigest()
-            found.append(row if is_it else NOWHERE)
-        return found
+            own.append(row if is_it else NOWHERE)
+        return own
 
     def _say(self, what: str) -> None:
-        """Say how the queries were fixed, as plan does of the input; refuse to have looked for
+        """Report how the queries were corrected, as plan does for inputs; refuse to search for
         nothing."""
         for note, count in sorted(self._notes.items()):
             log.info("%s: %s.", counted(count, "query", "queries"), note)
@@ -221,7 +221,7 @@ class Reader:
 def _is_file(word: str) -> bool:
     try:
         return Path(word).is_file()
-    except OSError:  # a name too long, as when somebody gives a sequence
+    except OSError:  # a name too long, such as a sequence
         return False
 
 

@@ -1,4 +1,4 @@
-"""Vectors of new sequences, computed with the very recipe of a run's results, or not at all."""
+"""Vectors of new sequences, computed with exactly the recipe of a run's results."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ log = logging.getLogger("featuremill.search")
 
 
 class Recipe:
-    """A run's workload with its options and weights, ready on a device of this machine."""
+    """A run's workload with its options and weights, loaded on a device of this machine."""
 
     def __init__(
         self, searched: Features, device: DeviceChoice | None = None, weights: Path | None = None
@@ -43,7 +43,7 @@ class Recipe:
         """Load the model.
 
         Raises:
-            UserError: when weights or workload are not those of the results, or the device cannot
+            UserError: weights or workload differ from those of the results, or the device cannot
                 compute in their dtype.
         """
         self._folder, self._root = searched.folder, searched.folder.root
@@ -51,18 +51,18 @@ class Recipe:
         self._results = searched.delivery
         self._settings = searched.settings
         is_same = searched.plan is not None and searched.plan.recipe == searched.recipe
-        self._plan = searched.plan if is_same else None  # else of other options, maybe model
+        self._plan = searched.plan if is_same else None  # else of other options, or another model
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
-        found = self._weights(weights)
+        ready = self._weights(weights)
         refuse_without_packages(self.workload.Options)
-        self.options = self._resolved(devices[0], found)
+        self.options = self._resolved(devices[0], ready)
         name = self._settings.workload
         self._budget = plugin_errors.batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
             with plugin_errors.attributed_to(name, "load"):
-                self._model: Any = self.workload.load(self.options, devices, found)
+                self._model: Any = self.workload.load(self.options, devices, ready)
         except Exception as error:
             if not faults.is_out_of_memory(error):
                 raise
@@ -81,7 +81,8 @@ class Recipe:
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
 
-        `refuse` hears of each one that cannot be computed, and why; its vector is all NaN.
+        `refuse` is called for each one that cannot be computed, with the reason; its vector is all
+        NaN.
         """
         vectors: Matrix | None = None
         for places, values in values_in_batches(
@@ -118,7 +119,7 @@ class Recipe:
         planned = self._plan.weights if self._plan else None
         model = weights_verb.model_told(self._settings)
         file = Path(planned or weights_verb.json_of(model, self._settings.workload))
-        # As the workflow has it: beside results/, from where snakemake was called.
+        # As in the workflow: beside results/, in snakemake's folder.
         places = [given] if given else [file, run_lock.working_folder(self._root) / file]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
@@ -127,40 +128,40 @@ class Recipe:
                 "new sequences need them; featuremill weights MODEL --output FILE converts them, "
                 "and --weights FILE names them. Records of the run are found by their ids without."
             )
-        found = weights_verb.read(path, self._settings.workload)
-        if found.sha256 != sha256:
+        located = weights_verb.read(path, self._settings.workload)
+        if located.sha256 != sha256:
             raise UserError(
                 f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "
                 "vectors made with them cannot be compared; name the right ones with --weights, or "
                 "let the run compute everything anew."
             )
-        return found
+        return located
 
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
-        """Return the options of the run, once they are seen to come to the same recipe here."""
-        told = self._settings
-        if told.files and not self._plan:
+        """Return the options of the run, after a check that they give the same recipe here."""
+        planned = self._settings
+        if planned.files and not self._plan:
             raise UserError(
-                f"{self._root}: its options name files ({', '.join(told.files)}), and only its "
+                f"{self._root}: its options name files ({', '.join(planned.files)}), and only its "
                 "plan.json, which is not here, has their paths; run it again. Records of the "
                 "run are found by their ids without."
             )
         execution = dict(self._plan.execution) if self._plan else {}
-        for name in told.files:
+        for name in planned.files:
             execution[name] = str(self._folder.placed(execution[name]))
         try:
-            options = self.workload.Options.model_validate(told.options | execution)
+            options = self.workload.Options.model_validate(planned.options | execution)
         except ValidationError:
             raise self._other_versions() from None
-        option_files.refuse_others(options, told.files, self._folder.plan)
+        option_files.refuse_others(options, planned.files, self._folder.plan)
         try:
-            here = settings_of(told.workload, self.workload, options, device, weights)
+            here = settings_of(planned.workload, self.workload, options, device, weights)
         except UserError as error:
             raise UserError(
                 f"{self._root}: its recipe cannot be computed on this device: {error} Another one "
                 "may do (--device); records of the run are found by their ids without."
             ) from None
-        if here.as_json() != told.as_json():
+        if here.as_json() != planned.as_json():
             raise self._other_versions()
         return options
 
@@ -173,7 +174,7 @@ class Recipe:
         )
 
     def _say(self, device: Device) -> None:
-        """Say on what the queries are computed, and where the run was on something else."""
+        """Report the device of the queries, and whether the run used another kind."""
         log.info("queries are computed on %s.", device.name)
         is_gpu, receipts = device.kind == "cuda", self._results.receipts
         if others := sorted({one.device_name for one in receipts if one.is_on_gpu != is_gpu}):

@@ -19,23 +19,23 @@ Format = Literal["table", "tsv"]
 GAP = "  "
 NUMBERS = {"rank", "score", "length"}
 MIN_DESCRIPTION = 20
-"""Letters of a description that a narrow terminal shows nevertheless."""
+"""The least letters of a description on a narrow terminal."""
 
 
-def write(found: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
-    """Write hits as they come to `path`, or to standard output: there, if it is a terminal, and
-    nothing else is asked for, as a table."""
+def write(lots: Iterable[Iterable[Hit]], path: Path | None, format: Format | None) -> None:
+    """Write hits as they come to `path`, or to standard output: as a table if that is a terminal
+    and no other format is given."""
     with _output(path) as out:
         shown = format or ("table" if out.isatty() else "tsv")
         view = Aligned(out) if shown == "table" else Tsv(out)
-        for hits in found:
+        for hits in lots:
             view.write(hits)
             out.flush()
 
 
 @contextlib.contextmanager
 def _output(path: Path | None) -> Iterator[TextIO]:
-    """Yield where hits go: standard output, or a file that is there when it is whole."""
+    """Yield standard output, or a file that gets its name when it is complete."""
     if path and path.exists() and not path.is_file():  # a pipe or a device is not replaced
         with path.open("w", encoding="utf-8") as out:
             yield out
@@ -46,12 +46,12 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         return
     try:
         yield sys.stdout
-    except BrokenPipeError:  # whoever reads has enough, as `head` has
+    except BrokenPipeError:  # the reader has enough, like `head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Tsv:
-    """A table with tabs, quoted as failed.tsv is."""
+    """A table with tabs, quoted like failed.tsv."""
 
     def __init__(self, out: TextIO) -> None:
         self._table = csv.writer(out, delimiter="\t", lineterminator="\n")
@@ -70,7 +70,7 @@ class Tsv:
 
 
 class Aligned:
-    """A table with columns as wide as what is in them; on a terminal, as wide as that."""
+    """A table with columns as wide as their content; on a terminal, at most as wide as that."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out

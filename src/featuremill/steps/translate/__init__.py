@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
@@ -13,6 +14,7 @@ from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
     LOCK,
+    PROTEINS,
     SHEETS,
     SUMMARY,
     UNTRANSLATED,
@@ -83,6 +85,13 @@ def records_now(asked: SECTION, project: Project, folder: Path) -> Mapping[str, 
     translate(of, there, asked.by, now, **asked.options)
     found, names = now if now.exists() else there, SHEETS if project.samples else KINDS
     return {kind: found / name for kind, name in names.items()}
+
+
+def proteins_of(paths: Sequence[str]) -> tuple[str, str]:
+    """Return what to type, and the file of proteins that it makes."""
+    folder = "translated"
+    words = ["featuremill", "translate", *paths, "--by", "orfs", "--output", folder]
+    return shlex.join(words), f"{folder}/{PROTEINS}"
 
 
 def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:  # noqa: ARG001

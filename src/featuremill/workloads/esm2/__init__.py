@@ -75,12 +75,12 @@ WAYS = ("dtype", "attention", "products", "kernels")
 
 
 class Model(NamedTuple):
-    """The encoder on its devices, and what to deliver."""
+    """The encoder on its devices, and what to return."""
 
     encoder: Encoder
     options: Options
     backend: str
-    """What computes attention and the rest, for the receipt."""
+    """The methods that compute attention and the rest, for the receipt."""
 
 
 class Batch(NamedTuple):
@@ -99,7 +99,8 @@ class Result(NamedTuple):
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the protein records of `inputs`; those that will be cut in any way get a note."""
+    """Stream the protein records of `inputs`; proteins that will be truncated or divided get a
+    note."""
     how = {"truncate": "truncated", "chunk": "in windows"}.get(options.long)
     cut = f"longer than {options.max_residues} residues, {how}"
     for record in proteins(inputs, options):
@@ -110,7 +111,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens that are computed for a protein."""
+    """Return the tokens to compute for a protein."""
     return tokens.num_tokens(len(payload), options)
 
 
@@ -120,7 +121,7 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return what a network that is no ESM-2 is for."""
+    """Return a caution about a network that is no ESM-2."""
     if options.model not in CHECKPOINTS.bundled_names():
         return ""
     return (
@@ -130,7 +131,7 @@ def caution(options: Options) -> str:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle the dtype for `device`, count layers from 0, and name the model by its weights."""
+    """Resolve the dtype for `device`, count layers from 0, and name the model by its weights."""
     assert weights is not None
     settled = {
         "model": weights.name,
@@ -141,7 +142,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of values; `options` are resolved ones."""
+    """Return the columns of values; `options` are resolved."""
     from featuremill.workloads.esm2 import columns
 
     assert weights is not None
@@ -149,7 +150,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what is known of the model before it is converted."""
+    """Return the facts about the model before its conversion."""
     return memory.weights_ahead(options.model)
 
 
@@ -159,7 +160,7 @@ def weights_mb(weights: Weights) -> float:
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    """Return the estimated peak in MiB; `options` are resolved, `batch_cost` is tokens."""
     return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
 
 
@@ -170,7 +171,7 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 
 def ways(device: Device, weights: Weights | None) -> dict[str, str]:
-    """Return what would compute attention, products and the rest on `device`, in which dtype."""
+    """Return the methods for attention, products and the rest on `device`, and the dtype."""
     from featuremill.workloads.esm2 import layout, probe
     from featuremill.workloads.esm2.architecture import ESM2
 
@@ -191,7 +192,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         )
     if devices[0].kind == "cuda":
         networks.forbid_short_cuts()
-    # A job sees its own GPUs only, numbered as they were leased.
+    # A job sees only its own GPUs, in the order of the lease.
     places = [
         torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")
         for number, device in enumerate(devices)
@@ -204,7 +205,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
 
 def with_options(model: Model, options: Options) -> Model | None:
-    """Return the loaded encoder with other options; None where the dtype is another."""
+    """Return the loaded encoder with other options; None for another dtype."""
     return model._replace(options=options) if options.dtype == model.options.dtype else None
 
 
@@ -222,12 +223,12 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     pack, places = packing.pack(sequences, batch_cost, device), pooling.places(windows)
     if device.type == "cpu":
         return Batch(pack, places)
-    # A copy from pinned memory is an order to the GPU like others: the host does not wait for it.
+    # A copy from pinned memory is queued on the GPU: the host does not wait for it.
     return Batch(pack.each(lambda t: t.pin_memory()), places.each(lambda t: t.pin_memory()))
 
 
 def run(model: Model, batch: Batch) -> Result:
-    """Compute a batch and send its values to the host; a GPU is still at it on return."""
+    """Compute a batch and send its values to the host. A GPU is still computing on return."""
     from featuremill.workloads.esm2 import pooling
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
@@ -239,13 +240,13 @@ def run(model: Model, batch: Batch) -> Result:
 
 
 def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
-    """Yield the values of a batch where they are computed, in the order of the schema, each as soon
-    as its layer has been."""
+    """Yield the values of a batch on their device, in the order of the schema, each as soon as its
+    layer is computed."""
     from featuremill.workloads.esm2.pooling import tensors_of_layer
 
     encoder = model.encoder
-    # Each of a model's devices has them from the host: what gets from GPU to GPU, and how, is the
-    # encoder's to prove.
+    # Each device of a model gets them from the host: only the encoder copies from GPU to GPU, by a
+    # method that it has tested.
     places_on = functools.cache(batch.places.to)
     pack = batch.pack.to(encoder.device)
     for _, hidden_TD in encoder.representations(pack, model.options.layers):
@@ -254,7 +255,7 @@ def on_device(model: Model, batch: Batch) -> Iterator[Tensor]:
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the features of a batch, one row a protein."""
+    """Return the features of a batch, one row for each protein."""
     from featuremill.workloads.esm2 import columns
 
     values = [tensor.numpy() for tensor in result.transfer.wait()]

@@ -1,7 +1,7 @@
-"""In what the networks differ that the engine computes: ESM-2, and ESM C.
+"""Differences between the networks that the engine computes: ESM-2 and ESM C.
 
-Both are pre-LayerNorm transformers with rotary positions. Biases that a network does not have (ESM
-C has them in two LayerNorms of a layer only) stand as zeros in our file of its weights.
+Both are pre-LayerNorm transformers with rotary positions. Missing biases are stored as zeros in our
+file of weights (ESM C has biases only in two LayerNorms of a layer).
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from typing import NamedTuple
 
 
 class Architecture(NamedTuple):
-    """What one network does and the other does not."""
+    """The properties in which the networks differ."""
 
     name: str
-    """As the metadata of its weights say it."""
+    """The name in the metadata of its weights."""
     title: str
-    """As people say it."""
+    """The name in messages."""
     num_rows: int
-    """Of the embedding."""
+    """Rows of the embedding."""
     has_token_dropout: bool
-    """Whether training masked tokens, and embeddings are scaled by the share of those that are
-    left."""
+    """Whether training masked tokens, so that embeddings are scaled by the share of unmasked
+    ones."""
     is_gated: bool
-    """Whether the feed forward is a SwiGLU, with the gate above the rest of `up`."""
+    """Whether the feed forward is a SwiGLU, with the gate in the first rows of `up`."""
     norms_query_and_key: bool
-    """Whether these go through a LayerNorm before they are turned."""
+    """Whether query and key go through a LayerNorm before the rotation."""
     unscaled_layers: int
-    """With so many layers, what a layer adds to the residual stream is added as it is; with others
-    it is divided by the root of their ratio. 0: always as it is."""
+    """With this number of layers, a layer's output is added to the residual stream unchanged; with
+    another number it is divided by the root of their ratio. 0: always unchanged."""
 
     def divisor(self, num_layers: int) -> float:
-        """Return by what the residual branches of a network of `num_layers` are divided."""
+        """Return the divisor of the residual branches of a network of `num_layers`."""
         return (num_layers / self.unscaled_layers) ** 0.5 if self.unscaled_layers else 1.0
 
 
@@ -41,18 +41,18 @@ ARCHITECTURES = {architecture.name: architecture for architecture in (ESM2, ESM_
 
 
 class Sizes(NamedTuple):
-    """What is known of a network from the metadata of its weights."""
+    """The sizes of a network, from the metadata of its weights."""
 
     architecture: Architecture
     num_layers: int
     num_heads: int
-    """0 where nothing says it."""
+    """0 if unknown."""
     width: int
     feed_forward: int
-    """Width between the two halves of the feed forward; four widths where nothing says it."""
+    """Width between the two halves of the feed forward; four times the width if unknown."""
 
     def metadata(self) -> dict[str, str]:
-        """Return them as metadata of weights tell them."""
+        """Return the sizes as metadata of weights."""
         known = {
             "architecture": self.architecture.name,
             "num_layers": str(self.num_layers),
@@ -83,7 +83,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(metadata: Mapping[str, str]) -> Sizes:
-    """Return the sizes that the metadata of weights tell."""
+    """Return the sizes in the metadata of weights."""
     width = int(metadata["embed_dim"])
     return Sizes(
         ARCHITECTURES[metadata.get("architecture", ESM2.name)],

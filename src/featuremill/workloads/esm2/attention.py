@@ -21,24 +21,24 @@ from featuremill.workloads.esm2 import kernels, lanes
 from featuremill.workloads.esm2.packing import Packed
 
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
-"""Widths of a head that FlashAttention-2 takes; all published models have such."""
+"""Widths of a head that FlashAttention-2 supports; all published models have such."""
 
 LATER_FLASH = {9: ("FA3", "FA4"), 10: ("FA4",)}
-"""By a GPU's major capability: the later FlashAttentions that torch's operation can be given there,
-the best first (torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
+"""By a GPU's major capability: the later FlashAttentions for torch's operation, the best first
+(torch.nn.attention._fa3 and _fa4 of torch 2.13)."""
 FLASH_PACKAGES = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
-"""The package that torch takes each from. FA3's is nowhere to be installed from by name."""
+"""The package that torch imports for each. FA3's is in no package index."""
 
 LATER_FLASH_HEAD_OVER = 32
 """For narrower heads it is no faster: its tiles are made for 64."""
 
 
 AttendHeads = Callable[[Tensor, slice, Tensor], None]
-"""(qkv_L3Hd of one sequence, heads, context_LHd): puts down the context of these heads."""
+"""(qkv_L3Hd of one sequence, heads, context_LHd): writes the context of these heads."""
 
 
 class Backend(NamedTuple):
-    """What computes attention, by name (for the receipt), and (qkv_T3Hd, pack) → context_THd."""
+    """A method for attention: its name (for the receipt), and (qkv_T3Hd, pack) → context_THd."""
 
     name: str
     attend: Callable[[Tensor, Packed], Tensor]
@@ -47,8 +47,8 @@ class Backend(NamedTuple):
 def backends(
     device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
 ) -> list[Backend]:
-    """Return what may compute attention there, the best first: one kernel a pack on Ampere and
-    later in 16 bits, and last what is sure to run, a sequence after the other."""
+    """Return the backends for attention on the device, the best first: one kernel for a pack on
+    Ampere and later in 16 bits; the last one, sequence by sequence, always runs."""
     probe = torch.zeros(1, num_heads, 16, head_dim, device=device, dtype=dtype)
     kernel = torch.nn.attention.SDPBackend(torch._fused_sdp_choice(probe, probe, probe))
     sdpa = f"sdpa {kernel.name.lower()} per sequence"
@@ -61,8 +61,8 @@ def backends(
     if dtype == torch.float32 or not has_flash or _capability(device) < BF16_CAPABILITY:
         return last
     name = "varlen flash_attention FA2"
-    # The kernel must not cut a sequence by the batch that it is in. Not every release that has an
-    # argument for that has a kernel that takes it: torch 2.12's refuses (pytorch#176905).
+    # The kernel must not divide a sequence depending on its batch. Some releases have the argument
+    # for that, but a kernel without support: torch 2.12's refuses (pytorch#176905).
     varlen = [Backend(name, attend_varlen)]
     if _takes("num_splits"):
         varlen[0] = Backend(f"{name}, cut as it likes", attend_varlen)
@@ -98,7 +98,7 @@ def attend_in_lanes(attend: AttendHeads, qkv_T3Hd: Tensor, pack: Packed) -> Tens
     context_THd[pack.bounds[-1] :] = 0
     sequences = list(pairwise(pack.bounds))
     num_heads = qkv_T3Hd.shape[2]
-    # Where there are few sequences, their heads are shared out: no lane is to wait for long.
+    # With few sequences, their heads are divided, so that no lane waits for long.
     together = num_heads if len(sequences) >= 4 * lanes.number() else -(-num_heads // 4)
 
     def attend_piece(piece: tuple[int, int, int]) -> None:
@@ -112,17 +112,17 @@ def attend_in_lanes(attend: AttendHeads, qkv_T3Hd: Tensor, pack: Packed) -> Tens
 
 
 def heads_with_sdpa(qkv_L3Hd: Tensor, heads: slice, context_LHd: Tensor) -> None:
-    """Put down the context of some heads of one sequence, whose length alone decides how."""
+    """Write the context of some heads of one sequence. The method depends on its length only."""
     context_HLd = _with_sdpa(qkv_L3Hd[:, :, heads].permute(1, 2, 0, 3))
     context_LHd[:, heads] = context_HLd.transpose(0, 1)
 
 
 def attend_varlen(qkv_T3Hd: Tensor, pack: Packed, kernel: str | None = None, **more: int) -> Tensor:
-    """Attend with one kernel over the whole pack, which gets the arguments `more` as well: torch's
-    own FlashAttention-2, or a later one by its name.
+    """Attend with one kernel over the whole pack: torch's own FlashAttention-2, or a later one by
+    its name. `more` are further arguments of the kernel.
 
     torch's operation is called directly: `varlen_attn` around it may prefer cuDNN's kernel in later
-    releases, which was seen to be 4 times slower (pytorch#187770).
+    releases, which was 4 times slower (pytorch#187770).
     """
     _put_in_place(kernel)
     query, key, value = qkv_T3Hd.unbind(1)
@@ -140,7 +140,7 @@ def _with_sdpa(qkv_3HLd: Tensor) -> Tensor:
 
 
 def with_scores(qkv_3HLd: Tensor) -> Tensor:
-    """Attend in fp32: rounding scores to 16 bits would cost more than all else."""
+    """Attend in fp32: rounding scores to 16 bits would cost more accuracy than everything else."""
     query, key, value = qkv_3HLd.float()
     scores_HLL = torch.bmm(query * query.shape[-1] ** -0.5, key.transpose(1, 2))
     return torch.bmm(scores_HLL.softmax(-1), value)
@@ -151,29 +151,28 @@ def _capability(device: torch.device) -> tuple[int, int]:
 
 
 def _later_flash(device: torch.device) -> list[str]:
-    """Return the names of the FlashAttentions that this torch knows for `device` and that are
-    installed."""
+    """Return the names of the installed FlashAttentions that this torch supports on `device`."""
     names = LATER_FLASH.get(_capability(device)[0], ())
     known: list[str] = getattr(torch.nn.attention, "list_flash_attention_impls", list)()
     return [name for name in names if name in known and _is_installed(FLASH_PACKAGES[name])]
 
 
 def _is_installed(package: str) -> bool:
-    """Tell whether there is a package of that name. Nothing is imported, not even what it is in."""
+    """Return whether the package is installed. Nothing is imported, not even its parent package."""
     path: Sequence[str] | None = None
     name = ""
     for part in package.split("."):
         name = f"{name}.{part}".lstrip(".")
-        found = PathFinder.find_spec(name, path)
-        if found is None:
+        spec = PathFinder.find_spec(name, path)
+        if spec is None:
             return False
-        path = found.submodule_search_locations
+        path = spec.submodule_search_locations
     return True
 
 
 def _put_in_place(kernel: str | None) -> None:
-    """Have torch's operation, and SDPA with it, run this FlashAttention in this process; None is
-    torch's own. A model's GPUs may want different ones, so each call sees to it."""
+    """Make torch's operation, and SDPA with it, run this FlashAttention in this process; None is
+    torch's own. The GPUs of a model may need different ones, so each call sets it."""
     attention = torch.nn.attention
     current = getattr(attention, "current_flash_attention_impl", lambda: None)()
     if current == kernel:
@@ -185,16 +184,16 @@ def _put_in_place(kernel: str | None) -> None:
         kernels.keep_flash_attention()
     try:
         with warnings.catch_warnings():
-            # torch warns of what is wanted here: that its own is not used.
+            # torch warns that its own kernel is not used, which is intended here.
             warnings.filterwarnings("ignore", message="(?s).*Overriding a previously registered")
             attention.activate_flash_attention_impl(kernel)
     except Exception:
-        # torch 2.13 sets this flag before it has FA3, and takes it back only with FA3 in place.
+        # torch 2.13 sets this flag before FA3 is loaded, and resets it only with FA3 in place.
         getattr(torch._C, "_set_sdp_use_fa3", bool)(False)
         raise
 
 
 def _takes(argument: str) -> bool:
-    """Tell whether this torch's operation has an argument of that name."""
+    """Return whether this torch's operation has an argument of that name."""
     schema = torch.ops.aten._flash_attention_forward.default._schema
     return any(known.name == argument for known in schema.arguments)

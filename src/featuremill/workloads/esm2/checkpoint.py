@@ -30,12 +30,15 @@ ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_no
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
 """Keys that Hugging Face stores with an ESM-2 and does not use."""
 COMMON_PARTS = {"lm_head", "contact_head", "pooler"}
-"""What every published ESM-2 has besides the encoder, and nobody asks for here."""
+"""Parts of every published ESM-2 besides the encoder, which are not used here."""
 
 
 def read(path: Path, has_head: bool = False) -> Checkpoint:
-    """Return the ESM-2 checkpoint in `path`, with its language-model head or without; raise
-    UserError, with the reason, if it is none."""
+    """Return the ESM-2 checkpoint in `path`, with or without its language-model head.
+
+    Raises:
+        UserError: it is no ESM-2; the message has the reason.
+    """
     opened = open_checkpoint(path)
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
     names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
@@ -52,14 +55,14 @@ def _plain(key: str, prefix: re.Pattern[str]) -> str:
 
     transformers 5 reads gamma and beta as weight and bias, and then also saves under those names.
     """
-    bare = key[found.end() :] if (found := prefix.match(key)) else key
+    bare = key[matched.end() :] if (matched := prefix.match(key)) else key
     return re.sub(
         r"(?<=LayerNorm\.)gamma$", "weight", re.sub(r"(?<=LayerNorm\.)beta$", "bias", bare)
     )
 
 
 def _recognise(opened: Opened, names: layout.Names, has_head: bool) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with what is wrong about it."""
+    """Return the checkpoint; raise ValueError with the reason if it is no ESM-2."""
     tensors, facts = opened.tensors, opened.facts
     _refuse_elders(opened)
     width = width_of(tensors, names.embedding)
@@ -101,17 +104,17 @@ def _rotary(
 ) -> tuple[Tensor, int]:
     """Return the rotary frequencies and the number of heads.
 
-    Frequencies in the checkpoint are kept as they are: where training ran in fp16 they are rounded
-    to it, and the network learned with the rounded ones (huggingface/transformers#19587).
+    Frequencies in the checkpoint are not recomputed: after training in fp16 they are rounded to it,
+    and the network learned with the rounded ones (huggingface/transformers#19587).
     """
     stored = [tensor for key, tensor in tensors.items() if key.endswith("inv_freq")]
     if any(not torch.equal(tensor, stored[0]) for tensor in stored):
         raise ValueError("its layers differ in their rotary frequencies")
     heads = number(facts, "attention_heads", HEADS_OF_SHAPE.get((count, width), 0))
     if stored:
-        heads_stored, rest = divmod(width, 2 * len(stored[0]))
+        heads_stored, remainder = divmod(width, 2 * len(stored[0]))
         heads = heads or heads_stored
-        if rest or heads != heads_stored:
+        if remainder or heads != heads_stored:
             raise ValueError("its rotary frequencies do not fit its width and heads")
     if not heads:
         raise ValueError(

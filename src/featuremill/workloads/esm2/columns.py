@@ -1,4 +1,4 @@
-"""The columns of a part: their names and types, and Arrow arrays from NumPy ones. No torch here."""
+"""The columns of a part: names, types, and Arrow arrays from NumPy arrays. Imports no torch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def schema(options: Options, width: int) -> pa.Schema:
 def batch(
     values: Sequence[Matrix], lengths: Sequence[int], options: Options, width: int
 ) -> pa.RecordBatch:
-    """Return one row a protein of `lengths` from a layer's values after the other's, in order."""
+    """Return one row for each protein of `lengths`, from the values of the layers in order."""
     columns = schema(options, width)
     arrays = [
         lists_of_vectors(rows, lengths) if pa.types.is_list(field.type) else vectors(rows)

@@ -1,6 +1,6 @@
-"""A checkpoint on its way into our file: what it has, whether that is all, and writing it.
+"""Converting a checkpoint into our file: its content, the check of its tensors, and writing.
 
-Knows our layout, and of no network how it names its tensors.
+This module has our layout; the names of tensors in checkpoints are elsewhere.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from featuremill.workloads.esm2.layout import EMBEDDING, Entry
 
 log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""Number types that a checkpoint may have, and what the safetensors format calls them."""
+"""Number types of a checkpoint, and their names in the safetensors format."""
 
 
 class Checkpoint(NamedTuple):
@@ -31,27 +31,27 @@ class Checkpoint(NamedTuple):
     tensors: Mapping[str, Tensor]
     """By the source's names, without the prefix of the whole model."""
     made: Mapping[str, Tensor]
-    """What our file has and the source has not, by our names."""
+    """Tensors of our file that the source lacks, by our names."""
     entries: Sequence[Entry]
-    """What our file holds of it, in order."""
+    """The tensors of our file, in order."""
     sizes: Sizes
     license: str
     is_half: bool = False
-    """Whether fp16 holds each of its numbers: the larger ESM-2 were trained so, and fair-esm has
+    """Whether fp16 holds each number exactly: the larger ESM-2 were trained so; fair-esm stores
     them in fp16 and Hugging Face in fp32."""
 
     def parts(self, entry: Entry) -> list[Tensor]:
-        """Return the tensors that are put below each other as `entry`."""
+        """Return the tensors that are stacked as `entry`."""
         return [self.tensors[key] for key in entry.keys] or [self.made[entry.name]]
 
     def tensor(self, entry: Entry) -> Tensor:
         """Return the tensor of `entry`."""
         parts = self.parts(entry)
-        whole = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
-        return whole.to(self.dtype(entry))
+        stacked = torch.cat(parts) if len(parts) > 1 else parts[0].contiguous()
+        return stacked.to(self.dtype(entry))
 
     def dtype(self, entry: Entry) -> torch.dtype:
-        """Return the number type of `entry`, in which no part of it loses anything."""
+        """Return the number type of `entry` that holds all of its parts exactly."""
         if self.is_half:
             return torch.float16
         first, *others = self.parts(entry)
@@ -61,11 +61,11 @@ class Checkpoint(NamedTuple):
         return dtype
 
     def fits_half(self) -> bool:
-        """Tell whether fp16 holds each of its numbers."""
+        """Return whether fp16 holds each number exactly."""
         return all(_fits_half(part) for entry in self.entries for part in self.parts(entry))
 
     def metadata(self) -> dict[str, str]:
-        """Return what is known of the network, as text."""
+        """Return the facts about the network, as text."""
         (embedding,) = (entry for entry in self.entries if entry.name == EMBEDDING)
         known = self.sizes.metadata()
         known["dtype"] = str(self.dtype(embedding)).removeprefix("torch.")
@@ -73,14 +73,14 @@ class Checkpoint(NamedTuple):
 
 
 def _fits_half(tensor: Tensor) -> bool:
-    """Tell whether `tensor` is in fp16, or in fp32 with numbers that fp16 holds."""
+    """Return whether `tensor` is in fp16, or in fp32 with numbers that fp16 holds exactly."""
     if tensor.dtype != torch.float32:
         return tensor.dtype == torch.float16
     return torch.equal(tensor.half().float(), tensor)
 
 
 def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Return the count that the settings give as `name`; they may be of anybody's making."""
+    """Return the setting `name` as a count, or `otherwise`. The settings may have been edited."""
     given = facts.get(name)
     text = str(otherwise if given is None or str(given) == "0" else given)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:
@@ -89,7 +89,7 @@ def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
 
 
 def num_layers(tensors: Collection[str], before: str) -> int:
-    """Return how many layers have tensors whose names start with `before` and their number."""
+    """Return the number of layers with tensors whose names start with `before` and a number."""
     count = 0
     while any(key.startswith(f"{before}{count}.") for key in tensors):
         count += 1
@@ -105,9 +105,9 @@ def width_of(tensors: Mapping[str, Tensor], embedding: str) -> int:
     return tensors[embedding].shape[-1]
 
 
-def refuse_other_sizes(found: Mapping[str, int], facts: Mapping[str, Any]) -> None:
-    """Raise ValueError where the settings say other sizes than tensors have."""
-    for fact, value in found.items():
+def refuse_other_sizes(actual: Mapping[str, int], facts: Mapping[str, Any]) -> None:
+    """Raise ValueError if the settings differ from the sizes of the tensors."""
+    for fact, value in actual.items():
         if number(facts, fact, value) != value:
             raise ValueError(f"its tensors have {fact} {value}, its settings have {facts[fact]}")
 
@@ -118,10 +118,10 @@ def check_tensors(
     idle: tuple[str, ...],
     common: Collection[str],
 ) -> None:
-    """Raise ValueError where a tensor is missing, has another shape or type, or is one too many.
+    """Raise ValueError if a tensor is missing, has another shape or type, or is not expected.
 
-    Names of the encoder's tensors start with `of_encoder`, those that are there for nothing with
-    `idle`; that the parts that are `common` are left out is not worth a word.
+    Names of the encoder's tensors start with `of_encoder`, those of unused ones with `idle`. Parts
+    in `common` are left out without a message.
     """
     used = set[str]()
     for entry in checkpoint.entries:
@@ -144,15 +144,15 @@ def check_tensors(
             raise ValueError(f"its tensor {key} is no part of an {title}")
         if not is_known:
             heads.add(key.partition(".")[0])
-    if rest := sorted(heads - set(common)):
-        log.info("%s left out: features are those of the encoder below", listed(rest))
+    if others := sorted(heads - set(common)):
+        log.info("%s left out: features are those of the encoder below", listed(others))
 
 
 def write(checkpoint: Checkpoint, path: Path) -> str:
     """Write `checkpoint` to `path` as safetensors, tensor by tensor; return the file's sha256.
 
-    The bytes follow from the values alone. (The safetensors library wants all tensors in memory at
-    once, which is 30 GB for the largest model, and does not promise the order of its header.)
+    The bytes depend on the values alone. (The safetensors library needs all tensors in memory at
+    once, which is 30 GB for the largest model, and does not guarantee the order of its header.)
     """
     header: dict[str, Any] = {}
     end = 0

@@ -1,4 +1,4 @@
-"""How tensors get from one device of a model's to the next, the best way first."""
+"""Copies of tensors from one device of a model to the next, the best method first."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from torch import Tensor
 
 
 class Copies(NamedTuple):
-    """A way, by name (for the receipt), and (tensor, device) → the tensor on `device`."""
+    """A method: its name (for the receipt), and (tensor, device) → the tensor on `device`."""
 
     name: str
     bring: Callable[[Tensor, torch.device], Tensor]
 
 
 def direct(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from GPU to GPU, where that is another one, without waiting for it.
+    """Copy from GPU to GPU, if that is another one, without waiting.
 
-    Where the machine is set up wrongly (an IOMMU between the GPUs, say), other numbers arrive than
-    were sent and nobody says so.
+    On a wrongly configured machine (for example with an IOMMU between the GPUs), other numbers
+    arrive, without an error.
     """
     return tensor.to(device, non_blocking=True)
 
@@ -34,5 +34,5 @@ DIRECT = Copies("direct", direct)
 
 
 def ways() -> list[Copies]:
-    """Return what may bring tensors from a device to the next, the best first."""
+    """Return the methods to copy tensors from a device to the next, the best first."""
     return [DIRECT, Copies("through the host", through_host)]

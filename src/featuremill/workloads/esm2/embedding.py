@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from featuremill.workloads.esm2.options import Pool
 
     Features = npt.NDArray[np.float32] | list[npt.NDArray[np.floating[Any]]]
-    """Vectors of sequences as one array, or an array a sequence of vectors of its residues."""
+    """Vectors of sequences as one array, or for each sequence an array of vectors of its
+    residues."""
 
 
 def embed(
@@ -38,25 +39,24 @@ def embed(
     device: Literal["auto", "cuda", "cpu"] = "auto",
     progress: Callable[[int, int], object] | None = None,
 ) -> Features | dict[str, Features]:
-    """Return the ESM-2 features of sequences, in their order: `compute` without ids and a table.
+    """Return the ESM-2 features of sequences, in order: `compute` without ids and a table.
 
-    With one layer and one pool: an array of shape (sequences, width), float32. With
-    `pool="none", per_residue=True`: a list of one array a sequence, of shape (residues, width) and
-    type `output_dtype`. Where `layers` or `pool` is a list, or both kinds are asked for: a
-    dictionary of these by the names that columns of results have, such as `mean_layer_6`,
-    `residues_layer_6`.
+    With one layer and one pool: an array of shape (sequences, width), float32. With `pool="none",
+    per_residue=True`: a list of one array for each sequence, of shape (residues, width) and type
+    `output_dtype`. If `layers` or `pool` is a list, or both kinds are wanted: a dictionary of these
+    by the names of result columns, such as `mean_layer_6`, `residues_layer_6`.
 
-    The numbers are those of a run with the same options (config/README.md explains them) on the
-    same device. Sequences are cleaned as there: lower case, white space, a '*' at the end, J. Equal
-    ones are computed once. As there, only the first `max_residues` residues of a sequence count
-    unless `long` says otherwise: a warning says of how many sequences more was cut off.
+    The numbers are those of a run with the same options (config/README.md) on the same device.
+    Sequences are cleaned as in a run: lower case, white space, a '*' at the end, J. Equal ones are
+    computed once. Only the first `max_residues` residues of a sequence count, unless `long` is set;
+    a warning counts the truncated sequences.
 
-    Where memory runs out, batches get smaller, with one warning. The model stays loaded for the
-    next call with the same one on the same device; `forget_model` gives its memory back.
+    If memory runs out, batches get smaller, with one warning. The model stays loaded for the next
+    call with the same model and device; `forget_model` frees its memory.
 
     Raises:
-        UserError: when an option is wrong, a sequence, named by its index, is no protein, or memory
-            runs out for a single one.
+        UserError: an option is wrong, a sequence (named by its index) is no protein, or memory runs
+            out for a single one.
     """
     is_one = isinstance(layers, int) and isinstance(pool, str)
     options = {
@@ -83,10 +83,10 @@ def embed(
     computed = engine.compute(payloads, _refusing(payloads), progress)
     for text in computed.warnings:
         warnings.warn(text, stacklevel=2)
-    found = {
+    features = {
         field.name: _together(field.type, computed.cells(field.name)) for field in computed.schema
     }
-    return next(iter(found.values())) if is_one and len(found) == 1 else found
+    return next(iter(features.values())) if is_one and len(features) == 1 else features
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
@@ -99,7 +99,7 @@ def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:
 
 
 def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
-    """Return what says in a sentence why one of `payloads` cannot be computed."""
+    """Return a function that reports, in a sentence, why one of `payloads` cannot be computed."""
 
     def refuse(place: int, reason: str) -> None:
         if reasons.kind_of(reason) is reasons.NOT_FINITE:

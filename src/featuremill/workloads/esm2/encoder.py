@@ -1,7 +1,7 @@
 """The encoder over packed sequences, without padding, language-model head or attention maps.
 
 Numerics are those of fair-esm 2.0.0 (ESM-2) and of transformers 5.23 (ESM C) in fp32. In bf16 and
-fp16 only the matrix products and what passes between them are narrow: residual stream, LayerNorm,
+fp16 only the matrix products and the tensors between them are narrow: residual stream, LayerNorm,
 rotary and softmax stay in fp32.
 
 Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
@@ -36,9 +36,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
 PRODUCTS = ("qkv", "out", "up", "down")
-"""Of a layer, by their names in a weights file."""
+"""Products of a layer, by their names in a weights file."""
 ADDED = ("out", "down")
-"""Those that are added to the residual stream."""
+"""Products that are added to the residual stream."""
 Get = Callable[[str], Tensor]
 """Returns a tensor of the weights file by its name."""
 
@@ -56,7 +56,7 @@ class Layer(NamedTuple):
     attention_norm: Norm
     qkv: Product
     query_key_norm_2D: Tensor | None
-    """Weights of the LayerNorms of query and key, in fp32; None where there are none."""
+    """Weights of the LayerNorms of query and key, in fp32; None if there are none."""
     out: Product
     feed_forward_norm: Norm
     up: Product
@@ -64,38 +64,38 @@ class Layer(NamedTuple):
     down: Product
 
     def hidden(self, normed_TD: Tensor, kernels: Kernels) -> Tensor:
-        """Return hidden_TF, what stands between the halves of the feed forward."""
+        """Return hidden_TF, the tensor between the halves of the feed forward."""
         return kernels.gate(self.up(normed_TD)) if self.is_gated else self.up.gelu(normed_TD)
 
 
 class Block(NamedTuple):
-    """Rows that go together through all between one attention and the next."""
+    """Rows that are computed together between two attentions."""
 
     rows: slice
     stream: Stream
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return its rows of a tensor of all rows; the tensor itself where these are all."""
+        """Return its rows of a tensor of all rows; the tensor itself if these are all."""
         return tensor if self.rows == slice(0, len(tensor)) else tensor[self.rows]
 
 
 class Stage(NamedTuple):
-    """The layers on one device, and what computes them there."""
+    """The layers on one device, and the methods that compute them."""
 
     device: torch.device
     layers: list[Layer]
     running_D: list[Tensor | None]
-    """The biases of what was added to the residual stream on this device: before the first layer
-    (none), and up to each product that is added. These are sums, in fp32."""
+    """Running sums in fp32 of the biases that were added to the residual stream on this device:
+    before the first layer (none), and after each added product."""
     backend: Backend
     form: type[Product]
     kernels: Kernels
     copies: Copies
-    """How tensors of the stage before get here."""
+    """The method that copies tensors from the stage before."""
 
     @property
     def name(self) -> str:
-        """What computes here, for the receipt."""
+        """The methods that compute here, for the receipt."""
         ways = {
             "attention": self.backend.name,
             "products": self.form.NAME,
@@ -107,14 +107,14 @@ class Stage(NamedTuple):
         return "; ".join(f"{what}: {way}" for what, way in ways.items())
 
     def append(self, layer: Layer) -> None:
-        """Add a layer behind those that there are."""
+        """Append a layer."""
         self.layers.append(layer)
         for product in (layer.out, layer.down):
             known_D, bias_D = self.running_D[-1], product.bias_O.float()
             self.running_D.append(bias_D if known_D is None else known_D + bias_D)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Return a tensor of the stage before here."""
+        """Return a tensor of the stage before, on this device."""
         return self.copies.bring(tensor, self.device)
 
     def current(self) -> contextlib.AbstractContextManager[object]:
@@ -124,8 +124,8 @@ class Stage(NamedTuple):
         return contextlib.nullcontext()
 
     def block_rows(self, num_rows: int) -> int:
-        """Return the rows of a block: all of them, but on a CPU a share for each lane, or what its
-        product takes at once."""
+        """Return the rows of a block: all of them; on a CPU a share for each lane, or as many as
+        its product takes at once."""
         if self.device.type != "cpu":
             return num_rows
         if issubclass(self.form, OneDnnAmx):
@@ -133,7 +133,7 @@ class Stage(NamedTuple):
         return packing.shares(num_rows, lanes.number())
 
     def blocks(self, residual_TD: Tensor) -> list[Block]:
-        """Return the blocks of the residual stream, which is overwritten by what they add."""
+        """Return the blocks of the residual stream, which will be overwritten."""
         num_rows = len(residual_TD)
         cut = packing.blocks(num_rows, self.block_rows(num_rows))
         parts = [residual_TD] if len(cut) == 1 else [residual_TD[rows] for rows in cut]
@@ -141,7 +141,7 @@ class Stage(NamedTuple):
         return [Block(rows, stream) for rows, stream in zip(cut, streams, strict=True)]
 
     def each(self, compute: Callable[[Block], None], blocks: list[Block]) -> None:
-        """Compute every block, on a CPU each in one of its lanes."""
+        """Compute every block, on a CPU each in one of the lanes."""
         if self.device.type == "cpu":
             lanes.each(compute, blocks)
         else:
@@ -156,12 +156,12 @@ class Stage(NamedTuple):
         dtype: torch.dtype,
         into: Tensor | None = None,
     ) -> Tensor:
-        """Return the rows that are computed of every block, each row of that shape: where there are
-        several blocks, each puts its own down in what it is given, `into` where that is known."""
+        """Return the rows of every block, each of that shape. With several blocks, each writes its
+        rows into a given tensor: `into`, if that is given."""
         if len(blocks) == 1:
-            found: list[Tensor] = []
-            self.each(lambda block: found.append(compute(block, None)), blocks)
-            return found[0]
+            computed: list[Tensor] = []
+            self.each(lambda block: computed.append(compute(block, None)), blocks)
+            return computed[0]
         if into is None:
             into = torch.empty(blocks[-1].rows.stop, *shape, dtype=dtype, device=self.device)
         rows = into
@@ -174,10 +174,10 @@ class Stage(NamedTuple):
 
 
 class Encoder:
-    """A network on one device, or its layers spread over several, from a file of `featuremill
-    weights`.
+    """A network from a file of `featuremill weights`, on one device or with its layers spread over
+    several.
 
-    Embedding and final LayerNorm stand on the first device and on the last.
+    The embedding is on the first device, the final LayerNorm on the last.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Encoder:
         dtype: torch.dtype,
         num_rows: int = 0,
     ) -> None:
-        """Products are proved with `num_rows`, those of a batch, too; 0 for none."""
+        """Products are also tested with `num_rows`, the rows of a batch; 0 for none."""
         self.dtype = dtype
         self._num_rows = num_rows
         sizes = sizes_of(metadata)
@@ -202,7 +202,7 @@ class Encoder:
 
     @property
     def backend(self) -> str:
-        """What computes attention, products and the rest, for the receipt."""
+        """The methods for attention, products and the rest, for the receipt."""
         return " | ".join(sorted({stage.name for stage in self.stages if stage.layers}))
 
     def _read(self, get: Get, devices: Sequence[torch.device]) -> None:
@@ -219,9 +219,10 @@ class Encoder:
             self.stages.append(self._stage(get, device, range(start, end)))
 
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
-        """Return these layers on `device`, computed in the best ways that prove right there."""
+        """Return these layers on `device`, computed by the best methods that pass their tests
+        there."""
         fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
-        copies = DIRECT  # to the first device nothing comes from another one
+        copies = DIRECT  # the first device gets no copies
         if self.stages:
             while fault := fault_of_copies(fallbacks.copies[0], self.stages[-1].device, device):
                 fallbacks.step_down(fault)
@@ -264,7 +265,7 @@ class Encoder:
         )
 
     def _exact(self, get: Get, number: int, device: torch.device) -> Weights:
-        """Return the numbers of a layer's products once more, and plainly."""
+        """Return the weights of a layer's products again, in fp32."""
         exact = {}
         for name in PRODUCTS:
             weight_OI, bias_O = self._weights(get, number, name, device)
@@ -274,8 +275,8 @@ class Encoder:
     def _weights(
         self, get: Get, number: int, name: str, device: torch.device
     ) -> tuple[Tensor, Tensor]:
-        """Return weight and bias of a product in the dtype that computes; rounded on `device`, as a
-        GPU does that in the time of the copy."""
+        """Return weight and bias of a product in the computing dtype. They are rounded on `device`:
+        a GPU does that during the copy."""
         weight_OI, bias_O = (
             get(f"layers.{number}.{name}.{part}").to(device) for part in ("weight", "bias")
         )
@@ -287,15 +288,15 @@ class Encoder:
         return weight_OI.to(self.dtype), bias_O.to(self.dtype)
 
     def _neighbours(self, rows: Tensor) -> Tensor:
-        """Reorder rows of query and key, which come first, so that each pair that rotary turns
-        stands side by side.
+        """Reorder the rows of query and key, which come first, so that the two numbers of each
+        rotary pair are neighbours.
 
-        Element i of a head is turned with i + d/2 (NeoX halves); as neighbours they are one complex
-        number. Query times key stays what it was, as both are reordered alike.
+        Element i of a head is rotated with i + d/2 (NeoX halves); as neighbours they are one
+        complex number. Query times key does not change, as both are reordered alike.
         """
-        turned, rest = rows.tensor_split((2 * self.width,))
+        turned, others = rows.tensor_split((2 * self.width,))
         halves = turned.reshape(2, self.num_heads, 2, self.head_dim // 2, -1)
-        return torch.cat((halves.transpose(2, 3).reshape(turned.shape), rest))
+        return torch.cat((halves.transpose(2, 3).reshape(turned.shape), others))
 
     @torch.inference_mode()
     def representations(
@@ -303,8 +304,8 @@ class Encoder:
     ) -> Iterator[tuple[int, Tensor]]:
         """Yield (layer, hidden_TD in fp32) for each wanted layer, in order.
 
-        `pack` stands on the first device, a hidden state on that of its layer. It is overwritten
-        when the next one is asked for. Rows from `pack.bounds[-1]` on mean nothing.
+        `pack` is on the first device, a hidden state on the device of its layer. It is overwritten
+        when the next one is requested. Rows from `pack.bounds[-1]` on have no meaning.
         """
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
         if pack.unmasked_T1 is not None and self.architecture.has_token_dropout:
@@ -333,7 +334,7 @@ class Encoder:
                     add = self._add(stage, layer, context_TD)
                     if following is None or number in wanted:
                         stage.each(add, blocks)
-                    else:  # a block goes on while it is in a cache
+                    else:  # a block continues while it is in a cache
                         both = _after(add, self._heads(stage, following, pack))
                         qkv_T3Hd = stage.rows(both, blocks, heads, self.dtype, into)
                         del both
@@ -348,7 +349,8 @@ class Encoder:
     def _heads(
         self, stage: Stage, layer: Layer, pack: Packed
     ) -> Callable[[Block, Tensor | None], Tensor]:
-        """Return what computes qkv_T3Hd of a block, query and key turned by their positions."""
+        """Return the function that computes qkv_T3Hd of a block, with query and key rotated by
+        position."""
         turns_Pf2 = self._turns(pack.longest, stage.device)
 
         def compute(block: Block, into: Tensor | None) -> Tensor:
@@ -361,8 +363,8 @@ class Encoder:
         return compute
 
     def _add(self, stage: Stage, layer: Layer, context_TD: Tensor) -> Callable[[Block], None]:
-        """Return what adds to a block of the residual stream the layer's attention, and then its
-        feed-forward part."""
+        """Return the function that adds the layer's attention, and then its feed forward, to a
+        block of the residual stream."""
 
         def compute(block: Block) -> None:
             stream = block.stream
@@ -385,7 +387,7 @@ class Encoder:
             return stage.rows(compute, blocks, (self.width,), torch.float32)
 
     def mean_rows(self, hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-        """Return means_ND of rows [start, end), computed where `hidden_TD` is."""
+        """Return means_ND of rows [start, end), on the device of `hidden_TD`."""
         stage = next(stage for stage in self.stages if stage.device == hidden_TD.device)
         with stage.current():
             return stage.kernels.mean_rows(hidden_TD, starts_N, ends_N)
@@ -404,7 +406,7 @@ class Encoder:
 def _after(
     first: Callable[[Block], None], then: Callable[[Block, Tensor | None], Tensor]
 ) -> Callable[[Block, Tensor | None], Tensor]:
-    """Return what computes both of a block, one after the other."""
+    """Return a function that computes both for a block, one after the other."""
 
     def compute(block: Block, into: Tensor | None) -> Tensor:
         first(block)
@@ -414,7 +416,7 @@ def _after(
 
 
 def _whole(blocks: list[Block]) -> Tensor:
-    """Return the residual stream with all that was added; what follows may overwrite it."""
+    """Return the residual stream with everything added; later steps may overwrite it."""
     rows_TD = [block.stream.whole() for block in blocks]
     return rows_TD[0] if len(rows_TD) == 1 else torch.cat(rows_TD)
 

@@ -1,9 +1,9 @@
-"""fair-esm-pt/: one `.pt` a protein, as fair-esm's scripts/extract.py writes them.
+"""fair-esm-pt/: one `.pt` for each protein, in the layout of fair-esm's scripts/extract.py.
 
-A file is named by the whole header, and a "/" in it makes folders, as there. In it is a dict:
+A file is named by the whole header, and a "/" in it makes folders, as there. It holds a dict:
 `label` and, by layer, `mean_representations` and `bos_representations` of shape (width,) and
 `representations` of shape (length, width), in the number types of the run. provenance.json in the
-folder says how they were made.
+folder has the provenance.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ KEYS = {
     "residues": "representations",
 }
 UNUSABLE = (errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EILSEQ)
-"""What a file system answers to a name that it cannot take, or that is taken."""
+"""Errors of a file system for a name that it cannot take, or that is taken."""
 SHORTENED = 60
-"""Letters of a header that are kept in a name made for it."""
+"""Letters of a header that are kept in a shortened name."""
 NOT_PLAIN = re.compile(r"[^\w .=|-]")
 
 
 def columns_of(values: pa.Schema) -> dict[str, tuple[str, int]]:
-    """Return, for each column of `values`, the key and the layer that extract.py has it under.
+    """Return, for each column of `values`, extract.py's key and the layer.
 
     Raises:
-        UserError: when there is a column that extract.py has no key for.
+        UserError: extract.py has no key for a column.
     """
     refuse_outputs(["fair_esm_pt"], values)
-    found = {name: COLUMN.fullmatch(name) for name in values.names}
-    return {name: (KEYS[match[1]], int(match[2])) for name, match in found.items() if match}
+    matches = {name: COLUMN.fullmatch(name) for name in values.names}
+    return {name: (KEYS[match[1]], int(match[2])) for name, match in matches.items() if match}
 
 
 class Writer:
-    """Writes one file a record."""
+    """Writes one file for each record."""
 
     def __init__(self, target: Target) -> None:
         self._columns = columns_of(target.values)
@@ -80,7 +80,7 @@ class Writer:
         (self._folder / "provenance.json").write_text(text, "utf-8")
 
     def write(self, block: pa.Table) -> None:
-        """Write a file for each record of the block, in a folder of its sample, if it has one."""
+        """Write a file for each record of the block, in the folder of its sample, if it has one."""
         for sample, rows in by_sample(block):
             self._write(rows, self._folder / sample)
 
@@ -102,7 +102,7 @@ class Writer:
             self._save(folder, result, id, label)
 
     def _save(self, folder: Path, result: Mapping[str, Any], id: str, label: str) -> None:
-        content = BytesIO()  # so that a full disk is an OSError: PyTorch's own has no number
+        content = BytesIO()  # so that a full disk is an OSError: PyTorch's own error has no number
         self._torch.save(result, content)
         with _new_file(folder, id, label) as file:
             file.write(content.getbuffer())
@@ -112,11 +112,11 @@ class Writer:
 
 
 def _new_file(folder: Path, id: str, label: str) -> BinaryIO:
-    """Open a new file in `folder` named by `label`, or, where that cannot be, by a digest of `id`.
+    """Open a new file in `folder` named by `label`, or by a digest of `id` if that is impossible.
 
-    That is so for headers that would lead out of the folder, that hold control characters, that
-    are too long for a file system, or whose name is taken (by another case of letters, where these
-    don't count).
+    It is impossible if the header leads out of the folder, has control characters, is too long for
+    the file system, or is taken (also by another case of letters, where the file system ignores
+    case).
     """
     parts = label.split("/")
     if label.isprintable() and not {"", ".", ".."} & set(parts):

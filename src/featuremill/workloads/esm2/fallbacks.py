@@ -1,10 +1,11 @@
-"""Which of several ways computes the encoder's operations on a device: the best that proves right.
+"""Chooses the method of each operation of the encoder on a device: the best that passes its test.
 
-Each operation of a layer is computed once while a model is loaded, in the ways that batches will
-be, and held against plain fp32 arithmetic on the same weights. What fails there steps down to its
-next way, with a warning; where there is none left, nothing is computed at all. So kernels are
-compiled and handles made before the first batch, and a fault of an installation is no record's.
-What kills the process instead is named before it is tried, and can be left out by hand.
+While a model is loaded, each operation of a layer is computed once, by the method that batches will
+use, and compared with plain fp32 arithmetic on the same weights. An operation that fails is
+replaced by its next method, with a warning; without a next one, the load fails. So kernels are
+compiled and handles created before the first batch, and a fault of the installation fails no
+record. The operation is named before its test, so that a crash can be reported and the method left
+out by hand.
 
 Shape legend: T tokens, D width, F width of the feed forward, H heads, d width of a head, O and I
 outputs and inputs, S rows of a sample.
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
-"""Relative L2 that an operation may be off by."""
+"""The largest relative L2 error of an operation."""
 WAYS_OF = {
     "attention": "attention",
     "product": "products",
@@ -49,7 +50,7 @@ WAYS_OF = {
     "mean": "kernels",
     "copy between GPUs": "copies",
 }
-"""Which ways there are several of, by operation."""
+"""Operations with several methods."""
 HINTS = {
     "attention": "slower for short proteins",
     "kernels": "about 0.7 of the speed; if Triton has no C compiler, install gcc and python3-dev",
@@ -75,22 +76,22 @@ WORDS = {
 SAMPLE = 64
 """Rows of a full batch that are compared: the first, the last, and some between."""
 PROBE_NUMBERS = 2**18
-"""A MiB that goes from device to device and back."""
+"""A MiB that is copied between devices and back."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
-"""Weight (OI) and bias (O) of a layer's products, as rounded as the layer has them, in fp32."""
+"""Weight (OI) and bias (O) of a layer's products, rounded like the layer's, in fp32."""
 W = TypeVar("W", Backend, Kernels, Copies, type[Product])
 log = logging.getLogger("featuremill.workloads.esm2")
 
 
 class Fault(NamedTuple):
-    """An operation that does not do what it should, and how that shows."""
+    """An operation that fails its test, and the error."""
 
     operation: str
     text: str
 
 
 class Fallbacks:
-    """The ways on one device that have not failed."""
+    """The methods on one device that have not failed."""
 
     def __init__(
         self, device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
@@ -98,16 +99,16 @@ class Fallbacks:
         self._device = device
         left_out = _left_out()
         self.attention = _kept(attention.backends(device, dtype, num_heads, head_dim), left_out)
-        """What may compute attention, the best first; so are the others."""
+        """The methods for attention, the best first; the other lists have the same order."""
         self.kernels = _kept(kernels.ways(device, dtype, num_heads, head_dim), left_out)
         self.products = _kept(matmul.forms(device, dtype), left_out)
         self.copies = _kept(copies.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:
-        """Go on without the way that is at fault.
+        """Continue without the method that failed.
 
         Raises:
-            WorkloadError: when it was the last one.
+            WorkloadError: it was the last one.
         """
         kind = WAYS_OF[fault.operation]
         names = [*map(_way, getattr(self, kind))]
@@ -136,8 +137,8 @@ def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
 
 
 def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
-    """Return those of `forms` that do not compute `operation` as the first one does, where there
-    are any: the same code would fail once more, and cost what else the first one has."""
+    """Return those of `forms` that compute `operation` by other code than the first one, if there
+    are any: the same code would fail again."""
 
     def of(form: type[Product]) -> object:
         return form.gelu if operation == "product with GELU" else (form.__call__, form.STREAM)
@@ -147,10 +148,10 @@ def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
 
 
 def _left_out() -> list[str]:
-    """Return the words that FEATUREMILL_WITHOUT holds.
+    """Return the words in FEATUREMILL_WITHOUT.
 
     Raises:
-        UserError: when one of them means nothing.
+        UserError: one of them is unknown.
     """
     words = [word for part in environment.WITHOUT.value().split(",") if (word := part.strip())]
     for word in words:
@@ -163,7 +164,7 @@ def _left_out() -> list[str]:
 
 
 def _kept(ways: list[W], words: Collection[str]) -> list[W]:
-    """Return the ways that `words` do not leave out; of all, the last one is kept."""
+    """Return the methods that `words` do not exclude; the last of all is always kept."""
     kept = [way for way in ways if not any(WORDS[word] in _way(way) for word in words)]
     return kept or ways[-1:]
 
@@ -181,11 +182,11 @@ def fault_of(
     dtype: torch.dtype,
     num_rows: int,
 ) -> Fault | None:
-    """Return the first operation of `layer` that does not do on its stage what fp32 does; products
-    are looked at with `num_rows` as well, where these are not 0.
+    """Return the first operation of `layer` whose result on its stage differs from fp32. Products
+    are also tested with `num_rows`, unless it is 0.
 
     Raises:
-        RuntimeError: where memory ran out or the device is dead, which is no operation's fault.
+        RuntimeError: memory ran out or the device is dead, which is no fault of an operation.
     """
     trial = _Trial(stage, dtype)
     try:
@@ -193,22 +194,22 @@ def fault_of(
             trial.run(layer, exact, embedding_VD, turns)
             trial.run_full(layer, exact, num_rows)
     except Exception as error:
-        if not trial.operation:  # what all of them need
+        if not trial.operation:  # a part that all operations need
             raise
         return _fault(trial.operation, trial.named, error)
     finally:
         loading.at("")
     for operation, off in trial.errors:
-        if not off <= BOUNDS[dtype]:  # also where it is not a number
+        if not off <= BOUNDS[dtype]:  # also true for NaN
             return Fault(operation, f"relative error {off:.1g}, at most {BOUNDS[dtype]:g}")
     return None
 
 
 def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> Fault | None:
-    """Return what is wrong with tensors that go from a device to another one and back.
+    """Return the fault of copies from a device to another one and back, or None.
 
     Raises:
-        RuntimeError: where memory ran out or a device is dead, which is no copy's fault.
+        RuntimeError: memory ran out or a device is dead, which is no fault of a copy.
     """
     operation = "copy between GPUs"
     loading.at(named := _named(operation, way.name))
@@ -225,7 +226,7 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
 
 
 def _named(operation: str, way: str) -> str:
-    """Return what is tried, and how to go on without it."""
+    """Return the name of a test, and how to continue without its method."""
     word = next((word for word, mark in WORDS.items() if mark in way), "")
     advice = f" ({environment.WITHOUT}={word} continues without)" if word else ""
     return f"{operation} by {way}{advice}"
@@ -240,13 +241,13 @@ def _fault(operation: str, named: str, error: Exception) -> Fault:
 
 
 class _Trial:
-    """Computes a layer's operations on a few tokens, one after the other, and plainly as well."""
+    """Computes a layer's operations on a few tokens, by the chosen methods and in plain fp32."""
 
     def __init__(self, stage: Stage, dtype: torch.dtype) -> None:
         self.operation = self.named = ""
-        """The operation that is being computed, and the same with what computes it."""
+        """The operation of the current test, and the same with its method."""
         self.errors: list[tuple[str, float]] = []
-        """Each operation with the relative L2 of its result."""
+        """Each operation with the relative L2 error of its result."""
         self._stage, self._dtype = stage, dtype
 
     def _at(self, operation: str) -> None:
@@ -293,9 +294,8 @@ class _Trial:
         self._is(means_ND, torch.stack([hidden_TD[a:b].mean(0) for a, b in rows]))
 
     def run_full(self, layer: Layer, exact: Weights, num_rows: int) -> None:
-        """Compute the layer's products with as many rows as a batch has, for which cuBLAS takes
-        another kernel than for few; with fewer where memory does not reach, as batches will have.
-        """
+        """Compute the layer's products with the rows of a full batch, for which cuBLAS uses another
+        kernel than for few; with fewer if memory is too small, as batches will have."""
         while num_rows > SAMPLE:
             try:
                 self._products(layer, exact, num_rows)
@@ -308,7 +308,7 @@ class _Trial:
 
     def _products(self, layer: Layer, exact: Weights, num_rows: int) -> None:
         device, (width, num_hidden) = self._stage.device, exact["down"][0].shape
-        # All rows are those of a sample, over and over.
+        # The rows of a sample, repeated.
         numbers = torch.arange(SAMPLE * num_hidden, device=device).sin().view(SAMPLE, -1)
         chosen_S = torch.linspace(0, num_rows - 1, SAMPLE, device=device).long()
 
@@ -336,8 +336,8 @@ class _Trial:
     def _hidden(
         self, layer: Layer, rows_TD: Tensor, up_SO: Tensor, chosen_S: Tensor | slice = slice(None)
     ) -> Tensor:
-        """Compute what stands between the halves of the feed forward; the product of the chosen
-        rows is to be `up_SO`."""
+        """Compute the tensor between the halves of the feed forward. The product of the chosen rows
+        must be `up_SO`."""
         if not layer.is_gated:
             self._at("product with GELU")
             hidden_TF = layer.up.gelu(rows_TD)
@@ -362,8 +362,8 @@ class _Trial:
     def _add(
         self, stream: Stream, product: Product, rows_TI: Tensor, exact: tuple[Tensor, Tensor]
     ) -> None:
-        """Add a product to the stream, and see that its change there is the right one, but for the
-        stream's own rounding, beside which it may be small."""
+        """Add a product to the stream, and check the change of the stream, apart from its rounding:
+        the change may be small beside it."""
         self._at("product")
         before_TD = stream.copy()
         stream.add(product, rows_TI)
@@ -376,7 +376,7 @@ class _Trial:
         context_TD = self._stage.backend.attend(qkv_T3Hd, pack).flatten(1)
         plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
         plain_TD = plain_THd.flatten(1)
-        # Of the filling any number will do, but a number: NaN is not even like itself.
+        # The padding rows may have any number but NaN, which is not equal to itself.
         plain_TD[pack.bounds[-1] :] = context_TD[pack.bounds[-1] :]
         self._is(context_TD, plain_TD)
         return context_TD
@@ -401,10 +401,10 @@ class _Trial:
         self._is(qkv_T3Hd, expected_T3Hd)
         return qkv_T3Hd
 
-    def _is(self, found: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
-        off = ((found.float() - expected).abs() - granted).clamp(min=0)
-        # To look at the number is to wait for it: a GPU says only then what went wrong, and hangs
-        # only then, and that is to be this operation's.
+    def _is(self, actual: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
+        off = ((actual.float() - expected).abs() - granted).clamp(min=0)
+        # Reading the number waits for the device: a GPU reports errors or hangs only then, and that
+        # must count for this operation.
         self.errors.append((self.operation, float(off.norm() / expected.norm())))
 
 

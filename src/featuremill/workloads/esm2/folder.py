@@ -1,6 +1,6 @@
-"""What a folder from Hugging Face says of its network and its tokens; refuses another network.
+"""The network and the tokens of a Hugging Face folder; refuses other networks.
 
-Reads no weights and needs no torch, so a run is refused before its first job.
+Reads no weights and imports no torch, so a run is refused before its first job.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class Kind(NamedTuple):
     title: str
     model_type: str
     required: Mapping[str, Any]
-    """Settings that the encoder relies on, where a checkpoint states them."""
+    """Settings that the encoder needs, if a checkpoint has them."""
     left_out: Mapping[str, Any]
-    """What transformers takes where a config.json does not state them."""
+    """The defaults of transformers for settings that a config.json lacks."""
     alphabet: tuple[str, ...]
     """Its tokens, in the order of their ids."""
     most_tokens: int
     """Rows of the embedding."""
     others: str
-    """What takes other networks."""
+    """What to use for other networks."""
     give: str
-    """What may be given."""
+    """What the user may give."""
 
 
 ESM2 = Kind(
@@ -61,11 +61,12 @@ ESM2 = Kind(
 
 
 def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
-    """Return what the config.json in the folder `path`, or beside the file `path`, says of such a
-    network; nothing where there is none, or where the one beside a file is of another model.
+    """Return the settings of such a network from the config.json in the folder `path`, or beside
+    the file `path`; none if there is no config.json, or if the one beside a file is of another
+    model.
 
     Raises:
-        UserError: it is of another network, or its tokens are others.
+        UserError: it is of another network, or has other tokens.
     """
     folder = path if path.is_dir() else path.parent
     config = folder / CONFIG
@@ -82,11 +83,11 @@ def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
     if model_type != kind.model_type:
         if folder is not path:
             return {}
-        told = (
+        stated = (
             "it names no model_type" if model_type is None else f"its model_type is {model_type!r}"
         )
         raise UserError(
-            f"{config}: {told}, and an {kind.title} has {kind.model_type!r}; {kind.others}."
+            f"{config}: {stated}, and an {kind.title} has {kind.model_type!r}; {kind.others}."
         )
     settings: dict[str, Any] = {**kind.left_out, **facts}
     if reason := unlike(settings, kind):
@@ -96,7 +97,7 @@ def facts_of(path: Path, kind: Kind = ESM2) -> dict[str, Any]:
 
 
 def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
-    """Return in words which of the settings is not such a network's; "" where all are."""
+    """Return in words the first setting that is not such a network's; "" if all are."""
     for fact, value in kind.required.items():
         if facts.get(fact, value) != value:
             return f"its settings have {fact} {facts[fact]}, where an {kind.title} has {value}"
@@ -104,17 +105,19 @@ def unlike(facts: Mapping[str, Any], kind: Kind = ESM2) -> str:
 
 
 def _refuse_other_tokens(folder: Path, facts: Mapping[str, Any], kind: Kind) -> None:
-    """Raise UserError where a file says that the ids of tokens are others."""
+    """Raise UserError if a file has other ids of tokens."""
     text, fast = folder / "vocab.txt", folder / "tokenizer.json"
     if facts.get("vocab_list"):
         _refuse_unless_alphabet(folder / CONFIG, facts["vocab_list"], kind)
     if text.is_file():
         _refuse_unless_alphabet(text, text.read_text("utf-8", "replace").split(), kind)
     if fast.is_file():
-        told = json_of(fast)
+        content = json_of(fast)
         try:
-            ids = told["model"]["vocab"]
-            ids = ids | {token["content"]: token["id"] for token in told.get("added_tokens") or ()}
+            ids = content["model"]["vocab"]
+            ids = ids | {
+                token["content"]: token["id"] for token in content.get("added_tokens") or ()
+            }
             tokens = sorted(ids, key=ids.__getitem__)
         except (AttributeError, KeyError, TypeError):
             raise UserError(

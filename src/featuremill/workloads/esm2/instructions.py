@@ -1,4 +1,4 @@
-"""With which of its instructions this CPU computes."""
+"""The instructions of this CPU that compute."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ISAS_ALLOWED = {
     "AVX": (),
     "SSE41": (),
 }
-"""What values of ONEDNN_MAX_CPU_ISA leave."""
+"""The instructions that remain with values of ONEDNN_MAX_CPU_ISA."""
 
 
 def instructions(dtype: torch.dtype) -> str:
-    """Return with which of this CPU's instructions numbers of `dtype` are multiplied: "amx",
-    "avx512_bf16", "avx512", "avx2", or "sse" where it has none of them. The variable
-    ONEDNN_MAX_CPU_ISA may have forbidden the later ones to oneDNN, and to us with it."""
+    """Return the instructions of this CPU that multiply numbers of `dtype`: "amx", "avx512_bf16",
+    "avx512", "avx2", or "sse" if it has none of these. The variable ONEDNN_MAX_CPU_ISA can exclude
+    later ones, for oneDNN and for featuremill."""
     is_bf16 = dtype == torch.bfloat16
     known = {
         "amx": is_bf16 and is_amx_granted(),
@@ -40,5 +40,5 @@ def instructions(dtype: torch.dtype) -> str:
 
 @functools.cache
 def is_amx_granted() -> bool:
-    """Tell whether this process may use AMX: it has to ask the system, which may say no."""
+    """Return whether this process may use AMX: it has to ask the system, which may refuse."""
     return bool(torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx())

@@ -1,7 +1,7 @@
 """A CPU's threads as lanes, each of which computes whole pieces by itself.
 
-What a lane computes is computed by one thread, so no number of threads can change its bits, nor
-does a thread wait for others before its own pieces are done.
+One thread computes a piece, so the number of threads cannot change its bits, and no thread waits
+for others before its own pieces are done.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ Piece = TypeVar("Piece")
 
 
 def number() -> int:
-    """Return how many lanes there are: torch's threads."""
+    """Return the number of lanes: torch's threads."""
     return torch.get_num_threads()
 
 
 def each(compute: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
-    """Compute every piece, the first ones first, in whatever lane is free; return when all are.
+    """Compute every piece, in order, each in a free lane; return when all are done.
 
     Raises:
-        Exception: the first that a piece raised; those that other lanes had begun are done by then.
+        Exception: the first that a piece raised; pieces that other lanes had started are finished
+            first.
     """
     left = iter(list(pieces))
     pool = _pool(number())
@@ -36,7 +37,7 @@ def each(compute: Callable[[Piece], None], pieces: Iterable[Piece]) -> None:
         for lane in lanes:
             lane.result()
     except Exception:
-        # A thread in which oneDNN once had no memory for its code is refused it ever after.
+        # If oneDNN once had no memory for its code in a thread, it fails there ever after.
         _pool.cache_clear()
         raise
 
@@ -49,12 +50,12 @@ def _lane(compute: Callable[[Piece], None], left: Iterator[Piece]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _pool(num_lanes: int) -> ThreadPoolExecutor:
-    """Return so many threads of which each has itself alone for torch's operations."""
+    """Return so many threads, each of which uses only itself for torch's operations."""
     all_there = Barrier(num_lanes + 1)
 
     def start() -> None:
         torch.set_num_threads(1)
-        torch.get_num_threads()  # a thread's first question takes over whatever was set last
+        torch.get_num_threads()  # a thread's first call takes over the last number set
         all_there.wait()
 
     pool = ThreadPoolExecutor(num_lanes, "lane", start)
@@ -65,5 +66,5 @@ def _pool(num_lanes: int) -> ThreadPoolExecutor:
         all_there.abort()
         raise
     all_there.wait()
-    torch.set_num_threads(num_lanes)  # of threads to come; each lane keeps its own number
+    torch.set_num_threads(num_lanes)  # for later threads; each lane keeps its own number
     return pool

@@ -1,4 +1,4 @@
-"""How ESM-2's tensors are called: by fair-esm, by Hugging Face, and in the files that we write.
+"""Names of ESM-2's tensors: in fair-esm, in Hugging Face, and in our files.
 
 Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
 out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
@@ -16,21 +16,21 @@ from featuremill.workloads.esm2.architecture import Sizes
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
 HEAD = "lm_head."
-"""Before the keys of the language-model head, in every source."""
+"""Prefix of the keys of the language-model head, in every source."""
 
 
 class Names(NamedTuple):
     """The key names of one source."""
 
     prefixes: tuple[str, ...]
-    """Prefixes that whole models put before every key; the first that fits is taken off."""
+    """Prefixes of all keys of a whole model; the first that fits is removed."""
     embedding: str
     layer: str
     final_norm: str
     parts: Mapping[str, tuple[str, ...]]
     """Our part of a layer → theirs; several are stacked."""
     decoder: str
-    """The head's last matrix, where it is stored: it is tied to the embedding."""
+    """The head's last matrix, if it is stored: it is tied to the embedding."""
 
 
 FAIR_ESM = Names(
@@ -70,17 +70,17 @@ class Entry(NamedTuple):
 
     name: str
     keys: tuple[str, ...]
-    """The source's tensors that it is made of, one below the other."""
+    """The tensors of the source that are stacked to it."""
     shape: tuple[int, ...]
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies."""
+    """Yield the tensors of our file besides the rotary frequencies."""
     return entries(FAIR_ESM, sizes.num_layers, sizes.width, sizes.architecture.num_rows)
 
 
 def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Iterator[Entry]:
-    """Yield what our file holds besides the rotary frequencies, with the shapes that must be."""
+    """Yield the tensors of our file besides the rotary frequencies, with their required shapes."""
     yield Entry(EMBEDDING, (names.embedding,), (num_tokens, width))
     for kind in ("weight", "bias"):
         yield Entry(f"final_norm.{kind}", (f"{names.final_norm}.{kind}",), (width,))
@@ -104,7 +104,7 @@ def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Itera
 def head_entries(
     names: Names, tensors: Collection[str], width: int, num_tokens: int
 ) -> Iterator[Entry]:
-    """Yield what our file holds of the language-model head of a source with these `tensors`."""
+    """Yield the tensors of the language-model head, for a source with these `tensors`."""
     decoder = names.decoder if names.decoder in tensors else names.embedding
     yield Entry("head.dense.weight", (f"{HEAD}dense.weight",), (width, width))
     yield Entry("head.dense.bias", (f"{HEAD}dense.bias",), (width,))

@@ -1,7 +1,7 @@
 """The encoder's matrix products, each behind one class.
 
-A product is a row of inputs times weights plus bias, for all rows at once; `gelu` has GELU in the
-same pass.
+A product is rows of inputs times weights plus bias, for all rows at once; `gelu` applies GELU in
+the same pass.
 
 Shape legend: T tokens, I inputs, O outputs.
 """
@@ -23,9 +23,9 @@ class Product(Protocol):
     """A product with its weights."""
 
     NAME: ClassVar[str]
-    """What computes it, for the receipt."""
+    """The method, for the receipt."""
     STREAM: ClassVar[type[Stream]]
-    """How it is added to the residual stream, where that is what becomes of it."""
+    """How it is added to the residual stream, for products that are."""
     bias_O: Tensor
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor) -> None: ...
@@ -38,7 +38,7 @@ class Product(Protocol):
 
 
 class Plain:
-    """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where it has that."""
+    """torch's own product: cuBLAS on CUDA, with GELU in its epilogue where available."""
 
     NAME: ClassVar[str] = "torch"
     STREAM: ClassVar[type[Stream]] = AddedByNorm
@@ -52,7 +52,7 @@ class Plain:
     def gelu(self, rows_TI: Tensor) -> Tensor:
         """Return GELU of outputs_TO: the erf form in fp32, as published.
 
-        In 16 bits cuBLAS has the tanh form only; what it changes is far below their rounding.
+        In 16 bits cuBLAS has only the tanh form; the difference is far below the rounding.
         """
         if rows_TI.dtype == torch.float32:
             return F.gelu(self(rows_TI))
@@ -60,10 +60,10 @@ class Plain:
 
 
 class Adding(Plain):
-    """cuBLAS's product that adds itself to the residual stream in its own pass, in fp32.
+    """cuBLAS's product that adds itself to the residual stream in the same pass, in fp32.
 
-    What is added is never rounded to 16 bits, never written down by itself, and has no bias: one of
-    a row's width is not what this pass can add.
+    The sum is never rounded to 16 bits or written separately. It has no bias: this pass cannot add
+    a bias of a row's width.
     """
 
     NAME: ClassVar[str] = "torch, added to the residual stream"
@@ -72,8 +72,7 @@ class Adding(Plain):
     def add_(self, residual_TO: Tensor, rows_TI: Tensor) -> None:
         """Add the product of rows of 16 bits, without its bias, to `residual_TO` (fp32) in place.
 
-        torch carries that out on CUDA only, and takes such a `residual_TO` from 2.10 on
-        (pytorch#167931).
+        torch supports this on CUDA only, with such a `residual_TO` from 2.10 on (pytorch#167931).
         """
         torch.addmm(
             residual_TO, rows_TI, self.weight_OI.t(), out_dtype=torch.float32, out=residual_TO
@@ -81,7 +80,7 @@ class Adding(Plain):
 
 
 class Apart(Plain):
-    """torch's own product, and GELU after it in a pass of its own."""
+    """torch's own product, and GELU after it in a separate pass."""
 
     NAME: ClassVar[str] = "torch, gelu apart"
 
@@ -90,16 +89,16 @@ class Apart(Plain):
 
 
 class AddingApart(Adding):
-    """The product that adds itself, and GELU after its own product in a pass of its own."""
+    """The product that adds itself, and GELU after its own product in a separate pass."""
 
     NAME: ClassVar[str] = f"{Adding.NAME}, gelu apart"
     gelu = Apart.gelu
 
 
 class OneDnn:
-    """oneDNN's product on a CPU, with weights laid out for it once.
+    """oneDNN's product on a CPU, with weights laid out once.
 
-    GELU, in the erf form, comes before the result is rounded to the dtype.
+    GELU, in the erf form, is applied before the result is rounded to the dtype.
 
     A row's bits depend neither on the other rows nor on the number of threads
     (tests/test_encoder.py).
@@ -126,15 +125,15 @@ class OneDnn:
 
 
 class OneDnnAmx(OneDnn):
-    """oneDNN's product in bf16 on a CPU with AMX, of blocks of at most `ROWS` rows.
+    """oneDNN's product in bf16 on a CPU with AMX, in blocks of at most `ROWS` rows.
 
-    There oneDNN chooses in which order it adds by the number of rows, and by that of threads. So a
-    block is filled up with zeros, and one thread has to compute it (`lanes.py`).
+    There oneDNN's order of sums depends on the number of rows and of threads. So a block is padded
+    with zeros, and one thread computes it (`lanes.py`).
     """
 
     NAME: ClassVar[str] = "onednn-amx"
     ROWS = 512
-    """With fewer it is slower; with more, a batch is work for fewer threads."""
+    """Fewer rows are slower; with more rows, a batch occupies fewer threads."""
 
     def _run(self, rows_TI: Tensor, activation: str, form: str) -> Tensor:
         num_rows = len(rows_TI)
@@ -165,4 +164,4 @@ FORMS: dict[str, type[OneDnn]] = {
     isa: type("OneDnn", (OneDnn,), {"NAME": f"onednn-{isa}"})
     for isa in ("avx512_bf16", "avx512", "avx2", "sse")
 } | {"amx": OneDnnAmx}
-"""oneDNN's product by the instructions with which it is computed."""
+"""oneDNN's product for each set of instructions."""

@@ -1,7 +1,7 @@
-"""How much memory a model takes, from its architecture and the tokens of a batch, before it runs.
+"""The memory of a model, from its architecture and the tokens of a batch, before it runs.
 
-docs/doctor.md derives the formula from `workloads/esm2/encoder.py`, and tests/test_doctor.py holds
-it against measured peaks on a CPU.
+docs/doctor.md derives the formula from `workloads/esm2/encoder.py`, and tests/test_doctor.py
+compares it with measured peaks on a CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
-"""What the allocator rounds up and cannot use."""
+"""The share that the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 400
 """Python, torch, LLVM and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 600
@@ -26,12 +26,12 @@ CUDA_PROCESS_MB = 600
 
 
 class Model(NamedTuple):
-    """What the estimate needs to know of a network."""
+    """The facts about a network that the estimate needs."""
 
     name: str
     sizes: Sizes
     file_dtype: str
-    """Of the numbers in its converted file: fp32, fp16 or bf16."""
+    """Number type in its converted file: fp32, fp16 or bf16."""
 
     @property
     def width(self) -> int:
@@ -40,27 +40,27 @@ class Model(NamedTuple):
 
     @property
     def num_matrix_numbers(self) -> int:
-        """Matrices and biases of all layers; of ESM-2, 12D² and 9D a layer."""
+        """Matrices and biases of all layers; in ESM-2, 12D² and 9D for each layer."""
         return self.sizes.num_matrix_numbers + self.sizes.num_outputs
 
     @property
     def num_other_numbers(self) -> int:
-        """What stays in fp32: the norms of a layer, the final one, and the embedding."""
+        """Numbers that stay in fp32: the norms of a layer, the final one, and the embedding."""
         architecture = self.sizes.architecture
         of_layer = 6 if architecture.norms_query_and_key else 4
         return self.width * (of_layer * self.sizes.num_layers + 2 + architecture.num_rows)
 
     @property
     def file_bytes(self) -> int:
-        """What the numbers take in its converted file."""
+        """Bytes of the numbers in its converted file."""
         return (self.num_matrix_numbers + self.num_other_numbers) * NUMBER_BYTES[self.file_dtype]
 
 
 def weights_ahead(name: str) -> Weights:
-    """Return what is known of a model's name or path before it is converted, with no digest.
+    """Return the facts about a model's name or path before its conversion, without a digest.
 
     Raises:
-        UserError: there is no such model, or nothing here can look into it.
+        UserError: there is no such model, or it cannot be read here.
     """
     known = sources.name_of(name)
     if known in sources.PUBLISHED and not sources.is_path(name):
@@ -71,21 +71,20 @@ def weights_ahead(name: str) -> Weights:
         from featuremill.workloads.esm2 import checkpoint
     except ImportError as error:
         raise UserError(
-            f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]', "
-            "or give --memory-mb."
+            f"{name}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
         ) from None
     return Weights(known, Path(), "", checkpoint.read(sources.locate(name).path).metadata())
 
 
 def model_of(weights: Weights) -> Model:
-    """Return the architecture that the metadata of weights tell."""
+    """Return the architecture in the metadata of weights."""
     facts = weights.metadata
     dtype = FILE_DTYPES[facts["dtype"]]
     return Model(weights.name, sizes_of(facts), dtype)
 
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
-    """Return the peak in MiB: slack x (weights + activations) + what the process takes anyway."""
+    """Return the peak in MiB: slack x (weights + activations) + the memory of the process."""
     held = weights_bytes(model, kind, dtype)
     held += batch_tokens * activation_bytes_a_token(model.sizes, NUMBER_BYTES[dtype])
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
@@ -93,23 +92,23 @@ def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
 
 
 def weights_bytes(model: Model, kind: str, dtype: str) -> int:
-    """Return what the weights take, on a CPU with the pages of the file that they are read from."""
+    """Return the bytes of the weights, on a CPU with the mapped pages of their file."""
     number_bytes = NUMBER_BYTES[dtype]
     matrices, others = model.num_matrix_numbers, model.num_other_numbers
     if kind == "cuda":
         return matrices * number_bytes + others * FLOAT_BYTES
     if dtype != model.file_dtype:
         return model.file_bytes + matrices * number_bytes + others * FLOAT_BYTES
-    # Norms are used as they lie in the file; oneDNN lays every matrix out anew.
+    # Norms are used directly from the file; oneDNN lays out every matrix anew.
     return model.file_bytes + matrices * number_bytes
 
 
 def activation_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
-    """Return the peak of a layer, a token.
+    """Return the peak of a layer, in bytes for each token.
 
-    It is the feed forward's: the residual stream (4D bytes), what attention added to it (bD), the
+    It is the feed forward's: the residual stream (4D bytes), the output of attention (bD), the
     normed input (bD), and F numbers after GELU, or 3F around a gate. Attention, with q, k and v
-    (3bD), stays below.
+    (3bD), needs less.
     """
     of_feed_forward = (3 if sizes.architecture.is_gated else 1) * sizes.feed_forward
     return sizes.width * (FLOAT_BYTES + 2 * number_bytes) + of_feed_forward * number_bytes

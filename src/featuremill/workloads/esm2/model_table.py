@@ -1,7 +1,7 @@
-"""The table of docs/install.md: what each ESM-2 takes of a GPU, of memory and of a disk.
+"""The table of docs/install.md: GPU memory, host memory and disk of each ESM-2.
 
-`python -m featuremill.workloads.esm2.model_table docs/install.md` writes it anew; without a file
-it is printed. Nothing in it is measured: it is `memory.py`'s estimate and what the formats come to.
+`python -m featuremill.workloads.esm2.model_table docs/install.md` writes it; without a file it is
+printed. Nothing in it is measured: it is `memory.py`'s estimate and the sizes of the formats.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from featuremill.workloads.esm2 import memory, sources
 PLACE = re.compile(r"(<!-- models -->\n).*?(\n<!-- /models -->)", re.DOTALL)
 PROTEINS = 10**6
 RESIDUES = 350
-"""Of a protein, for the last column: a round number near what proteins have on average."""
+"""Residues of a protein, for the last column: a round number near the average of proteins."""
 
 
 class Card(NamedTuple):
@@ -85,7 +85,7 @@ def table() -> str:
 
 
 def main() -> None:
-    """Print the table, or write it into the page that is named."""
+    """Print the table, or write it into the given page."""
     if not sys.argv[1:]:
         print(table())
         return

@@ -1,4 +1,4 @@
-"""What a config may set under `options` for the workload esm2."""
+"""The `options` of the workload esm2."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ class Options(ResidueOptions, TableOptions):
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"
-    """The network: `mill_t6_8M` (comes with featuremill for trials; it is not an ESM-2), one of
-    Meta's `esm2_t6_8M_UR50D`, `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`,
-    `esm2_t36_3B_UR50D`, `esm2_t48_15B_UR50D` (downloaded once; with `facebook/` before it, the
+    """The network: `mill_t6_8M` (bundled for trials; it is not an ESM-2), one of Meta's
+    `esm2_t6_8M_UR50D`, `esm2_t12_35M_UR50D`, `esm2_t30_150M_UR50D`, `esm2_t33_650M_UR50D`,
+    `esm2_t36_3B_UR50D`, `esm2_t48_15B_UR50D` (downloaded once; a prefix `facebook/` means the
     same), or the path of weights of this architecture: the `.pt` of fair-esm, a `.safetensors` or
     `pytorch_model.bin`, or the folder of a model from Hugging Face."""
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
-    """One vector a protein, made by `mean` (over its residues, without BOS and EOS), `max` and
-    `std` (the largest number and the standard deviation, of n, over the same), `bos` (the vector of
-    the BOS token), several of these, or `none` (only together with `per_residue`)."""
+    """The vector of a protein: `mean`, `max` or `std` over its residues, without BOS and EOS (the
+    standard deviation divides by n), `bos` (the vector of the BOS token), several of these, or
+    `none` (only together with `per_residue`)."""
     per_residue: bool = False
     """Also deliver one vector a residue."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
-    """Precision of the matrix products; the rest is fp32. `auto` takes bf16 where the device has
-    it, else fp16 on a GPU and fp32 on a CPU. fp16 has about an eighth of bf16's error; a GPU is as
-    fast with it, most CPUs are several times slower than with fp32."""
+    """Precision of the matrix products; the rest is fp32. `auto` is bf16 where the device has it,
+    else fp16 on a GPU and fp32 on a CPU. fp16 has about an eighth of bf16's error. A GPU is as fast
+    with it; most CPUs are several times slower than with fp32."""
     long: Literal["truncate", "full", "chunk"] = "truncate"
-    """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones, `full`
-    computes them whole, `chunk` computes overlapping windows of `max_residues`."""
+    """Proteins of more than `max_residues`: `truncate` keeps the first residues, `full` computes
+    the whole protein, `chunk` computes overlapping windows of `max_residues`."""
     max_residues: int = Field(default=1022, ge=1)
     """Residues that the network sees at once; ESM-2 was trained with up to 1022."""
     chunk_overlap: int = Field(default=256, ge=0)
-    """Residues that neighbouring windows share at least (with `chunk`); a residue's vector is the
-    mean over the windows that show it."""
+    """The least overlap of neighbouring windows in residues (with `chunk`); a residue's vector is
+    the mean over its windows."""
 
     @model_validator(mode="after")
     def _windows_agree(self) -> Self:
-        """Refuse windows that overlap whole, and an overlap without windows."""
+        """Refuse windows that overlap completely, and an overlap without windows."""
         if self.long == "chunk" and self.chunk_overlap >= self.max_residues:
             raise ValueError("chunk_overlap must be smaller than max_residues")
         self._refuse_idle("chunk_overlap", self.long != "chunk", f"long: {self.long}")

@@ -1,6 +1,6 @@
 """Several token sequences as one, without padding between them.
 
-Shape legend: T tokens of all sequences, and the rows that fill the matrix products up.
+Shape legend: T tokens of all sequences, and the padding rows that complete the matrix products.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
 
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
-"""With this many rows or more, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the
-same bits whatever the other rows are; with fewer, other kernels may run."""
+"""With at least so many rows, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the same
+bits for any other rows; with fewer, other kernels may run."""
 CUDA_ROW_MULTIPLE = 128
 """Rows of a tile of the matrix products."""
 LONGEST_FILLING = 128
-"""Rows of filling that attend to each other: more would cost more."""
+"""The longest sequence of padding rows, which attend to each other: more would be slower."""
 _HOST = torch.device("cpu")
 
 
 class Packed(NamedTuple):
-    """Token sequences laid end to end; rows from `bounds[-1]` on are filling."""
+    """Token sequences end to end; rows from `bounds[-1]` on are padding."""
 
     tokens_T: Tensor
     positions_T: Tensor
     bounds: list[int]
-    """Where sequence n starts: `bounds[n]`; where it ends: `bounds[n + 1]`."""
+    """Start of sequence n: `bounds[n]`; its end: `bounds[n + 1]`."""
     cu_seqlens: Tensor
-    """The same for a kernel that attends within all sequences at once (int32). To it the filling is
-    sequences as well: what it leaves out would be whatever was in memory, and another kernel that
-    loads whole tiles would meet it one layer later."""
+    """The same (int32) for a kernel that attends within all sequences at once. For it the padding
+    forms sequences as well: rows that it skips would hold whatever was in memory, and another
+    kernel that loads whole tiles would read them one layer later."""
     longest: int
     unmasked_T1: Tensor | None
     """The share of tokens other than `<mask>` in each token's sequence; None where it is 1."""
@@ -60,9 +60,9 @@ def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
     """Return the rows to compute for a pack of `num_tokens` in batches of `batch_tokens`.
 
     cuBLAS picks a kernel by the number of rows, and kernels may round differently: on CUDA every
-    batch has as many rows as a full one (a sequence longer than that, as its length demands). That
-    a protein then gets the same bits in whatever batch it is, no GPU has shown yet: a kernel whose
-    blocks share a sum (stream-K) may round by a row's place. `make bench-gpu` counts.
+    batch has as many rows as a full one (a longer sequence, as many as it needs). No GPU has shown
+    yet that a protein then has the same bits in any batch: a kernel whose blocks share a sum
+    (stream-K) may round by a row's place. `make bench-gpu` counts.
     """
     if device.type == "cuda":
         return _up(max(num_tokens, batch_tokens), CUDA_ROW_MULTIPLE)
@@ -70,8 +70,8 @@ def num_rows(num_tokens: int, batch_tokens: int, device: torch.device) -> int:
 
 
 def blocks(num_rows: int, most: int) -> list[slice]:
-    """Return rows that go together between attentions: blocks of `most`, a multiple of
-    `ROW_MULTIPLE`, but for the last two; none of fewer than `MIN_ROWS` where there are as many."""
+    """Return the blocks of rows between attentions: of `most` rows, a multiple of `ROW_MULTIPLE`,
+    except for the last two; none below `MIN_ROWS` if there are as many rows."""
     starts = list(range(0, num_rows, most))
     if len(starts) > 1 and num_rows - starts[-1] < MIN_ROWS:
         starts[-1] -= MIN_ROWS
@@ -79,7 +79,7 @@ def blocks(num_rows: int, most: int) -> list[slice]:
 
 
 def shares(num_rows: int, count: int) -> int:
-    """Return the rows of a block when `count` threads are to have one each."""
+    """Return the rows of a block so that each of `count` threads has one."""
     return max(2 * MIN_ROWS, _up(-(-num_rows // count), ROW_MULTIPLE))
 
 
@@ -88,7 +88,7 @@ def pack(
 ) -> Packed:
     """Pack token sequences, each with its BOS and EOS, for batches of `batch_tokens` on `device`.
 
-    The pack itself stands on the host.
+    The pack itself is on the host.
     """
     lengths = [len(sequence) for sequence in sequences]
     bounds = [0, *np.cumsum(lengths).tolist()]
@@ -108,7 +108,7 @@ def pack(
 
 
 def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
-    """Return where the filling's sequences end; none is longer than the longest that is real."""
+    """Return the ends of the padding's sequences; none is longer than the longest real one."""
     step = min(longest, LONGEST_FILLING)
     return [start + min(end, filling) for end in range(step, filling + step, step)]
 

@@ -1,4 +1,4 @@
-"""From hidden states to what is delivered of each protein, in fp32 until the last cast.
+"""From hidden states to the results of each protein, in fp32 until the last cast.
 
 Shape legend: T rows of a pack, R residues of all proteins of a batch, W windows of them, N
 proteins, D width.
@@ -23,21 +23,21 @@ OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 
 class Segments(NamedTuple):
-    """Rows [start, end) that belong together, for each protein."""
+    """Rows [start, end) of each protein."""
 
     starts_N: Tensor
     ends_N: Tensor
 
 
 class Places(NamedTuple):
-    """Where the proteins of a batch lie in a pack, in their order."""
+    """The rows of a batch's proteins in a pack, in their order."""
 
     rows_R: Tensor
-    """The row of each residue, in the first window that shows it."""
+    """The row of each residue, in the first window that contains it."""
     further: list[tuple[Tensor, Tensor]]
-    """Of the windows that show residues again: which residues, and their rows there."""
+    """For the further windows of residues: which residues, and their rows there."""
     shown_R1: Tensor | None
-    """How many windows show each residue; None where it is one."""
+    """The number of windows of each residue; None if it is always one."""
     residues: Segments
     """Each protein's residues among R."""
     bos_W: Tensor
@@ -70,7 +70,7 @@ class Places(NamedTuple):
 
 
 def places(windows: Sequence[Sequence[Window]]) -> Places:
-    """Return the places of proteins whose windows lie end to end in a pack."""
+    """Return the places of proteins whose windows are end to end in a pack."""
     bos = [0, *accumulate(end - start + NUM_SPECIAL for each in windows for start, end in each)]
     bounds = [0, *accumulate(each[-1][1] for each in windows)]
     rows_R = np.empty(bounds[-1], np.int64)
@@ -123,7 +123,7 @@ def tensors_of_layer(
 
 
 def bytes_of_layer(num_rows: int, num_proteins: int, width: int, options: Options) -> int:
-    """Return what a layer's values take, if every row of a pack were a residue."""
+    """Return the bytes of a layer's values, if every row of a pack is a residue."""
     num_bytes = num_proteins * len(options.pools) * torch.float32.itemsize
     if options.per_residue:
         num_bytes += num_rows * OUTPUT_DTYPES[options.output_dtype].itemsize
@@ -131,7 +131,7 @@ def bytes_of_layer(num_rows: int, num_proteins: int, width: int, options: Option
 
 
 def _max_rows(residues_RD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-    """Return the largest numbers of each segment's rows; segments lie end to end."""
+    """Return the largest numbers of each segment's rows; segments are end to end."""
     if residues_RD.device.type == "cpu":
         segments = zip(starts_N.tolist(), ends_N.tolist(), strict=True)
         return torch.stack([residues_RD[start:end].amax(0) for start, end in segments])
@@ -140,8 +140,8 @@ def _max_rows(residues_RD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
 
 
 def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> Tensor:
-    """Return the standard deviation of each segment's rows (of n, so one row has 0): the root of
-    the mean of squares around their mean."""
+    """Return the standard deviation of each segment's rows (dividing by n, so one row has 0): the
+    root of the mean of squares around their mean."""
     lengths_N = segments.ends_N - segments.starts_N
     means_ND = mean_rows(residues_RD, *segments)
     means_RD = means_ND.repeat_interleave(lengths_N, 0, output_size=len(residues_RD))
@@ -149,7 +149,7 @@ def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> T
 
 
 def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
-    """Return one vector a residue; where windows overlap, the mean over the windows."""
+    """Return one vector for each residue; where windows overlap, the mean over the windows."""
     residues_RD = hidden_TD.index_select(0, places.rows_R)
     for which, rows in places.further:
         residues_RD.index_add_(0, which, hidden_TD.index_select(0, rows))

@@ -1,7 +1,7 @@
-"""In which ways a network would be computed on a device: those that a model's load leaves standing.
+"""The methods that would compute a network on a device, as a load would choose them.
 
-Loads one layer of random weights as a worker loads a model, so each operation proves itself or
-steps down as it would there (`fallbacks.py`).
+Loads one layer of random weights as a worker loads a model, so each operation is tested or replaced
+in the same way (`fallbacks.py`).
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def ways(
     architecture: Architecture,
     entries: Callable[[Sizes], Iterable[Entry]],
 ) -> dict[str, str]:
-    """Return by what each of WAYS would be computed, with heads as wide as those of `weights`;
-    `entries` gives what a file of weights holds.
+    """Return the method of each of WAYS, for heads as wide as those of `weights`; `entries` returns
+    the tensors of a file of weights.
 
     Raises:
-        WorkloadError: no way to compute an operation is right.
+        WorkloadError: no method computes an operation correctly.
         RuntimeError: memory ran out, or the device is dead.
     """
     head_width = USUAL_HEAD_WIDTH
@@ -45,12 +45,12 @@ def ways(
         probe = _probe(Path(folder, "probe.safetensors"), sizes, entries(sizes))
         options = esm2.Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
         (stage,) = esm2.load(options, [device], probe).encoder.stages
-    found = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
-    return dict(zip(esm2.WAYS, found, strict=True))
+    chosen = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
+    return dict(zip(esm2.WAYS, chosen, strict=True))
 
 
 def _probe(path: Path, sizes: Sizes, entries: Iterable[Entry]) -> Weights:
-    """Write random weights of these sizes, the same ones always."""
+    """Write random weights of these sizes, always the same ones."""
     rng = np.random.default_rng(0)
     tensors = {FREQUENCIES: 10_000 ** -(np.arange(0, sizes.head_dim, 2) / sizes.head_dim)}
     for entry in entries:

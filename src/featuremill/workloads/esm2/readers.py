@@ -1,7 +1,7 @@
-"""Opening a checkpoint file: its tensors under the names it uses, and what it says of its network.
+"""Opening a checkpoint file: its tensors under their own names, and the facts about its network.
 
-Knows file formats and no network. Executes nothing: of a pickle, only tensors, containers
-and the `argparse.Namespace` in which fair-esm keeps a model's settings are built.
+This module reads file formats of any network. It executes nothing: of a pickle, only tensors,
+containers and the `argparse.Namespace` of fair-esm's settings are built.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ FACTS = {
     "n_heads": "attention_heads",
     "intermediate_size": "feed_forward",
 }
-"""What fair-esm, Hugging Face and ESM C's research folders call the numbers of an architecture."""
+"""Names of the numbers of an architecture in fair-esm, Hugging Face and ESM C's research
+folders."""
 
 
 class Opened(NamedTuple):
-    """The tensors of a file by their names there, and the facts that came with them."""
+    """The tensors of a file by their own names, and the facts stored with them."""
 
     tensors: dict[str, Tensor]
     facts: dict[str, Any]
     is_elder: bool = False
-    """Whether this is an ESM from before ESM-2, which says so by its outermost keys."""
+    """Whether this is an ESM from before ESM-2, by its outermost keys."""
 
 
 def open_checkpoint(
     path: Path, kind: Kind = ESM2, facts_of: Callable[[Path], dict[str, Any]] = facts_of
 ) -> Opened:
-    """Return what `path` holds, memory-mapped where its format allows that, and what its folder
-    says of it."""
+    """Return the content of `path`, memory-mapped if the format allows that, and the facts in its
+    folder."""
     opened = _folder(path, kind) if path.is_dir() else _file(path, kind)
     if not opened.tensors or not all(
         isinstance(key, str) and isinstance(tensor, Tensor)
@@ -61,7 +62,7 @@ def open_checkpoint(
 
 
 def _folder(path: Path, kind: Kind) -> Opened:
-    """Return what the files of a checkpoint in a folder from Hugging Face hold together."""
+    """Return the joint content of the files of a checkpoint in a Hugging Face folder."""
     parts = [_file(file, kind) for file in checkpoint_files(path)]
     tensors = {key: tensor for part in parts for key, tensor in part.tensors.items()}
     if len(tensors) < sum(len(part.tensors) for part in parts):
@@ -74,7 +75,7 @@ def _file(path: Path, kind: Kind) -> Opened:
 
 
 def refusal(path: Path, reason: str, kind: Kind = ESM2) -> UserError:
-    """Return the error that says why `path` cannot be used."""
+    """Return the error that `path` cannot be used for this `reason`."""
     return UserError(
         f"{path}: this is not a usable {kind.title} checkpoint: {reason}; give {kind.give}."
     )
@@ -95,7 +96,7 @@ def _pickle(path: Path, kind: Kind) -> Opened:
             raw = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
-    except Exception as error:  # bytes that are no pickle can end in any exception there is
+    except Exception as error:  # bytes that are no pickle can raise any exception
         raise refusal(path, _reason(path, error), kind) from None
     if not isinstance(raw, dict):
         return Opened({}, {})

@@ -1,6 +1,6 @@
-"""The residual stream (fp32), and the two ways in which what a layer computes is added to it.
+"""The residual stream (fp32), and the two methods of adding a layer's output to it.
 
-Neither takes a pass of its own over the stream between the layers.
+Neither needs a separate pass over the stream between the layers.
 
 Shape legend: T tokens, D width, I inputs of a product.
 """
@@ -23,10 +23,10 @@ class Stream(Protocol):
     """The residual stream on one device, from one of its layers on."""
 
     def __init__(self, residual_TD: Tensor, running_D: Iterable[Tensor | None], /) -> None:
-        """Begin with `residual_TD`, which is overwritten.
+        """Start with `residual_TD`, which is overwritten.
 
-        `running_D` has the biases of all products that are added on this device, up to where the
-        stream begins (None: none are), then up to each product that follows.
+        `running_D` has the running sums of the biases of products that are added on this device: up
+        to the start of the stream (None: none), then up to each product that follows.
         """
 
     def add(self, product: Product, rows_TI: Tensor) -> None:
@@ -38,10 +38,10 @@ class Stream(Protocol):
         """Return the LayerNorm of the stream as `dtype`."""
 
     def whole(self) -> Tensor:
-        """Return the stream with all that was added; what follows may overwrite it."""
+        """Return the stream with everything added; later steps may overwrite it."""
 
     def copy(self) -> Tensor:
-        """Return the same as a tensor of its own, and change nothing."""
+        """Return the same as a new tensor, and change nothing."""
 
 
 class AddedByNorm:

@@ -1,6 +1,6 @@
-"""Where a model's checkpoint comes from: the package, a path, Hugging Face's cache, Meta's server.
+"""The source of a model's checkpoint: the package, a path, Hugging Face's cache, Meta's server.
 
-No torch here.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ NUMBERS = ("num_layers", "embed_dim")
 LAYOUT = "esm2-1"
 BUNDLED = Path(__file__).parent / "bundled"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
-"""Where fair-esm's own `esm.pretrained` looks."""
+"""The address that fair-esm's own `esm.pretrained` uses."""
 OWNER = "facebook/"
-"""Of the published models on Hugging Face."""
+"""The owner of the published models on Hugging Face."""
 
 
 class Published(NamedTuple):
@@ -48,9 +48,9 @@ class Published(NamedTuple):
     width: int
     num_heads: int
     dtype: str
-    """Of the numbers in its checkpoint."""
+    """Number type of its checkpoint."""
     gigabytes: float
-    """Roughly what its checkpoint weighs; what the server sends is what counts."""
+    """Approximate size of its checkpoint; the server's number is the exact one."""
 
 
 PUBLISHED = {
@@ -65,11 +65,11 @@ SUGGESTED = (
     *("esm2_t33_650M_UR50D", "esm2_t30_150M_UR50D", "esm2_t12_35M_UR50D", "esm2_t6_8M_UR50D"),
     *("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
 )
-"""The usual one first, then what any machine computes."""
+"""The usual model first, then one that any machine computes."""
 PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}
-"""File names that say nothing: such a checkpoint is called after its folder."""
+"""Generic file names: such a checkpoint is named after its folder."""
 
 
 def bundled_names() -> list[str]:
@@ -78,11 +78,11 @@ def bundled_names() -> list[str]:
 
 
 def _known(model: str) -> str:
-    """Return the known model that `model` names, as such or as Hugging Face does; "" for none.
+    """Return the known model that `model` names, by itself or as on Hugging Face; "" for none.
 
-    A folder of a model that is here is meant by its name, as it is with "./" before it.
+    If a folder of that name exists, the name means the folder, as with "./" before it.
     """
-    with contextlib.suppress(OSError):  # of a folder that this user may not look into
+    with contextlib.suppress(OSError):  # of a folder that this user may not read
         if Path(model, CONFIG).is_file():
             return ""
     name = model.removeprefix(OWNER)
@@ -92,12 +92,12 @@ def _known(model: str) -> str:
 
 
 def is_path(model: str) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
+    """Return whether `model` is the path of a checkpoint and not the name of a known model."""
     return not _known(model)
 
 
 def name_of(model: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`; opens no file."""
+    """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
     if known := _known(model):
         return known
     if looks_like_path(model):
@@ -112,7 +112,7 @@ def name_of(model: str) -> str:
 
 
 def looks_like_path(model: str) -> bool:
-    """Tell whether `model` has the form of a path, or is one."""
+    """Return whether `model` has the form of a path, or is one."""
     return "/" in model or model.endswith(SUFFIXES) or Path(model).expanduser().exists()
 
 
@@ -125,7 +125,7 @@ def stem_of(model: str) -> str:
 
 
 def nearest(model: str, names: Sequence[str]) -> str:
-    """Return which of `names` is meant by `model`, such as `650M`; "" where nothing is near."""
+    """Return which of `names` is meant by `model`, such as `650M`; "" if none is near."""
     written = {name.lower(): name for name in names}
     inside = [name for lower, name in written.items() if model.lower() in lower]
     if len(inside) == 1:
@@ -135,8 +135,8 @@ def nearest(model: str, names: Sequence[str]) -> str:
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError where `model` is the path of a checkpoint that is not there, or a folder
-    of another network."""
+    """Raise UserError if `model` is the path of a checkpoint that does not exist, or a folder of
+    another network."""
     if _known(model):
         return
     path = place_of(model)
@@ -158,7 +158,7 @@ def _refuse_missing(model: str, path: Path) -> None:
 
 
 def locate(model: str) -> Checkpoint:
-    """Return where the checkpoint of `model` is or is to come from."""
+    """Return the place of the checkpoint of `model`, also before its download."""
     name = name_of(model)
     if is_path(model):
         refuse_missing(model)
@@ -174,7 +174,7 @@ def locate(model: str) -> Checkpoint:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of a published model in Hugging Face's cache, where it has the weights."""
+    """Return the folder of a published model in Hugging Face's cache, if it has the weights."""
     folder = cached(f"{OWNER}{name}")
     with contextlib.suppress(UserError):
         return folder if folder and checkpoint_files(folder) else None
@@ -182,27 +182,27 @@ def _cached(name: str) -> Path | None:
 
 
 def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
-    """Write the weights of `source` to `path`, with the language-model head or without; fetch it
-    first where it is to be."""
+    """Write the weights of `source` to `path`, with or without the language-model head; download
+    the checkpoint first if needed."""
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
         download(source)
     from featuremill.workloads.esm2 import checkpoint, conversion
 
     _log.info("converting %s", source.path)
-    found = checkpoint.read(source.path, has_head)
-    sha256 = conversion.write(found, path)
-    metadata = found.metadata()
+    opened = checkpoint.read(source.path, has_head)
+    sha256 = conversion.write(opened, path)
+    metadata = opened.metadata()
     if source.kind == "published":
         metadata["license"] = PUBLISHED_LICENSE
     name = source.name
     if source.kind == "local" and name not in PUBLISHED:
-        name = f"esm2_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
+        name = f"esm2_t{opened.sizes.num_layers}_w{opened.sizes.width}-{sha256[:8]}"
     return Converted(name, sha256, metadata)
 
 
 def _hub_folder() -> Path:
-    """Return the folder in which fair-esm, through torch.hub, keeps what it has downloaded."""
+    """Return the folder in which fair-esm, through torch.hub, keeps its downloads."""
     cache = environment.XDG_CACHE_HOME.text() or Path.home() / ".cache"
     return Path(
         environment.TORCH_HOME.text() or Path(cache, "torch"), "hub/checkpoints"
@@ -210,7 +210,7 @@ def _hub_folder() -> Path:
 
 
 def download(source: Checkpoint) -> None:
-    """Fetch a published checkpoint as fair-esm does, to where fair-esm would find it."""
+    """Download a published checkpoint as fair-esm does, to where fair-esm would find it."""
     import torch
 
     gigabytes = PUBLISHED[source.name].gigabytes
@@ -232,7 +232,7 @@ def download(source: Checkpoint) -> None:
 
 @contextlib.contextmanager
 def _watched(path: Path, megabytes: float) -> Iterator[None]:
-    """Say now and then how much of `path` has come; of so many megabytes, about.
+    """Report now and then how much of `path` has arrived, of about so many megabytes.
 
     torch shows a bar or nothing, and writes to `<name>.<hex>.partial` beside `path` meanwhile.
     """
@@ -241,7 +241,7 @@ def _watched(path: Path, megabytes: float) -> Iterator[None]:
     def watch() -> None:
         shown = Progress(_log, "downloading", "MB")
         while not is_over.wait(1.0):
-            with contextlib.suppress(OSError):  # renamed in this moment
+            with contextlib.suppress(OSError):  # renamed at this moment
                 sizes = [half.stat().st_size for half in path.parent.glob(f"{path.name}.*.partial")]
                 shown.at(max(sizes, default=0) // 10**6, round(megabytes))
 

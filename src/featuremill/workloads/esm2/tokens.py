@@ -1,4 +1,4 @@
-"""From residues to tokens: the alphabet, and the windows of a long protein. No torch at import."""
+"""From residues to tokens: the alphabet, and the windows of a long protein. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from featuremill.workloads.esm2.options import Options
 BOS, PAD, EOS, MASK = 0, 1, 2, 32
 NUM_TOKENS = 33
 NUM_SPECIAL = 2
-"""BOS and EOS, which every window gets."""
+"""BOS and EOS, which every window has."""
 
 Tokens = np.ndarray[tuple[int], np.dtype[np.int64]]
 Window = tuple[int, int]
@@ -22,7 +22,7 @@ def windows(num_residues: int, options: Options) -> list[Window]:
     """Return the parts [start, end) of a protein that the network sees one by one.
 
     `chunk`: window k starts at k * (max_residues - chunk_overlap); the last one is moved back so
-    that it ends with the protein and still holds max_residues.
+    that it ends with the protein and still has max_residues.
     """
     width = options.max_residues
     if options.long == "full" or num_residues <= width:

@@ -1,4 +1,4 @@
-"""How much a network computes and moves for a token: by count, and not measured on a GPU."""
+"""The operations and memory traffic of a network for a token: counted, not measured on a GPU."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ LENGTH_OF_ATTENTION = 1.4
 """Sum of squared lengths / sum of lengths, over the mean length: 437 / 309 in bench/ecoli.fasta.gz
 (`effective_length` in the records of `make bench`)."""
 BYTES_A_NUMBER_OF_WIDTH = 36
-"""To and from memory for a token in a layer, a number of the model's width, with 2-byte products:
-q, k and v written and read, attention's output too (8 numbers), the normed inputs (4), and the fp32
-residual stream read and written thrice (3 x 2 x 4 bytes), less what the norm is fused with. Counted
-in `encoder.py`, not measured."""
+"""Bytes to and from memory for a token in a layer, for each number of the model's width, with
+2-byte products: q, k and v written and read, attention's output too (8 numbers), the normed inputs
+(4), and the fp32 residual stream read and written three times (3 x 2 x 4 bytes), minus the part
+that is fused with the norm. Counted in `encoder.py`, not measured."""
 BYTES_A_NUMBER_OF_FEED_FORWARD = {False: 4, True: 12}
-"""The same of the feed forward's width: written and read once, or thrice around a gate."""
+"""The same for the feed forward's width: written and read once, or three times around a gate."""
 HOST_TOKENS_PER_SECOND = 2_300_000
-"""What one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the receipts of
-the demo on 2 cores of a Xeon. A GPU that is faster waits for it, so of small models every card
-is assumed to be as fast as that."""
+"""Tokens that one host thread prepares: 0.017 s for 40,000 tokens, `seconds.prepare` in the
+receipts of the demo on 2 cores of a Xeon. A faster GPU waits for it, so for small models every GPU
+is assumed to have at most this speed."""
 CPU_GFLOPS_A_CORE = {"fp32": 160.0, "bf16": 480.0, "fp16": 10.0}
 """Between what a core reached with ESM-2 of 8M to 150M in the two records of bench/results of
 2026-11-23: in fp32 135 (a Xeon) and 197 (an EPYC), in bf16 648 (that Xeon, with AMX) and 371.
 fp16, which most CPUs emulate, is a guess."""
 CPU_SECONDS_A_TOKEN = 12e-6
-"""On top, whatever the threads: reading, plan, results, and what Python takes. Of 7 to 16 µs in
-those records; with it both are met within a third."""
+"""Added for each token with any number of threads: reading, plan, results and Python. 7 to 16 µs in
+those records; with 12 µs both are predicted within a third."""
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
-    """Return what a token takes in proteins of `mean_tokens` on average.
+    """Return the work of a token in proteins of `mean_tokens` on average.
 
-    Two operations for each number of the matrices (24 d² a layer of ESM-2), and attention's 4 L d a
-    layer.
+    Two operations for each number of the matrices (24 d² a layer of ESM-2), and 4 L d a layer for
+    attention.
     """
     if not all(weights.metadata.get(key, "").isdecimal() for key in NUMBERS):
         return None

@@ -88,8 +88,7 @@ def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights
         from featuremill.workloads.esmc import checkpoint
     except ImportError as error:
         raise UserError(
-            f"{options.model}: looking into it needs {error.name}; "
-            "pip install 'featuremill[esm2]', or say --memory-mb instead."
+            f"{options.model}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
         ) from None
     return Weights(source.name, Path(), "", checkpoint.read(source.path).metadata())
 

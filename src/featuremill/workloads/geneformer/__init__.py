@@ -1,7 +1,7 @@
-"""Vectors of cells from a Geneformer, and how far they turn when genes are perturbed.
+"""Vectors of cells from Geneformer, and how far they turn when genes are perturbed.
 
-A Geneformer is a BERT over genes in the order of their expression. The workload encoder computes;
-here stand what a cell's tokens are, what a perturbation does to them, and how far a vector turned.
+Geneformer is a BERT over genes in the order of their expression. The workload encoder computes the
+network. This package makes the tokens of a cell, perturbs them, and compares vectors.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ __all__ = [
 
 VERSION = "2"
 COST_UNIT = "tokens"
+OBJECTS = "an AnnData for cells"
 REMEDIES = {"smaller batches": "batch_tokens", "less written": "fewer layers"}
 LENGTH_UNIT = "genes"
 TAKES_FILES = True
@@ -77,25 +78,26 @@ REASONS = (cells.UNKNOWN,)
 SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
-"""`cosine` is of the cell with the perturbed cell, as the option `shift` says, in float64 as it is
-near 1; NaN where the gene is not among the cell's `tokens`."""
+"""`cosine` compares the cell with the perturbed cell, by the option `shift`; float64, since it is
+near 1. NaN if the gene is not among the cell's `tokens`."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
-"""The same towards a `state`: the perturbed cell's cosine with it, less that of the cell."""
+"""The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
+cell's."""
 SHIFTS = "shifts"
-"""The column, by which the outputs `perturbations` and `gene_statistics` find it."""
+"""The column that the outputs `perturbations` and `gene_statistics` read."""
 LONG = 40
-"""Tokens of what a load looks at; filled up to it, half as many have to come out the same."""
+"""Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
 
 
 class Model(NamedTuple):
-    """The network on its device, and what to deliver."""
+    """The network on its device, and what to return."""
 
     network: Encoder
     genes: Genes
     options: Options
     columns: pa.Schema
     batch_tokens: int
-    """Tokens of a group of perturbed cells: these meet the same shapes in any batch."""
+    """Tokens of a group of perturbed cells: these have the same shapes in any batch."""
     states: dict[str, Matrix]
     """The vector of each state, float64."""
     backend: str
@@ -105,15 +107,15 @@ class Batch(NamedTuple):
     """Cells on the host."""
 
     units: list[list[Group]]
-    """What is computed together: all cells, or each one with its perturbations."""
+    """Groups that are computed together: all cells, or each cell with its perturbations."""
     cells: list[cells.Cell]
     done: list[list[cells.Perturbed]]
-    """Each cell's perturbations that are possible."""
+    """The possible perturbations of each cell."""
 
 
 class Result(NamedTuple):
-    """Of each group of each unit, where they were computed: the vectors, and behind them, with
-    `shift: genes`, the cosines."""
+    """For each group of each unit, on the device: the vectors, followed by the cosines with `shift:
+    genes`."""
 
     values: list[list[list[Tensor]]]
     batch: Batch
@@ -126,21 +128,30 @@ def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
             f"options.model: {folder}: this is a {facts.architecture.name}, and a Geneformer is a "
             "bert; give the folder of one."
         )
-    found = genes.of(options, facts)
-    if "cls" in options.pool and not found.words.has_first:
+    known = genes.of(options, facts)
+    if "cls" in options.pool and not known.words.has_first:
         raise UserError("options.pool: V1 has no <cls>; take mean.")
-    return facts, found
+    return facts, known
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the cells of `inputs` (.h5ad), each once or once a block of perturbations."""
-    _, found = _opened(options, place_of(options.model))
+    """Stream the cells of `inputs` (.h5ad), each once, or once for each block of perturbations."""
+    _, known = _opened(options, place_of(options.model))
     for path in inputs:
-        yield from cells.records(path, options, found)
+        yield from cells.records(path, options, known)
+
+
+def write_object(inputs: Any, stem: Path) -> Path | None:
+    """Write an AnnData."""
+    from featuremill.inputs.in_memory import is_a
+    from featuremill.workloads.geneformer import in_memory
+
+    is_ours = is_a(inputs, "anndata", "AnnData")
+    return in_memory.write(inputs, stem.with_suffix(".h5ad")) if is_ours else None
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens that are computed: the cell's, once and once more a perturbation."""
+    """Return the tokens to compute: the cell's tokens × (1 + perturbations)."""
     cell = cells.cell_of(payload)
     num_perturbed = 1 if options.together else len(cell.perturbed)
     return len(cell.tokens) * (1 + num_perturbed)
@@ -152,24 +163,24 @@ def weights(options: Options) -> str:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle version and dtype, and count layers from 0."""
+    """Resolve version and dtype, and count layers from 0."""
     assert weights is not None
-    facts, found = _opened(options, weights.path)
+    facts, known = _opened(options, weights.path)
     settled = {
-        "version": found.version,
+        "version": known.version,
         "layers": networks.layers_from_0(options.layers, facts.num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
     if options.perturb != "none" and options.shift == "auto":
-        is_by_genes = found.version == "V1" and options.pool == ("auto",)
+        is_by_genes = known.version == "V1" and options.pool == ("auto",)
         settled["shift"] = "genes" if is_by_genes else "pooled"
     if options.pool == ("auto",):
-        settled["pool"] = ("cls" if found.words.has_first else "mean",)
+        settled["pool"] = ("cls" if known.words.has_first else "mean",)
     return options.model_copy(update=settled)
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns of vectors, or that of shifts; `options` are resolved ones."""
+    """Return the columns of vectors, or the column of shifts; `options` are resolved."""
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
@@ -180,7 +191,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def audited(options: Options, precision: str) -> Options:
-    """Return the options that deliver the cell's vector, whatever is perturbed."""
+    """Return the options for the cell's vector without perturbations."""
     more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
     more |= {"shift": "auto", "states": None}
     return Options.model_validate(options.model_dump() | more)
@@ -192,56 +203,56 @@ def num_vectors(payload: bytes, options: Options) -> int:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what the folder's config tells of the network; nothing is hashed."""
+    """Return the network's facts from the folder's config; nothing is hashed."""
     return encoder.weights_ahead(options.of_encoder)
 
 
 def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
-    """Return the estimated peak in MiB; `options` are resolved ones."""
-    if options.perturb != "none":  # of a block, no more than this is in the network at once
+    """Return the estimated peak in MiB; `options` are resolved."""
+    if options.perturb != "none":  # the network computes at most this much of a block at once
         batch_cost = min(batch_cost, networks.batch_cost(options, device))
     return encoder.memory_mb(options.of_encoder, device, weights, batch_cost)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the network with its weights, after a look at what it computes."""
+    """Return the network with its weights, after a test of its operations."""
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    _, found = _opened(options, weights.path)
+    _, known = _opened(options, weights.path)
     network = encoder.network(devices, weights.path, options.dtype)
-    long = np.array([*found.words.first, *found.tokens.values()][: found.most], np.int64)[:LONG]
-    check.padding(network, found.words, long[: max(1, len(long) // 2)], long, options.dtype)
+    long = np.array([*known.words.first, *known.tokens.values()][: known.most], np.int64)[:LONG]
+    check.padding(network, known.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])
     states = genes.states_of(options, architectures.facts_of(weights.path).width)
-    return Model(network, found, options, columns, batch_tokens, states, network.backend)
+    return Model(network, known, options, columns, batch_tokens, states, network.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
-    """Make groups of cells on the host; with perturbations, of each cell and what becomes of it,
-    all of one length and without filling."""
+    """Make groups of cells on the host. With perturbations: a cell and its perturbed cells, all of
+    one length and without padding."""
     from featuremill.workloads.encoder import padding
 
     words, perturb = model.genes.words, model.options.perturb
     given = [cells.cell_of(payload) for payload in payloads]
 
-    def whole(tokens: cells.Tokens) -> Any:
+    def row(tokens: cells.Tokens) -> Any:
         return np.concatenate((words.first, tokens, words.last)).astype(np.int64)
 
     if perturb == "none":
-        together = padding.groups([whole(cell.tokens) for cell in given], words, batch_cost)
+        together = padding.groups([row(cell.tokens) for cell in given], words, batch_cost)
         return Batch([together], given, [])
     batch = Batch([], given, [])
     for cell in given:
         done = cells.possible(cell, model.options)
-        found = [whole(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
-        batch.units.append(padding.groups(found, words, model.batch_tokens, 0.0))
+        rows = [row(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
+        batch.units.append(padding.groups(rows, words, model.batch_tokens, 0.0))
         batch.done.append(done)
     return batch
 
 
 def run(model: Model, batch: Batch) -> Result:
-    """Compute a batch; a GPU may still be at it on return."""
+    """Compute a batch. A GPU may still be computing on return."""
     from featuremill.workloads.encoder import padding
 
     options = model.options.of_encoder
@@ -255,7 +266,7 @@ def run(model: Model, batch: Batch) -> Result:
             if model.options.shift == "genes" and batch.done:
                 (hidden_BTE,) = hidden.values()
                 genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
-                if group is unit[0]:  # of the longest the first: the cell itself
+                if group is unit[0]:  # the first of the longest: the cell itself
                     own_TE = genes_BTE[0]
                 done = [batch.done[number][place - 1] for place in group.places if place]
                 values[-1][-1].append(_cosines_of_genes(own_TE, genes_BTE, done))
@@ -305,7 +316,7 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
 
 
 def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
-    """Return the cosine of each vector with one, summed in float64."""
+    """Return the cosine of each vector (S, E) with one (E,), summed in float64."""
     wide_SE, wide_E = vectors_SE.astype(np.float64), vector_E.astype(np.float64)
     norms_S = np.sqrt(np.einsum("se,se->s", wide_SE, wide_SE))
     cosines_S: Matrix = wide_SE @ wide_E / (norms_S * np.sqrt(wide_E @ wide_E))
@@ -313,9 +324,8 @@ def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
 
 
 def _cosines_of_genes(own_TE: Tensor, genes_BTE: Tensor, done: Sequence[cells.Perturbed]) -> Tensor:
-    """Return for each perturbed cell the mean over the genes that are not perturbed of a gene's
-    cosine with itself in the cell, in float64; NaN where there is no such gene, and for a cell that
-    is not perturbed, which stands first."""
+    """Return for each perturbed cell the mean cosine of each unperturbed gene with itself in the
+    cell, in float64. NaN without such a gene, and for the unperturbed cell, which is first."""
     import torch
 
     num_others = len(genes_BTE) - len(done)

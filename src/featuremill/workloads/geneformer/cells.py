@@ -1,9 +1,9 @@
-"""Cells become tokens while they are read, and tokens with a block of perturbations a payload.
+"""Reading turns a cell into tokens, and tokens with a block of perturbations into a payload.
 
 Rank-value encoding (Theodoris et al. 2023, doi:10.1038/s41586-023-06139-9): a cell's genes in the
 order of x / total · 10⁴ / median, the largest first. Total and 10⁴ are the same for all genes of a
-cell and change no order, so x / median is what is compared: then a gene's absence changes no bit of
-the others'. Of equal ones, the gene with the smaller token is first.
+cell and do not change the order, so x / median is compared: a missing gene changes no bit of the
+others. Equal genes are in the order of their tokens.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from featuremill.workloads.geneformer.options import Options
 
 log = logging.getLogger("featuremill.geneformer")
 BLOCK = 64
-"""Perturbations of a record, at most: what a kill costs."""
+"""The most perturbations of a record; a kill costs at most these."""
 BETWEEN = "_block_"
-"""What an id has between its cell's name and the number of a block, from 1; the outputs
-`perturbations` and `gene_statistics` know it as well."""
+"""Separates the cell's name and the number of a block (from 1) in an id; also used by the outputs
+`perturbations` and `gene_statistics`."""
 COUNT = struct.Struct("<H")
 UNKNOWN = Kind(
     "unknown_genes",
@@ -42,29 +42,29 @@ Tokens = npt.NDArray[np.int64]
 
 
 class Cell(NamedTuple):
-    """A record: a cell, and the genes that are perturbed in it."""
+    """A record: a cell, and the genes to perturb in it."""
 
     perturbed: Tokens
-    """(P,) tokens of genes, be they in the cell or not."""
+    """(P,) tokens of genes, in the cell or not."""
     tokens: Tokens
     """(T,) tokens of the cell's genes, the highest rank first."""
 
     @property
     def payload(self) -> bytes:
-        """The number of perturbations, their tokens and the cell's, in two bytes each."""
+        """The number of perturbations, their tokens and the cell's tokens, in two bytes each."""
         both = np.concatenate((self.perturbed, self.tokens))
         return COUNT.pack(len(self.perturbed)) + both.astype(TOKEN).tobytes()
 
 
 def cell_of(payload: bytes) -> Cell:
-    """Return what a payload says."""
+    """Return the cell of a payload."""
     (num_perturbed,) = COUNT.unpack_from(payload)
     tokens = np.frombuffer(payload, TOKEN, offset=COUNT.size).astype(np.int64)
     return Cell(tokens[:num_perturbed], tokens[num_perturbed:])
 
 
 def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
-    """Stream the cells of `path`, each as often as there are blocks of perturbations."""
+    """Stream the cells of `path`, each once for each block of perturbations."""
     cut = f"more than {genes.most:,} genes, truncated"
     with h5ad.opened(path, options.counts, options.gene_column) as file:
         token_of_column = _tokens_of(path, options, file, genes)
@@ -83,10 +83,10 @@ def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
 
 
 def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> Tokens:
-    """Return the token of each gene of a file; -1 for those that the model does not know."""
+    """Return the token of each gene of a file; -1 for genes without one."""
     mapping = genes.mapping or {}
-    found = np.array([genes.tokens.get(mapping.get(id, id), -1) for id in file.genes], np.int64)
-    known = np.flatnonzero(found >= 0)
+    token_G = np.array([genes.tokens.get(mapping.get(id, id), -1) for id in file.genes], np.int64)
+    known = np.flatnonzero(token_G >= 0)
     if not len(known):
         is_ensembl = any(map(h5ad.ENSEMBL.fullmatch, file.genes))
         problem = f"none of them is in {options.vocabulary}"
@@ -99,22 +99,22 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
             f"{path}: {file.column}, such as {example!r}, are taken as the genes' ids, and these "
             f"are {problem}; {remedy}."
         )
-    if 10 * len(known) < len(found):
+    if 10 * len(known) < len(token_G):
         log.warning(
             "%s: the vocabulary has %d of the %d genes, so cells have few tokens; look whether the "
             "vocabulary is of this organism, and whether older ids need gene_mapping",
-            *(path, len(known), len(found)),
+            *(path, len(known), len(token_G)),
         )
     if genes.mapping is not None:
-        return found
-    in_order = known[np.argsort(found[known], kind="stable")]
-    if len(twice := np.flatnonzero(np.diff(found[in_order]) == 0)):
+        return token_G
+    in_order = known[np.argsort(token_G[known], kind="stable")]
+    if len(twice := np.flatnonzero(np.diff(token_G[in_order]) == 0)):
         id = one_line(file.genes[in_order[twice[0]]])
         raise UserError(
             f"{path}: two genes are called {id} in it; add them up, drop one, or set "
             "gene_mapping under options."
         )
-    return found
+    return token_G
 
 
 def _refuse_no_counts(path: Path, options: Options, file: h5ad.Cells, block: h5ad.Block) -> None:
@@ -152,7 +152,7 @@ def _ranked(
 def _blocks(
     name: str, tokens: Tokens, options: Options, genes: Genes
 ) -> Iterator[tuple[str, Tokens]]:
-    """Yield the ids of a cell's records and what is perturbed in each."""
+    """Yield the ids of a cell's records with the perturbations of each."""
     if options.perturb == "none":
         yield name, np.empty(0, np.int64)
         return
@@ -165,32 +165,32 @@ def _blocks(
 
 
 class Perturbed(NamedTuple):
-    """A cell after a perturbation that is possible."""
+    """A cell after a perturbation."""
 
     number: int
-    """Which perturbation it is."""
+    """The number of the perturbation."""
     tokens: Tokens
     kept: Tokens
-    """Places in the unperturbed cell of the genes that are not perturbed, (K,)."""
+    """Places of the unperturbed genes in the unperturbed cell, (K,)."""
 
 
 def perturbations(cell: Cell, options: Options) -> list[Tokens]:
-    """Return the tokens that each perturbation is of."""
+    """Return the tokens of each perturbation."""
     if options.together:
         return [cell.perturbed]
     return [cell.perturbed[place : place + 1] for place in range(len(cell.perturbed))]
 
 
 def possible(cell: Cell, options: Options) -> list[Perturbed]:
-    """Return the cell after each perturbation that is possible: its genes are in the cell, and the
-    cell has another one where they are deleted."""
+    """Return the cell after each possible perturbation: its genes are in the cell, and a deletion
+    leaves another gene."""
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
-    found = []
+    every = []
     for number, tokens in enumerate(perturbations(cell, options)):
         own = [places[token] for token in tokens.tolist() if token in places]
         kept = np.delete(np.arange(len(cell.tokens)), own)
         is_left = len(kept) or options.perturb == "overexpress"
         if len(own) == len(tokens) and is_left:
             front = tokens if options.perturb == "overexpress" else tokens[:0]
-            found.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
-    return found
+            every.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
+    return every

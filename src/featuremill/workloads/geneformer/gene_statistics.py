@@ -1,8 +1,8 @@
-"""gene_statistics.parquet: a row a gene and kind of perturbation: cells, mean, deviation.
+"""gene_statistics.parquet: a row for each gene and kind of perturbation: cells, mean, deviation.
 
-Of the cosines in the workload geneformer's `shifts`: `cells` have the gene, `mean` and `deviation`
-(the sample's, n - 1) are over these. With states, a row a gene, kind and state, of the shifts
-towards it. In memory are three numbers a row.
+They describe the cosines in `shifts` of the workload geneformer: `cells` have the gene, `mean` and
+`deviation` (of the sample, n - 1) are over these. With states there is a row for each gene, kind
+and state, about the shifts towards it. Memory holds three numbers for each row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMAT = LONG_TABLE._replace(file="gene_statistics.parquet", bytes_a_record=0)
 
 
 class Writer:
-    """Sums up while blocks come, and writes in the end."""
+    """Accumulates blocks, and writes at the end."""
 
     def __init__(self, target: Target) -> None:
         need([name for name in target.values.names if name == SHIFTS], "gene_statistics", SHIFTS)
@@ -35,17 +35,17 @@ class Writer:
         self._value = "shift" if has_states else "cosine"
         self._places: dict[tuple[str, ...], int] = {}
         self._sums = np.zeros((3, 0))
-        """Of each row: cells, mean, and squared distances from it."""
+        """For each row: cells, mean, and sum of squared distances from it."""
 
     def write(self, block: pa.Table) -> None:
-        """Sum up the shifts of a block's records."""
+        """Add the shifts of a block's records."""
         rows = long_table(block)
         keys = [rows[name].combine_chunks().dictionary_encode() for name in self._by]
         sizes = [len(key.dictionary) for key in keys]
         codes = np.zeros(len(rows), np.int64)
         for key, size in zip(keys, sizes, strict=True):
             codes = codes * size + key.indices.to_numpy()
-        found, inverse = np.unique(codes, return_inverse=True)
+        present, inverse = np.unique(codes, return_inverse=True)
         texts = [key.dictionary.to_pylist() for key in keys]
         places = np.array(
             [
@@ -53,7 +53,7 @@ class Writer:
                     tuple(text[n] for text, n in zip(texts, numbers, strict=True)),
                     len(self._places),
                 )
-                for numbers in zip(*np.unravel_index(found, sizes), strict=True)
+                for numbers in zip(*np.unravel_index(present, sizes), strict=True)
             ],
             np.int64,
         )
@@ -61,7 +61,7 @@ class Writer:
         self._sums = np.pad(self._sums, ((0, 0), (0, more)))
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        here = _sums(values[is_there], inverse[is_there], len(found))
+        here = _sums(values[is_there], inverse[is_there], len(present))
         self._sums[:, places] = _together(self._sums[:, places], here)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Writer:
 
 
 def _sums(values: Any, groups: Any, num_groups: int) -> Any:
-    """Return count, mean and squared distances from it of each group, shape (3, groups)."""
+    """Return count, mean and sum of squared distances from it of each group, shape (3, groups)."""
     counts = np.bincount(groups, minlength=num_groups)
     with np.errstate(invalid="ignore"):
         means = np.bincount(groups, values, num_groups) / counts

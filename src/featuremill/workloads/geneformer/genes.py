@@ -1,7 +1,7 @@
-"""The genes that a Geneformer knows: their tokens and medians, from JSON or the published pickles.
+"""The genes of a Geneformer: their tokens and medians, from JSON or the published pickles.
 
-Of a pickle, nothing but dicts, texts, whole numbers and floats is built: NumPy's numbers, which are
-pickled as calls, are read by functions that stand here. Anything else is refused.
+Of a pickle, only dicts, texts, whole numbers and floats are built. NumPy's numbers, which are
+pickled as calls, are read by functions of this module. Anything else is refused.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ from featuremill.workloads.geneformer.options import ALL, Options
 
 PAD, CLS, EOS = "<pad>", "<cls>", "<eos>"
 INPUT_SIZES = {"V1": 2048, "V2": 4096}
-"""Tokens of a cell, special ones included."""
+"""Tokens of a cell, with special tokens."""
 TOKEN = np.dtype("<u2")
-"""Of a token in a payload; published vocabularies have 20,275 and 25,426."""
+"""Type of a token in a payload; published vocabularies have 20,275 and 25,426."""
 MOST_TOKENS = 2**16
 NUMPY_NUMBERS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
 
 
 class Genes(NamedTuple):
-    """What makes a cell's tokens."""
+    """The tables that make a cell's tokens."""
 
     tokens: dict[str, int]
-    """By gene, of those that have a median."""
+    """By gene, for the genes with a median."""
     medians: npt.NDArray[np.float64]
-    """By token; NaN where there is none."""
+    """By token; NaN for tokens without one."""
     names: dict[int, str]
     """By token."""
     most: int
-    """Genes of a cell that become tokens; further ones are cut off."""
+    """The most genes of a cell; others are cut off."""
     perturbed: tuple[int, ...] | None
-    """Tokens of the genes that are perturbed; None where all are, or none."""
+    """Tokens of the genes to perturb; None for all, or for none."""
     version: str
     words: Vocabulary
-    """The same as the workload encoder has it: a payload's letters are genes' tokens."""
+    """The vocabulary of the workload encoder: the letters of a payload are genes' tokens."""
     mapping: dict[str, str] | None = None
-    """The gene that counts are of, by the id in a file; None where no two are added up."""
+    """The gene of each id in a file; None if no counts are added up."""
 
 
 def of(options: Options, facts: Facts) -> Genes:
@@ -102,27 +102,27 @@ def of(options: Options, facts: Facts) -> Genes:
 
 
 def states_of(options: Options, width: int) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the vector of each state that shifts are measured towards.
+    """Return the vector of each state.
 
     Raises:
-        UserError: the file cannot be read, or its vectors are not the model's.
+        UserError: the file cannot be read, or its vectors do not fit the model.
     """
     if options.states is None:
         return {}
     path = Path(options.states)
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UserError(
             f"options.states: {path}: this is no JSON ({error}); write it anew."
         ) from None
-    if not isinstance(found, dict) or not found:
+    if not isinstance(content, dict) or not content:
         raise UserError(
             f"options.states: {path}: give names with a list of numbers each, such as "
             '{"healthy": [0.1, …]}; docs/geneformer.md has lines that write them.'
         )
     states = {}
-    for name, numbers in found.items():
+    for name, numbers in content.items():
         try:
             vector = np.asarray(numbers, np.float64)
         except (TypeError, ValueError):
@@ -170,31 +170,31 @@ def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, A
     try:
         content = path.read_bytes()
         is_pickle = content.startswith(b"\x80")
-        found = _Unpickler(io.BytesIO(content)).load() if is_pickle else json.loads(content)
+        table = _Unpickler(io.BytesIO(content)).load() if is_pickle else json.loads(content)
     except OSError as error:
         problem = f"it cannot be read ({error.strerror})"
         raise UserError(f"options.{option}: {path}: {problem}; name another one.") from None
-    except Exception as error:  # a damaged pickle can end in any exception there is
+    except Exception as error:  # a damaged pickle can raise any exception
         raise UserError(
             f"options.{option}: {path}: this is neither JSON nor a pickle of texts and numbers "
             f"({one_line(str(error))[:120]}); download it again, or write it as JSON."
         ) from None
     kinds = (int, float) if kind is float else (kind,)
-    if not isinstance(found, dict) or not found:
+    if not isinstance(table, dict) or not table:
         example = '{"ENSG…": "ENSG…"}' if kind is str else '{"ENSG…": 1}'
         raise UserError(f"options.{option}: {path}: this must be a dict, such as {example}.")
-    for gene, number in found.items():
+    for gene, number in table.items():
         if not isinstance(gene, str) or isinstance(number, bool) or not isinstance(number, kinds):
             what = {int: "a whole number", float: "a number", str: "another text"}[kind]
             raise UserError(
                 f"options.{option}: {path}: {str(gene)[:40]!r} has {str(number)[:40]!r}, and a "
                 f"text with {what} is meant; give the file of the model."
             )
-    return found
+    return table
 
 
 class _NumberType:
-    """What a pickle says of the type of NumPy's numbers."""
+    """The type of NumPy's numbers in a pickle."""
 
     order = "<"
 
@@ -214,7 +214,7 @@ BUILDERS = {
     ("numpy.core.multiarray", "scalar"): _number,
     ("numpy._core.multiarray", "scalar"): _number,
 }
-"""What a pickle may call, and what is called in its place."""
+"""Functions that a pickle may name, and those that are called instead."""
 
 
 class _Unpickler(pickle.Unpickler):

@@ -1,6 +1,6 @@
-"""Counts of cells out of .h5ad, block by block, in bounded memory.
+"""Counts of cells in an .h5ad, block by block, in bounded memory.
 
-AnnData's published on-disk format, read with h5py: dense, CSR and CSC matrices; frames as groups
+Reads AnnData's published on-disk format with h5py: dense, CSR and CSC matrices; frames as groups
 (0.1.0 and 0.2.0, categorical and nullable texts) and as the tables of AnnData before 0.7.
 """
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     import h5py
 
 BLOCK_VALUES = 4_000_000
-"""Numbers of a block, about."""
+"""Approximate numbers in a block."""
 PASS_VALUES = 64_000_000
-"""Numbers that are held of a matrix by columns: a larger one is read several times."""
+"""Numbers of a CSC matrix that are held at once: a larger one is read several times."""
 GENE_COLUMNS = ("ensembl_id", "gene_ids")
-"""What var calls a column of Ensembl ids: Geneformer's own readers, and scanpy's of 10x files."""
+"""Usual names of the column of Ensembl ids in var: Geneformer's own, and scanpy's for 10x files."""
 ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(\.\d+)?", re.IGNORECASE)
 """A gene's id, and its version."""
 
 
 class Block(NamedTuple):
-    """Some cells that follow one another."""
+    """Consecutive cells."""
 
     first: int
-    """The number of the first one, from 0."""
+    """The number of the first cell, from 0."""
     names: list[str]
     edges: npt.NDArray[np.int64]
-    """Where the numbers of each cell begin, and where the last end."""
+    """Start of each cell's numbers, and the end of the last."""
     columns: npt.NDArray[Any]
     """Genes of the numbers."""
     values: npt.NDArray[Any]
@@ -54,7 +54,7 @@ class Cells:
         self._matrix, var = self._places(file, counts)
         self._obs = file["obs"]
         self.column, self.genes = self._genes(var, gene_column)
-        """Where the genes' ids are from, in words, and the ids, without versions, in capitals."""
+        """The source of the genes' ids, in words, and the ids, without versions, in capitals."""
         shape = self._shape()
         num_cells = len(self._obs[_index_of(self._obs)])
         if shape != (num_cells, len(self.genes)):
@@ -82,14 +82,14 @@ class Cells:
             raise UserError(
                 f"{self._path}: options.gene_column: var has no column {chosen!r}; {remedy}."
             )
-        found = chosen or next((name for name in GENE_COLUMNS if name in names), "")
-        ids = [id.strip() for id in _texts(var, found or _index_of(var))]
-        told = f"column {found} of var" if found else "the names of the genes"
-        return told, [match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
+        column = chosen or next((name for name in GENE_COLUMNS if name in names), "")
+        ids = [id.strip() for id in _texts(var, column or _index_of(var))]
+        source = f"column {column} of var" if column else "the names of the genes"
+        return source, [match[1].upper() if (match := ENSEMBL.fullmatch(id)) else id for id in ids]
 
     def _shape(self) -> tuple[int, int]:
-        told = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
-        shape = self._matrix.shape if told is None else told
+        stated = self._matrix.attrs.get("shape", self._matrix.attrs.get("h5sparse_shape"))
+        shape = self._matrix.shape if stated is None else stated
         if len(shape) != 2:
             raise UserError(f"{self._path}: {self._counts} is no matrix; write the file again.")
         return int(shape[0]), int(shape[1])
@@ -118,7 +118,7 @@ class Cells:
             first = end
 
     def _by_columns(self) -> Iterator[tuple[int, Any, Any, Any]]:
-        """Turn the matrix round: as many rows at a time as memory is meant to hold."""
+        """Transpose the matrix, so many rows at a time as memory allows."""
         num_cells, _ = self._shape()
         edges = self._matrix["indptr"][:].astype(np.int64)
         size = max(1, num_cells * PASS_VALUES // max(PASS_VALUES, int(edges[-1])))
@@ -149,12 +149,12 @@ class Cells:
 
 
 _NOTHING = tuple(np.empty(0, kind) for kind in (np.int32, np.int32, np.int8))
-"""Of a matrix without numbers."""
+"""A matrix without numbers."""
 
 
 @contextmanager
 def opened(path: Path, counts: str, gene_column: str) -> Iterator[Cells]:
-    """Yield the counts of the file `path`, of which `Options` say where they are.
+    """Yield the counts of the file `path`, at the place that `Options` name.
 
     Raises:
         UserError: it is no .h5ad, is damaged, or has no such place.
@@ -179,7 +179,7 @@ def _text(value: Any) -> str:
 
 
 def _is_table(frame: Any) -> bool:
-    """Return whether a frame is a table of HDF5, as AnnData before 0.7 wrote it."""
+    """Return whether a frame is a table of HDF5, as in AnnData before 0.7."""
     return getattr(frame, "dtype", None) is not None
 
 
@@ -195,11 +195,11 @@ def _columns_of(frame: Any) -> list[str]:
 
 
 def _texts(frame: Any, name: str, rows: slice = slice(None)) -> list[str]:
-    """Return values of a frame's column as text; "" where one is missing."""
+    """Return values of a frame's column as text; "" for missing ones."""
     if _is_table(frame):
         return [_text(value) for value in frame[rows][name]]
     column = frame[name]
-    categories = column.attrs.get("categories")  # of 0.1.0: a reference to them
+    categories = column.attrs.get("categories")  # in 0.1.0 a reference to them
     if categories is not None:
         return _named(column[rows], _plain(frame.file[categories][:]))
     if _is_table(column):

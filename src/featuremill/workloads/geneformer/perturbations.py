@@ -1,7 +1,6 @@
-"""perturbations.parquet: a row a cell and perturbed gene: cell, gene, kind, cosine, tokens.
+"""perturbations.parquet: a row for each cell and perturbed gene: cell, gene, kind, cosine, tokens.
 
-The long table of the workload geneformer's `shifts`; the blocks that a cell was computed in stand
-one after the other.
+It is the long table of `shifts` of the workload geneformer. The blocks of a cell are adjacent.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ FORMAT = Format(
     columns_like=SHIFTS,
 )
 BETWEEN = "_block_"
-"""What an id has between its cell's name and the number of a block."""
+"""Separates the cell's name and the number of a block in an id."""
 
 
 class Writer:
-    """Writes a row group a block of records."""
+    """Writes a row group for each block of records."""
 
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
@@ -52,7 +51,7 @@ class Writer:
 
 
 def long_table(block: pa.Table) -> pa.Table:
-    """Return a row a shift of a block's records: its cell, then what it says."""
+    """Return a row for each shift of a block's records: its cell, then its fields."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

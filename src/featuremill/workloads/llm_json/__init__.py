@@ -1,7 +1,7 @@
 """Rows of a table to JSON that is valid against a schema, by a language model on this machine.
 
-A record is a row's prompt. No message, log or reason from here holds any of a prompt or a reply:
-both may be about patients.
+A record is a row's prompt. Messages, logs and reasons never contain a prompt or a reply: both may
+be about patients.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ VERSIONS_OF = ("transformers", "tokenizers", "llguidance", "vllm")
 SHARD_COST = 1_000_000
 """Some 1,500 rows: five minutes at 3,000 tokens a second, which was not measured."""
 BYTES_PER_TOKEN = 4
-"""Of English, about."""
+"""In English, about."""
 BATCH_TOKENS_VLLM = 250_000
-"""Enough rows that vLLM's own batches stay full; what is lost by a kill."""
+"""Enough rows to keep vLLM's own batches full; a kill loses at most these."""
 USUAL_CONTEXT = 4096
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
-"""What architectures call the tokens that they have positions for."""
+"""The names of the number of positions in different architectures."""
 TODAY = date(2025, 1, 1)
-"""For chat templates that tell the model what day it is: a reply must not depend on it."""
+"""The date in chat templates that show one: a reply must not depend on the day."""
 DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
-"""Of strftime, as such templates use them."""
+"""Directives of strftime in such templates."""
 
 CUT_OFF = Kind(
     "cut_off",
@@ -101,7 +101,7 @@ REASONS = (CUT_OFF, INVALID, PROMPT_TOO_LONG, REFUSED)
 
 
 class Model(NamedTuple):
-    """What is loaded once a shard."""
+    """Loaded once for each shard."""
 
     engine: Engine
     tokenizer: PreTrainedTokenizerFast
@@ -109,20 +109,20 @@ class Model(NamedTuple):
     options: Options
     columns: pa.Schema
     backend: str
-    """What computes, for the receipt."""
+    """The method that computes, for the receipt."""
 
 
 class Row(NamedTuple):
-    """What became of a prompt."""
+    """The result of a prompt."""
 
     reason: str | None
     values: dict[str, Any]
-    """By column; empty where there is a reason."""
+    """By column; empty if there is a reason."""
 
 
 @contextlib.contextmanager
 def _without_words() -> Iterator[None]:
-    """Raise what comes by its class and place alone: libraries quote what they stumble over."""
+    """Replace an exception by its class and place: libraries quote the data in messages."""
     try:
         yield
     except (UserError, WorkloadError, RecordFailed):
@@ -139,7 +139,7 @@ def _without_words() -> Iterator[None]:
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the rows of `inputs` as prompts; refuse those for which there is none."""
+    """Stream the rows of `inputs` as prompts; refuse rows without one."""
     prompt = prompts.read(options.prompt)
     for record in rows(inputs, options):
         if record.reason:
@@ -151,7 +151,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             reason = _empty(row, options.required_columns)
             text = "" if reason else prompt.of(row)
             payload = text.encode()
-        except Exception as error:  # a template can raise anything, and quotes what it is about
+        except Exception as error:  # a template can raise anything, and quotes its data
             payload, reason = b"", REFUSED.reason(f"the template raised {type(error).__name__}")
         if not reason and not text.strip():
             payload, reason = b"", REFUSED.reason("it is empty")
@@ -159,13 +159,13 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _empty(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Return why a row is refused that has nothing in one of `columns`; "" where it has."""
+    """Return the reason if one of `columns` is empty in the row; else ""."""
     empty = [name for name in columns if row.get(name) is None or not str(row[name]).strip()]
     return REFUSED.reason(f"the column {empty[0]!r} is empty") if empty else ""
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return about how many tokens are computed for a row, at most."""
+    """Return the approximate number of tokens of a row, at most."""
     return -(-len(payload) // BYTES_PER_TOKEN) + options.max_tokens
 
 
@@ -177,7 +177,7 @@ def weights(options: Options) -> str:
 def _context(options: Options, folder: Path) -> int:
     """Return how many tokens prompt and reply may have together."""
     config = json_of(folder / "config.json", "a model's")
-    config = config.get("text_config", config)  # of a model that sees pictures as well
+    config = config.get("text_config", config)  # of a model that also takes images
     most = next((int(config[name]) for name in POSITIONS if config.get(name)), None)
     if options.context is not None and most is not None and options.context > most:
         raise UserError(
@@ -205,8 +205,8 @@ def _refuse_no_chat_template(folder: Path) -> None:
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Settle the dtype for `device` and the context; refuse what the model or a schema is not
-    for."""
+    """Resolve the dtype for `device` and the context; refuse what the model or a schema does not
+    support."""
     assert weights is not None
     if device.kind == "cpu" and (options.quantize != "none" or options.engine == "vllm"):
         name = "quantize" if options.quantize != "none" else "engine"
@@ -243,12 +243,12 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens of a batch: a row, where they are computed one after the other."""
+    """Return the tokens of a batch: of one row, where rows are computed one after another."""
     return BATCH_TOKENS_VLLM if options.engine == "vllm" else 1
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the model on its devices, its tokenizer, and what judges its replies."""
+    """Return the model on its devices, its tokenizer, and the check of its replies."""
     import torch
 
     from featuremill.workloads.llm_json import engines
@@ -271,7 +271,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
             _refuse_missing("bitsandbytes", "options.quantize", "none")
         if is_cuda:
             networks.forbid_short_cuts()
-        # A job sees its own GPUs only, numbered as they were leased.
+        # A job sees only its own GPUs, in the order of the lease.
         device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
         engine = engines.Transformers(weights.path, options, device, tokenizer, document)
     columns = schema(options, weights)
@@ -307,7 +307,7 @@ def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Asked]:
-    """Make tokens of prompts, by the chat template."""
+    """Turn prompts into tokens, by the chat template."""
     from featuremill.workloads.llm_json.engines import Asked
 
     with _without_words():
@@ -318,7 +318,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[As
 
 
 def _tokens(model: Model, prompt: str) -> list[int]:
-    # What looks like a control token in a record's text is text.
+    # Text in a record that looks like a control token stays text.
     if not model.options.chat:
         return list(model.tokenizer(prompt, split_special_tokens=True)["input_ids"])
     found = model.tokenizer.apply_chat_template(
@@ -331,7 +331,7 @@ def _tokens(model: Model, prompt: str) -> list[int]:
 
 
 def _without_clock(template: str) -> str:
-    """Return a chat template with a macro in place of the function that looks at the clock."""
+    """Return a chat template in which a macro replaces the function that reads the clock."""
     if "strftime_now" not in template:
         return template
     filters = "".join(f'|replace("{one}", "{TODAY.strftime(one)}")' for one in DIRECTIVES)
@@ -339,28 +339,28 @@ def _without_clock(template: str) -> str:
 
 
 def run(model: Model, batch: list[Asked]) -> list[Row]:
-    """Ask the model, again where a reply is not accepted, and judge its replies."""
-    found: dict[int, Row] = {}
+    """Ask the model, again if a reply is not accepted, and check its replies."""
+    rows: dict[int, Row] = {}
     options = model.options
     assert options.context is not None
     room = options.context - options.max_tokens
     for place, asked in enumerate(batch):
         if len(asked.tokens) > room:
-            told = (
+            counts = (
                 f"{len(asked.tokens):,} tokens, and a context of {options.context:,} has {room:,} "
                 f"beside the reply's {options.max_tokens:,}"
             )
-            found[place] = Row(PROMPT_TOO_LONG.reason(told), {})
-    left = [place for place in range(len(batch)) if place not in found]
+            rows[place] = Row(PROMPT_TOO_LONG.reason(counts), {})
+    left = [place for place in range(len(batch)) if place not in rows]
     with _without_words():
         for attempt in range(1, options.attempts + 1):
             given = model.engine.replies([batch[place] for place in left], attempt)
             for place, reply in zip(left, given, strict=True):
-                found[place] = _judged(model, batch[place], reply, attempt)
-            left = [place for place in left if found[place].reason]
+                rows[place] = _judged(model, batch[place], reply, attempt)
+            left = [place for place in left if rows[place].reason]
             if not left:
                 break
-    return [found[place] for place in range(len(batch))]
+    return [rows[place] for place in range(len(batch))]
 
 
 def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:
@@ -387,7 +387,7 @@ def _judged(model: Model, asked: Asked, reply: Reply, attempt: int) -> Row:
 
 
 def collect(model: Model, result: list[Row]) -> pa.RecordBatch:
-    """Return a row a prompt, and why some have none."""
+    """Return a row for each prompt, and the reason of rows without a reply."""
     import pyarrow as pa
 
     nothing = dict.fromkeys(model.columns.names)

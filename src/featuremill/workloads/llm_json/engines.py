@@ -1,9 +1,9 @@
-"""What asks a model: transformers, a row at a time, or vLLM, many at once.
+"""Engines for a model: transformers, a row at a time, or vLLM, many at once.
 
-A row's reply depends on the row alone. A product of matrices rounds otherwise for eight rows than
-for one, and padding moves last bits too, which can turn the likeliest token; so transformers has
-one row at a time. What is drawn comes from a counter: the seed, the prompt, the attempt and the
-token's number, and not from what was drawn before.
+A row's reply depends on the row alone. A matrix product rounds differently for eight rows than for
+one, and padding changes last bits, too, which can change the likeliest token. So transformers gets
+one row at a time. Random numbers come from a counter: the seed, the prompt, the attempt and the
+token's number, not from earlier random numbers.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Asked(NamedTuple):
 
     tokens: list[int]
     sha256: bytes
-    """Of its payload."""
+    """The sha256 of its payload."""
 
 
 class Reply(NamedTuple):
-    """What came back."""
+    """A reply."""
 
     text: str
     num_tokens: int
@@ -58,13 +58,13 @@ class Engine(Protocol):
 
 
 def drawn(seed: int, sha256: bytes, attempt: int, number: int) -> int:
-    """Return 64 bits that depend on nothing else."""
-    told = b"".join(part.to_bytes(8, "little") for part in (seed, attempt, number))
-    return int.from_bytes(hashlib.blake2b(told + sha256, digest_size=8).digest(), "little")
+    """Return 64 random bits that depend only on the arguments."""
+    counter = b"".join(part.to_bytes(8, "little") for part in (seed, attempt, number))
+    return int.from_bytes(hashlib.blake2b(counter + sha256, digest_size=8).digest(), "little")
 
 
 class Transformers:
-    """A model of transformers', on one device."""
+    """A model of transformers, on one device."""
 
     def __init__(
         self,
@@ -101,9 +101,9 @@ class Transformers:
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._words, self._grammar, log_level=0)
-        found: list[int] = []
+        chosen: list[int] = []
         given, cache, finish = asked.tokens, None, LENGTH
-        while len(found) < self._options.max_tokens:
+        while len(chosen) < self._options.max_tokens:
             state = self._network(
                 input_ids=torch.tensor([given], device=self._device),
                 past_key_values=cache,
@@ -113,37 +113,37 @@ class Transformers:
             cache = state.past_key_values
             bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
             if matcher.is_error():
-                return Reply("", len(found), str(matcher.stop_reason()))
+                return Reply("", len(chosen), str(matcher.stop_reason()))
             logits = state.logits[0, -1]
             allowed = np.zeros(len(logits), bool)
             mask = np.unpackbits(bits, bitorder="little")[: len(logits)].view(bool)
             allowed[: len(mask)] = mask
-            number = drawn(self._options.seed, asked.sha256, attempt, len(found))
+            number = drawn(self._options.seed, asked.sha256, attempt, len(chosen))
             token = _choose(logits, allowed, self._options.temperature, number)
             if not matcher.consume_token(token):
-                return Reply("", len(found), str(matcher.stop_reason()))
+                return Reply("", len(chosen), str(matcher.stop_reason()))
             if token not in self._ends:
-                found.append(token)
+                chosen.append(token)
             if matcher.is_stopped():
                 finish = STOP
                 break
             given = [token]
-        text = self._words.decode_bytes(found).decode(errors="replace")
-        return Reply(text, len(found), finish)
+        text = self._words.decode_bytes(chosen).decode(errors="replace")
+        return Reply(text, len(chosen), finish)
 
 
 def _choose(
     logits_V: torch.Tensor, allowed_V: np.ndarray[Any, Any], temperature: float, number: int
 ) -> int:
-    """Return the likeliest of the tokens that are allowed, or at a temperature the one that
-    `number` (64 bits) draws.
+    """Return the likeliest allowed token, or at a temperature the one that `number` (64 bits)
+    draws.
 
     Raises:
-        RecordFailed: none has a finite logit.
+        RecordFailed: no token has a finite logit.
     """
     outside = torch.from_numpy(~allowed_V).to(logits_V.device)
     logits_V = logits_V.float().masked_fill(outside, -torch.inf)
-    if not torch.isfinite(logits_V.max()):  # a maximum is NaN where any number is
+    if not torch.isfinite(logits_V.max()):  # the maximum is NaN if any number is
         raise RecordFailed("nan", "of the network's logits; set dtype: fp32, or bf16")
     if not temperature:
         return int(logits_V.argmax())
@@ -160,7 +160,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
     transformers.utils.logging.disable_progress_bar()
     more: dict[str, Any] = {}
     if options.quantize != "none":
-        # Not tried: bitsandbytes computes on GPUs, and there was none.
+        # Not tried: bitsandbytes needs a GPU.
         is_4bit = options.quantize == "4bit"
         more["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_8bit=not is_4bit,
@@ -169,7 +169,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
         )
         more["device_map"] = {"": device}
     try:
-        network, told = transformers.AutoModelForCausalLM.from_pretrained(
+        network, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=DTYPES[options.dtype],
             local_files_only=True,
@@ -183,7 +183,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
         raise UserError(
             f"{folder}: transformers cannot load this model ({said}); download it again."
         ) from None
-    if missing := sorted([*told["missing_keys"], *told["mismatched_keys"]], key=str):
+    if missing := sorted([*loading["missing_keys"], *loading["mismatched_keys"]], key=str):
         raise UserError(
             f"{folder}: its weights lack {missing[0]}, or have it in another shape; download the "
             "model again."
@@ -193,12 +193,12 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
 
 
 class Vllm:
-    """vLLM, on all devices of a lease; not tried, as it needs a GPU and there was none."""
+    """vLLM, on all devices of a lease; not tried, as it needs a GPU."""
 
     def __init__(
         self, folder: Path, options: Options, num_devices: int, schema: dict[str, Any]
     ) -> None:
-        # It would tell its makers of each start.
+        # vLLM would report each start to its makers.
         environment.Variable("VLLM_NO_USAGE_STATS").set("1")
         vllm = import_module("vllm")
         held = import_module("vllm.sampling_params").StructuredOutputsParams(json=schema)
@@ -216,7 +216,7 @@ class Vllm:
         self.backend = f"vllm {vllm.__version__} {options.dtype}"
 
     def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt, computed in batches that vLLM makes."""
+        """Return the reply to each prompt, in batches of vLLM's own."""
         options = self._options
         params = [
             self._params(
@@ -228,7 +228,9 @@ class Vllm:
             for one in asked
         ]
         prompts = [{"prompt_token_ids": one.tokens} for one in asked]
-        found = [one.outputs[0] for one in self._engine.generate(prompts, params, use_tqdm=False)]
-        if len(found) != len(asked):
-            raise WorkloadError(f"vllm gave {len(found)} replies to {len(asked)} prompts")
-        return [Reply(one.text, len(one.token_ids), str(one.finish_reason)) for one in found]
+        finished = [
+            one.outputs[0] for one in self._engine.generate(prompts, params, use_tqdm=False)
+        ]
+        if len(finished) != len(asked):
+            raise WorkloadError(f"vllm gave {len(finished)} replies to {len(asked)} prompts")
+        return [Reply(one.text, len(one.token_ids), str(one.finish_reason)) for one in finished]

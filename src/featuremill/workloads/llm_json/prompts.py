@@ -1,7 +1,6 @@
-"""A prompt: a Jinja template over a row's columns, in a sandbox that has neither files nor chance.
+"""A prompt: a Jinja template over a row's columns, in a sandbox without files or random numbers.
 
-What a row holds is in no message from here, as it may be private: the class of an error, and no
-more.
+Messages contain the class of an error, never the content of a row, which may be private.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ if TYPE_CHECKING:
     from jinja2.nodes import Template as Tree
 
 ROW = "row"
-"""The variable by which a template reaches columns of any name."""
+"""The variable with all columns, for names that are no variables."""
 BY_CHANCE = ("random", "lipsum")
-"""What Jinja has that gives another prompt each time."""
+"""Functions of Jinja that give another prompt each time."""
 
 
 class Prompt(NamedTuple):
-    """A template that was read."""
+    """A parsed template."""
 
     template: Template
     columns: Sequence[str]
-    """The columns that it names, sorted."""
+    """The columns in the template, sorted."""
 
     def of(self, row: Mapping[str, Any]) -> str:
         """Return the prompt of a row.
 
         Raises:
-            Exception: of any class, where the template cannot be filled in.
+            Exception: of any class, if the template cannot be filled in.
         """
         return self.template.render({**row, ROW: row})
 
@@ -43,7 +42,7 @@ def read(path: str) -> Prompt:
     """Return the template in the file `path`.
 
     Raises:
-        UserError: there is none, or one that cannot be the prompt of a row.
+        UserError: there is none, or it cannot be the prompt of a row.
     """
     from jinja2 import StrictUndefined, TemplateSyntaxError
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -60,9 +59,9 @@ def read(path: str) -> Prompt:
             f"options.prompt: {path}: it cannot be read ({error}); check the file."
         ) from None
     except TemplateSyntaxError as error:
-        told = one_line(error.message or "").rstrip(".")
+        problem = one_line(error.message or "").rstrip(".")
         raise UserError(
-            f"options.prompt: {path}:{error.lineno}: {told}; fix the template there."
+            f"options.prompt: {path}:{error.lineno}: {problem}; fix the template there."
         ) from None
     columns = _columns(tree, set(jinja.globals), path)
     if not columns:
@@ -84,13 +83,13 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
     names = meta.find_undeclared_variables(tree) - known
     if ROW not in names:
         return sorted(names)
-    whole = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
+    uses = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
     places = [
         place.arg.value
         for place in tree.find_all(nodes.Getitem)
-        if place.node in whole and isinstance(place.arg, nodes.Const)
+        if place.node in uses and isinstance(place.arg, nodes.Const)
     ]
-    if len(places) < len(whole) or not all(isinstance(name, str) for name in places):
+    if len(places) < len(uses) or not all(isinstance(name, str) for name in places):
         raise UserError(
             f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
             "its columns are unknown before it is filled; name each."

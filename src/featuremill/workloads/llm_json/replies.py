@@ -1,6 +1,6 @@
-"""A JSON schema, what a reply has to be against it, and the Arrow columns of its properties.
+"""A JSON schema, the check of a reply against it, and the Arrow columns of its properties.
 
-Reasons name places of the schema, and never what a reply holds.
+Reasons contain places in the schema, never the content of a reply.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 INT64 = range(-(2**63), 2**63)
 GRAMMAR = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-"""JSON on one line, as json.dumps writes it: a model cannot spend its tokens on blanks."""
+"""JSON on one line, as json.dumps writes it: a model cannot spend its tokens on white space."""
 MOST_EXACT = 2**53
-"""Up to here a float holds every whole number, and llguidance counts in floats."""
+"""A float is exact for whole numbers up to here, and llguidance counts in floats."""
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
-"""Keywords of which the values are schemas by names of the user's choice."""
+"""Keywords whose values are schemas by user-chosen names."""
 WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired"}
-"""Keywords of which the values are data."""
+"""Keywords whose values are data."""
 KEYWORDS = (
     BOUNDS
     | OF_NAMES
@@ -46,10 +46,10 @@ KEYWORDS = (
         *("unevaluatedItems", "unevaluatedProperties", "uniqueItems", "writeOnly"),
     }
 )
-"""Of draft 2020-12, with those of earlier ones that are still written. Others are allowed as notes,
-unless they look like one of these."""
+"""Keywords of draft 2020-12, and of earlier drafts that are still used. Others are allowed as
+notes, unless they look like one of these."""
 MOST_STEPS = 32
-"""References that are followed to a property's type."""
+"""The most references that are followed to a property's type."""
 
 
 class NotValid(Exception):  # noqa: N818  (it is what there is to say of a reply)
@@ -63,7 +63,7 @@ def read(path: str) -> dict[str, Any]:
         UserError: there is none, it is no object's, or it refers to other files.
     """
     try:
-        found = json.loads(Path(path).read_text("utf-8"))
+        schema = json.loads(Path(path).read_text("utf-8"))
     except json.JSONDecodeError as error:
         raise UserError(
             f"options.json_schema: {path}:{error.lineno}: this is no JSON ({error.msg}); fix it."
@@ -72,37 +72,37 @@ def read(path: str) -> dict[str, Any]:
         raise UserError(
             f"options.json_schema: {path}: it cannot be read ({error}); check the file."
         ) from None
-    properties = found.get("properties") if isinstance(found, dict) else None
-    if not isinstance(properties, dict) or not properties or found.get("type") != "object":
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    if not isinstance(properties, dict) or not properties or schema.get("type") != "object":
         raise UserError(
             f'options.json_schema: {path}: its top level has to be {{"type": "object", '
             '"properties": {…}}; put what is there into a property.'
         )
-    found = _refers_to_itself(found, str(found.get("$id", "")))
-    for keyword, value in _keywords(found):
+    schema = _refers_to_itself(schema, str(schema.get("$id", "")))
+    for keyword, value in _keywords(schema):
         if keyword == "$ref" and not str(value).startswith("#"):
             raise UserError(
                 f"options.json_schema: {path}: it refers to {clipped(str(value))!r}, and nothing "
                 "is fetched; put that into the file, under $defs."
             )
         _refuse_keyword(path, keyword, value)
-    return dict(found)
+    return dict(schema)
 
 
 def _refers_to_itself(part: Any, own: str) -> Any:
-    """Return a part of a schema with references to its `own` $id as references within it."""
+    """Return a part of a schema with references to its `own` $id as local references."""
     if isinstance(part, list):
         return [_refers_to_itself(each, own) for each in part]
     if not isinstance(part, dict):
         return part
-    found = {key: _refers_to_itself(value, own) for key, value in part.items()}
-    if own and str(found.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
-        found["$ref"] = "#" + str(found["$ref"]).partition("#")[2]
-    return found
+    copied = {key: _refers_to_itself(value, own) for key, value in part.items()}
+    if own and str(copied.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
+        copied["$ref"] = "#" + str(copied["$ref"]).partition("#")[2]
+    return copied
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each keyword of a schema and of those in it, with its value."""
+    """Yield each keyword of a schema and of the schemas in it, with its value."""
     if isinstance(schema, list):
         for part in schema:
             yield from _keywords(part)
@@ -118,7 +118,7 @@ def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
-    """Refuse what would have no effect, or another one than it seems.
+    """Refuse a keyword without effect, or with another effect than it seems to have.
 
     Raises:
         UserError: names the keyword.
@@ -143,16 +143,16 @@ def _refuse_keyword(path: str, keyword: str, value: Any) -> None:
 
 
 def grammar(schema: Mapping[str, Any]) -> str:
-    """Return what llguidance makes of the schema."""
+    """Return llguidance's grammar for the schema."""
     from llguidance import LLMatcher
 
-    # As text: of numbers beyond 64 bits its own conversion makes nothing.
+    # As text: its own conversion fails for numbers beyond 64 bits.
     return str(LLMatcher.grammar_from_json_schema(json.dumps(schema), GRAMMAR))
 
 
 def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
-    """Refuse a schema, read from `path`, that is none, or that llguidance cannot hold a model to;
-    a Python without these packages refuses nothing, as the jobs' own environment will.
+    """Refuse a schema, read from `path`, that is invalid or that llguidance cannot enforce. Without
+    these packages nothing is refused here; the jobs' own environment will.
 
     Raises:
         UserError: names the place.
@@ -173,9 +173,9 @@ def refuse_wrong(schema: Mapping[str, Any], path: str) -> None:
     if find_spec("llguidance"):
         from llguidance import LLMatcher
 
-        is_wrong, told = LLMatcher.validate_grammar_with_warnings(grammar(schema))
+        is_wrong, warnings = LLMatcher.validate_grammar_with_warnings(grammar(schema))
         if is_wrong:
-            said = clipped(" ".join(" ".join(told).split()), 200)
+            said = clipped(" ".join(" ".join(warnings).split()), 200)
             raise UserError(
                 f"options.json_schema: {path}: llguidance cannot hold a model to it ({said}); "
                 "leave that out of the schema, and test it afterwards."
@@ -198,25 +198,25 @@ def _refuse_wrong_patterns(schema: Mapping[str, Any], path: str) -> None:
 
 
 def _compiled(pattern: str) -> Any:
-    """Return a pattern as ECMA 262 means it, with Unicode properties such as \\p{L}."""
+    """Return a pattern with the meaning of ECMA 262, with Unicode properties such as \\p{L}."""
     import regex
 
     return regex.compile(pattern)
 
 
-def _pattern(_: Any, pattern: str, found: Any, schema: Any) -> Iterator[Any]:
+def _pattern(_: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:
     from jsonschema import ValidationError
 
-    if isinstance(found, str) and not _compiled(pattern).search(found):
+    if isinstance(instance, str) and not _compiled(pattern).search(instance):
         yield ValidationError("it does not match")
 
 
-def _multiple_of(_: Any, step: float, found: Any, schema: Any) -> Iterator[Any]:
-    """By the decimal numbers that are written: as floats, 0.3 is no multiple of 0.1."""
+def _multiple_of(_: Any, step: float, instance: Any, schema: Any) -> Iterator[Any]:
+    """In decimal numbers, as written: in floats, 0.3 is no multiple of 0.1."""
     from jsonschema import ValidationError
 
-    is_number = isinstance(found, int | float) and not isinstance(found, bool)
-    if is_number and (Fraction(repr(found)) / Fraction(repr(step))).denominator != 1:
+    is_number = isinstance(instance, int | float) and not isinstance(instance, bool)
+    if is_number and (Fraction(repr(instance)) / Fraction(repr(step))).denominator != 1:
         yield ValidationError("it is no multiple")
 
 
@@ -229,52 +229,56 @@ def _validator_class(schema: Mapping[str, Any]) -> Any:
 
 
 class Property(NamedTuple):
-    """A property of the schema's top level, as a column has it."""
+    """A property of the schema's top level, as a column."""
 
     type: pa.DataType
     is_json: bool
-    """Whether it is written as JSON, for lack of one type."""
+    """Whether it is written as JSON, because it has no single type."""
 
-    def value(self, found: Any) -> Any:
-        """Return what Arrow holds of a valid value.
+    def value(self, instance: Any) -> Any:
+        """Return the Arrow value of a valid value.
 
         Raises:
             NotValid: a number that 64 bits cannot hold.
         """
-        if found is None:
+        if instance is None:
             return None
-        return json.dumps(found, ensure_ascii=False) if self.is_json else _plain(found, self.type)
+        return (
+            json.dumps(instance, ensure_ascii=False)
+            if self.is_json
+            else _plain(instance, self.type)
+        )
 
 
-def _plain(found: Any, type: pa.DataType) -> Any:
+def _plain(value: Any, type: pa.DataType) -> Any:
     import pyarrow as pa
 
-    if found is None:
+    if value is None:
         return None
     if pa.types.is_list(type):
-        return [_plain(one, type.value_type) for one in found]
+        return [_plain(one, type.value_type) for one in value]
     if pa.types.is_int64(type):
-        found = int(found)  # JSON Schema has 2.0 for an integer
-        if found not in INT64:
+        value = int(value)  # JSON Schema has 2.0 for an integer
+        if value not in INT64:
             raise NotValid("an integer of more than 64 bits")
     elif pa.types.is_float64(type):
-        found = float(found)
-    return found
+        value = float(value)
+    return value
 
 
 def properties(schema: Mapping[str, Any]) -> dict[str, Property]:
     """Return the top level's properties by name, in the schema's order."""
     import pyarrow as pa
 
-    found = {}
+    columns = {}
     for name, part in schema["properties"].items():
         type = _type(part, schema)
-        found[name] = Property(pa.string() if type is None else type, type is None)
-    return found
+        columns[name] = Property(pa.string() if type is None else type, type is None)
+    return columns
 
 
 def _type(part: Any, schema: Mapping[str, Any]) -> pa.DataType | None:
-    """Return the Arrow type that a part of the schema means; None where it means several."""
+    """Return the Arrow type of a part of the schema; None if it allows several."""
     import pyarrow as pa
 
     scalars = {
@@ -302,7 +306,7 @@ def _types_of(values: list[Any]) -> list[str]:
 
 
 def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
-    """Return what a part refers to, and of what may be missing (anyOf with null) the rest."""
+    """Return the target of a part's reference; of anyOf with null, the other part."""
     for _ in range(MOST_STEPS):
         if not isinstance(part, dict):
             return None
@@ -313,45 +317,45 @@ def _followed(part: Any, schema: Mapping[str, Any]) -> Any:
                 part = part.get(name) if isinstance(part, dict) else None
         elif any(isinstance(part.get(key), list) for key in ("anyOf", "oneOf")):
             choices = part.get("anyOf") or part.get("oneOf")
-            rest = [one for one in choices or [] if one != {"type": "null"}]
-            if len(rest) != 1:
+            others = [one for one in choices or [] if one != {"type": "null"}]
+            if len(others) != 1:
                 return None
-            (part,) = rest
+            (part,) = others
         else:
             return part
     return None
 
 
 class Reader(NamedTuple):
-    """Judges replies."""
+    """Checks replies."""
 
     validator: Validator
     properties: dict[str, Property]
 
     def fields(self, text: str) -> dict[str, Any]:
-        """Return the properties of a reply, None for one that it does not have.
+        """Return the properties of a reply, None for missing ones.
 
         Raises:
-            NotValid: it is not valid, and where in the schema that is said.
+            NotValid: it is not valid; the error has the place in the schema.
         """
         try:
-            found = json.loads(text, parse_constant=_refuse)
-            json.dumps(found, ensure_ascii=False).encode()
+            content = json.loads(text, parse_constant=_refuse)
+            json.dumps(content, ensure_ascii=False).encode()
         except RecursionError:
             raise NotValid("nested too deeply") from None
         except UnicodeEncodeError:
             raise NotValid("half of a surrogate pair") from None
         except ValueError:
             raise NotValid("no JSON") from None
-        if not all(map(math.isfinite, _floats(found))):
+        if not all(map(math.isfinite, _floats(content))):
             raise NotValid("a number of more than 64 bits")
-        for error in self.validator.iter_errors(found):
+        for error in self.validator.iter_errors(content):
             raise NotValid(f"by the schema's {'/'.join(map(str, error.absolute_schema_path))}")
-        return {name: one.value(found.get(name)) for name, one in self.properties.items()}
+        return {name: one.value(content.get(name)) for name, one in self.properties.items()}
 
 
 def reader(schema: Mapping[str, Any]) -> Reader:
-    """Return what judges replies by the schema."""
+    """Return the reader of replies for the schema."""
     return Reader(_validator_class(schema)(schema), properties(schema))
 
 
@@ -359,9 +363,9 @@ def _refuse(name: str) -> None:
     raise ValueError(name)
 
 
-def _floats(found: Any) -> Iterator[float]:
-    if isinstance(found, float):
-        yield found
-    elif isinstance(found, dict | list):
-        for one in found.values() if isinstance(found, dict) else found:
+def _floats(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for one in value.values() if isinstance(value, dict) else value:
             yield from _floats(one)

@@ -1,4 +1,5 @@
-"""rows.jsonl: a line a record, in the order of the inputs: id, json and what else is no list."""
+"""rows.jsonl: a line for each record, in the order of the inputs: id, json and other single
+values."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 FORMAT = Format("rows.jsonl", "jq, any program", 60, "table", has_sidecar=True)
 JSON = "json"
-"""The column of texts that are JSON: they stand in the line as they are, and not as a text."""
+"""The column of JSON texts: a line contains them as JSON, not as text."""
 
 
 class Writer:
@@ -30,9 +31,9 @@ class Writer:
     def write(self, block: pa.Table) -> None:
         """Append a block's lines."""
         for row in block.select(self._names).to_pylist():
-            told = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
-            told[JSON] = _in_one_line(row[JSON])
-            parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in told.items())
+            texts = {name: json.dumps(value, ensure_ascii=False) for name, value in row.items()}
+            texts[JSON] = _in_one_line(row[JSON])
+            parts = ", ".join(f"{json.dumps(name)}: {text}" for name, text in texts.items())
             self._file.write(f"{{{parts}}}\n")
 
     def close(self) -> None:
@@ -41,5 +42,5 @@ class Writer:
 
 
 def _in_one_line(text: str) -> str:
-    """Return JSON without line breaks; what has none stays as it is."""
+    """Return JSON without line breaks."""
     return json.dumps(json.loads(text), ensure_ascii=False) if "\n" in text else text

@@ -1,7 +1,7 @@
 """Phase-amplitude coupling of signals: Tort's modulation index of pairs of bands, with surrogates.
 
-A record is a segment of one channel. Each is computed by itself, in float64, so its values depend
-on no batch; its permutations are divided among the devices of a lease.
+A record is a segment of one channel. Each is computed by itself, in float64, so its values do not
+depend on the batch. Its permutations are divided among the devices of a lease.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ REASONS = (BROKEN, FLAT)
 
 
 class Model(NamedTuple):
-    """The options, and where they are computed."""
+    """The options, and the devices."""
 
     options: Options
     devices: list[torch.device]
     backend: str
-    """What computes, for the receipt."""
+    """The method that computes, for the receipt."""
 
 
 class Prepared(NamedTuple):
@@ -98,16 +98,16 @@ def cost(payload: bytes, options: Options) -> int:
 
 
 def weights(options: Options) -> None:
-    """There are none."""
+    """Return None: there are no weights."""
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
-    """Return the options: there is nothing to settle."""
+    """Return `options` unchanged: nothing is "auto"."""
     return options
 
 
 def schema(options: Options, weights: Weights | None) -> pa.Schema:
-    """Return the columns: phase bands x amplitude bands numbers each, row by row."""
+    """Return the columns, each with phase bands x amplitude bands numbers, row by row."""
     import pyarrow as pa
 
     num_pairs = len(options.phase_bands) * len(options.amplitude_bands)
@@ -121,13 +121,13 @@ def batch_cost(options: Options, device: Device) -> int:
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return what computes: all devices of the lease."""
+    """Return the model: all devices of the lease."""
     import torch
 
-    # What computes, imported here and not by the first batch.
+    # Imports for computing, here and not in the first batch.
     from featuremill.workloads.pac import coupling, filters  # noqa: F401
 
-    # A job sees its own GPUs only, numbered as they were leased.
+    # A job sees only its own GPUs, in the order of the lease.
     here = [
         torch.device("cuda", place) if device.kind == "cuda" else torch.device("cpu")
         for place, device in enumerate(devices)
@@ -154,7 +154,7 @@ def _prepared(payload: bytes, options: Options) -> Prepared | str:
 
 
 def run(model: Model, batch: list[Prepared | str]) -> list[Coupling | str]:
-    """Compute each record by itself; GPUs may still be at it on return."""
+    """Compute each record by itself. GPUs may still be computing on return."""
     return [one if isinstance(one, str) else _coupling(model, one) for one in batch]
 
 
@@ -177,7 +177,7 @@ def _coupling(model: Model, record: Prepared) -> Coupling:
 
 
 def collect(model: Model, result: list[Coupling | str]) -> pa.RecordBatch:
-    """Return mi, z and p of each record, and why some have none."""
+    """Return mi, z and p of each record, and the reason of records without values."""
     import pyarrow as pa
 
     columns = schema(model.options, None)

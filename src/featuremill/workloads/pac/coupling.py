@@ -1,14 +1,14 @@
 """Tort's modulation index of phases and amplitudes, and of surrogates of them.
 
-For each pair of bands: the mean amplitude in each of 18 bins of the phase, as shares of their sum;
-the index is how far these are from equal, `(log 18 - entropy) / log 18` (Tort et al. 2010). A bin
+For each pair of bands: the mean amplitude in each of 18 bins of the phase, as shares of their sum.
+The index is how far these are from equal, `(log 18 - entropy) / log 18` (Tort et al. 2010). A bin
 without a sample has the share 0.
 
 A surrogate shifts the amplitudes circularly by s samples. Between two changes of its bin a phase
-stays in one, so what a surrogate sums there is a difference of two cumulative sums, at the changes
-moved by s: as many look-ups as there are changes, which for slow phases is a small part of the
-samples, and exact. Shapes: P phase bands, A amplitude bands, T samples, K bins, E changes of a bin,
-N permutations.
+stays in one bin, so the sum of a surrogate there is a difference of two cumulative sums, at the
+changes moved by s. That needs as many look-ups as there are changes, a small part of the samples
+for slow phases, and it is exact. Shapes: P phase bands, A amplitude bands, T samples, K bins, E
+changes of a bin, N permutations.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import Tensor
 
 NUM_BINS = 18
 BLOCK = 16
-"""Permutations that one device is given at a time: no matter how many devices there are, the same
-ones are merged in the same order."""
+"""Permutations that a device gets at a time. Blocks are merged in the same order for any number of
+devices."""
 AT_ONCE_NUMBERS = {"cpu": 2**18, "cuda": 2**24}
-"""Cumulative sums that are looked up at a time: what a core's cache holds, or keeps a GPU busy. It
-changes no bit on a CPU."""
+"""Cumulative sums that are looked up at a time: they fit a core's cache, or keep a GPU busy. The
+number changes no bit on a CPU."""
 Numbers = npt.NDArray[np.float64]
 
 
@@ -38,8 +38,8 @@ def offsets(
 ) -> npt.NDArray[np.int64]:
     """Return the shift of each permutation, from 1 to T - 1.
 
-    Number i is word i of Philox's stream (a counter-based generator) under a key that is made of
-    the seed and the payload's sha256: it depends on nothing else that is computed, and on no order.
+    Number i is word i of Philox's stream (a counter-based generator) under a key from the seed and
+    the payload's sha256. It depends on nothing else and on no order.
     """
     digest = hashlib.sha256(payload).digest() + seed.to_bytes(8, "little")
     key = np.frombuffer(hashlib.sha256(digest).digest()[:16], "<u8")
@@ -48,15 +48,15 @@ def offsets(
 
 
 class Phases(NamedTuple):
-    """Where the phases of all phase bands change their bins."""
+    """The samples at which the phases of all phase bands change their bins."""
 
     edge_E: Tensor
-    """The samples at which bins change, one band's after the other's: 0, ..., T."""
+    """The samples at which bins change, one band after the other: 0, ..., T."""
     bin_R: Tensor
-    """Between each two edges, phase band x K + bin; P x K between the end of a band and the
-    beginning of the next."""
+    """Between two edges: phase band x K + bin; P x K between the end of a band and the start of the
+    next."""
     count_PK: Tensor
-    """How many samples each bin has."""
+    """Samples in each bin."""
 
     def to(self, device: torch.device) -> Phases:
         """Return them on `device`."""
@@ -81,8 +81,8 @@ def phases_of(phase_PT: Tensor) -> Phases:
 
 
 def cumulated(amplitude_AT: Tensor) -> Tensor:
-    """Return the sums of the first 0 to 2 T amplitudes, (2 T + 1, A): the second T are the first
-    ones again."""
+    """Return the sums of the first 0 to 2 T amplitudes, (2 T + 1, A); the second T repeat the
+    first."""
     once_TA = amplitude_AT.T.cumsum(0)
     zero_1A = torch.zeros_like(once_TA[:1])
     return torch.cat([zero_1A, once_TA, once_TA[-1:] + once_TA])
@@ -93,15 +93,15 @@ def index_of(phases: Phases, cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
     num_bands, num_amplitudes = len(phases.count_PK), cumulated_SA.shape[1]
     most = AT_ONCE_NUMBERS[cumulated_SA.device.type]
     size = max(1, most // (len(phases.edge_E) * num_amplitudes))
-    found = []
+    sums_of = []
     for chosen_N in torch.split(offset_N, size):
         places = (phases.edge_E[:, None] + chosen_N).reshape(-1)
         at_edge = cumulated_SA.index_select(0, places).view(len(phases.edge_E), -1)
         sums = at_edge.new_zeros(num_bands * NUM_BINS + 1, at_edge.shape[1])
         sums.index_add_(0, phases.bin_R, at_edge[1:] - at_edge[:-1])
-        found.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
-    # A GPU adds up in another order, so that a sum may be less than the one before it.
-    sum_PKNA = torch.cat(found, 2).clamp_min(0)
+        sums_of.append(sums[:-1].view(num_bands, NUM_BINS, len(chosen_N), num_amplitudes))
+    # A GPU adds in another order, so a sum may be less than the one before it.
+    sum_PKNA = torch.cat(sums_of, 2).clamp_min(0)
     mean_PKNA = sum_PKNA / phases.count_PK.clamp_min(1)[:, :, None, None]
     share_PKNA = mean_PKNA / mean_PKNA.sum(1, keepdim=True)
     less_entropy_PNA = torch.xlogy(share_PKNA, share_PKNA).sum(1)
@@ -109,17 +109,17 @@ def index_of(phases: Phases, cumulated_SA: Tensor, offset_N: Tensor) -> Tensor:
 
 
 class Moments(NamedTuple):
-    """What is kept of the indices of some surrogates, (P, A) each, in float64."""
+    """Statistics of the indices of some surrogates, (P, A) each, in float64."""
 
     n: int
     mean: Numbers
     m2: Numbers
     """Sum of the squared distances from the mean."""
     num_exceeding: Numbers
-    """How many were at least what was observed."""
+    """Surrogates whose index is at least the observed one."""
 
     def merged(self, other: Moments) -> Moments:
-        """Return those of both together (Chan, Golub and LeVeque 1979)."""
+        """Return the statistics of both together (Chan, Golub and LeVeque 1979)."""
         n = self.n + other.n
         off = other.mean - self.mean
         return Moments(
@@ -135,30 +135,30 @@ class Moments(NamedTuple):
             return (observed - self.mean) / np.sqrt(self.m2 / (self.n - 1))
 
     def p(self) -> Numbers:
-        """Return the share of surrogates that were at least what was observed, which is itself one
-        of them (Phipson and Smyth 2010)."""
+        """Return the share of surrogates whose index is at least the observed one, which counts as
+        a surrogate (Phipson and Smyth 2010)."""
         return (1 + self.num_exceeding) / (1 + self.n)
 
 
 class Coupling(NamedTuple):
-    """What is computed of one segment, where it is computed."""
+    """The results of one segment, on their devices."""
 
     observed_PA: Tensor
     blocks: list[tuple[int, Tensor]]
-    """Of each block of permutations, how many, and mean, m2 and exceedances, (3, P, A)."""
+    """For each block of permutations, their number, and mean, m2 and exceedances, (3, P, A)."""
 
     def told(self) -> tuple[Numbers, ...]:
-        """Wait for the devices; return mi, z and p, (P, A) each; without permutations, mi alone.
+        """Wait for the devices; return mi, z and p, (P, A) each; without permutations mi alone.
 
-        Blocks are merged in their order, so that it does not matter which device had which.
+        Blocks are merged in their order, so it does not matter which device had which.
         """
         observed: Numbers = self.observed_PA.cpu().numpy()
         if not self.blocks:
             return (observed,)
-        found, *others = (Moments(n, *block.cpu().numpy()) for n, block in self.blocks)
+        moments, *others = (Moments(n, *block.cpu().numpy()) for n, block in self.blocks)
         for other in others:
-            found = found.merged(other)
-        return observed, found.z(observed), found.p()
+            moments = moments.merged(other)
+        return observed, moments.z(observed), moments.p()
 
 
 def coupling(
@@ -167,8 +167,9 @@ def coupling(
     offset_N: npt.NDArray[np.int64],
     devices: Sequence[torch.device],
 ) -> Coupling:
-    """Give the orders for one segment; the permutations are dealt to the `devices`, in blocks."""
-    # On a CPU each band by itself, whose sums fit its cache; on a GPU in as few orders as can be.
+    """Launch one segment; the permutations are divided among the `devices` in blocks."""
+    # On a CPU each band by itself, so that its sums fit the cache; on a GPU in as few launches as
+    # possible.
     bands = torch.split(phase_PT, 1 if phase_PT.device.type == "cpu" else len(phase_PT))
     phases, cumulated_SA = [phases_of(each) for each in bands], cumulated(amplitude_AT)
     none = torch.zeros(1, dtype=torch.int64, device=phase_PT.device)

@@ -1,11 +1,11 @@
 """A segment in bands: zero-phase band-pass filters and the analytic signal, in one transform.
 
 A filter is a linear-phase FIR (`scipy.signal.firwin`, Hamming window) of some cycles of its band's
-lower edge, centred, so that it delays nothing; applied twice, its gain is squared. At both ends a
-segment has its neighbours in the recording, as far as the longest filter sees. Where the recording
-ends, it is extended by what is there turned about the end point (odd extension, as
-`scipy.signal.filtfilt` has it). In the frequency domain a band is then one product: the filter's
-gain, which is real, times 2 above zero and 0 below, which is Hilbert's. All of it in float64.
+lower edge, centred, so that it has no delay. Applied twice, its gain is squared. At both ends a
+segment has its neighbours in the recording, as far as the longest filter reaches. At the ends of
+the recording, the signal is extended by its mirror image about the end point (odd extension, as in
+`scipy.signal.filtfilt`). In the frequency domain a band is one product: the filter's real gain,
+times 2 above zero and 0 below (the Hilbert transform). All of it in float64.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ if TYPE_CHECKING:
 
 Numbers = npt.NDArray[np.float64]
 KEPT_BANKS = 8
-"""Banks that are kept: one for each sampling rate and length that segments have."""
+"""Banks in the cache: one for each sampling rate and length of segments."""
 
 
 class Bank(NamedTuple):
     """The filters for segments of one sampling rate and one length."""
 
     gain_BF: Numbers
-    """What each band (B) does to each frequency (F) from 0 to Nyquist's, Hilbert's 2 included."""
+    """The gain of each band (B) at each frequency (F) from 0 to Nyquist's, times Hilbert's 2."""
     num_padded: int
-    """Samples by which a segment is extended at each end."""
+    """Samples that extend a segment at each end."""
     num_transformed: int
-    """Samples of the transform: an extended segment, and zeros up to a length that is quick."""
+    """Samples of the transform: an extended segment, and zeros up to a fast length."""
 
 
 def taps(band: Sequence[float], cycles: float, rate_hz: float) -> Numbers:
     """Return the filter of a band (its edges in Hz), an odd number of weights."""
     half = half_of_filter(band, cycles, rate_hz)
-    found: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
-    return found
+    weights: Numbers = signal.firwin(2 * half + 1, band, pass_zero=False, fs=rate_hz)
+    return weights
 
 
 @functools.lru_cache(KEPT_BANKS)
@@ -62,27 +62,27 @@ def bank(options: Options, rate_hz: float, num_samples: int) -> Bank:
     gain_BF = 2 * np.array(rows) ** options.passes
     gain_BF[:, 0] /= 2
     if num_transformed % 2 == 0:
-        gain_BF[:, -1] /= 2  # Nyquist's frequency is its own mirror image, as zero is
+        gain_BF[:, -1] /= 2  # Nyquist's frequency is its own mirror image, like zero
     return Bank(gain_BF, num_padded, num_transformed)
 
 
 def extended(segment: Signal, num_padded: int) -> Numbers:
     """Return a segment without its mean, with `num_padded` samples before and after it: its
     neighbours, then the odd extension of these."""
-    whole = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
-    whole -= segment.samples_T.mean()
+    samples = np.concatenate([segment.before_T, segment.samples_T, segment.after_T])
+    samples -= segment.samples_T.mean()
     front, back = num_padded - len(segment.before_T), num_padded - len(segment.after_T)
-    before = 2 * whole[0] - whole[front:0:-1]
-    after = 2 * whole[-1] - whole[-2 : -back - 2 : -1]
-    return np.concatenate([before, whole, after])
+    before = 2 * samples[0] - samples[front:0:-1]
+    after = 2 * samples[-1] - samples[-2 : -back - 2 : -1]
+    return np.concatenate([before, samples, after])
 
 
 def analytic(segment: Signal, bank: Bank, gain_BF: Tensor) -> Tensor:
     """Return the analytic signal of a segment in each band, (B, T) complex128.
 
-    `gain_BF` is the bank's on the device that computes.
+    `gain_BF` is the bank's, on the computing device.
     """
     padded = torch.from_numpy(extended(segment, bank.num_padded)).to(gain_BF.device)
     spectrum_F = torch.fft.rfft(padded, bank.num_transformed)
-    found: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
-    return found[:, bank.num_padded : bank.num_padded + len(segment.samples_T)]
+    signal_BT: Tensor = torch.fft.ifft(spectrum_F * gain_BF, bank.num_transformed)
+    return signal_BT[:, bank.num_padded : bank.num_padded + len(segment.samples_T)]

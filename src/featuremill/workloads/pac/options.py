@@ -1,4 +1,4 @@
-"""What a config may set under `options` for the workload pac."""
+"""The `options` of the workload pac."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ Cycles = Annotated[float, Field(ge=1, le=100)]
 
 
 class Range(BaseModel):
-    """So many bands of the same width, each beginning where the one before it ends."""
+    """Bands of equal width, each starting at the end of the one before it."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
     low: Hz
     """Lower edge of the first band in Hz."""
     high: Hz
-    """Upper edge of the last one."""
+    """Upper edge of the last band in Hz."""
     bands: int = Field(ge=1, le=200)
-    """How many there are."""
+    """The number of bands."""
 
 
 def _spread(given: Any) -> Any:
-    """Return the bands of a range; anything else as it is."""
+    """Return the bands of a range; anything else unchanged."""
     if not isinstance(given, dict):
         return given
     asked = Range.model_validate(given)
@@ -50,43 +50,44 @@ Bands = Annotated[
     tuple[Band, ...], BeforeValidator(_spread, json_schema_input_type=tuple[Band, ...] | Range)
 ]
 LEAST_CYCLES = 3
-"""Of the lowest band in a segment."""
+"""Cycles of the lowest band that a segment must hold."""
 
 
 class Options(WorkloadOptions):
-    """Which couplings are computed of which segments."""
+    """The couplings and the segments to compute."""
 
     EXECUTION = frozenset({"segment_seconds", "overlap_seconds", "sampling_rate_hz", "channels"})
-    """They say what the records are, whose payloads tell it themselves."""
+    """They determine the records; payloads contain their effect."""
     PACKAGES = MappingProxyType(dict.fromkeys(("scipy", "torch"), "featuremill[pac]"))
 
     phase_bands: Bands = Field(default=((2, 4), (4, 8), (8, 13)), min_length=1)
-    """Bands whose phase counts, each its lower and its upper edge in Hz: the rows of the values.
-    `{low: 2, high: 20, bands: 9}` stands for nine bands of 2 Hz."""
+    """Bands of the phase, each with its lower and its upper edge in Hz: the rows of the values.
+    `{low: 2, high: 20, bands: 9}` means nine bands of 2 Hz."""
     amplitude_bands: Bands = Field(default=((30, 50), (50, 70), (70, 90), (90, 110)), min_length=1)
-    """Bands whose amplitude counts, in the same way: the columns of the values. One should be wide
-    enough for both sidebands, so at least twice the highest phase that it may be coupled to."""
+    """Bands of the amplitude, in the same form: the columns of the values. A band should hold both
+    sidebands: make it at least twice as wide as the highest phase frequency."""
     segment_seconds: Seconds | None = None
-    """Length of a segment in seconds. If not given, a recording is one segment. What is left at its
-    end and shorter is left out, which the last segment says in a note."""
+    """Length of a segment in seconds. If not given, a recording is one segment. A shorter remainder
+    is left out; the last segment has a note about it."""
     overlap_seconds: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Seconds that a segment has in common with the one before it."""
+    """Seconds that a segment shares with the one before it."""
     sampling_rate_hz: Hz | None = None
-    """Samples a second, of files that do not say it (.npy)."""
+    """Samples a second, for files without a rate (.npy)."""
     channels: tuple[str, ...] = ()
-    """Names of the channels that are computed; if not given, all."""
+    """Names of the channels to compute; if not given, all."""
     permutations: int = Field(default=200, ge=0, le=1_000_000)
     """Surrogates of each segment: the amplitudes, shifted circularly against the phases by so many
-    offsets drawn at random. The lowest `p` there can be is 1 / (1 + permutations). 0: no
-    surrogates, so only the index `mi` is delivered."""
+    random offsets. The lowest possible `p` is 1 / (1 + permutations). 0: no surrogates, only the
+    index `mi`."""
     seed: int = Field(default=0, ge=0)
-    """Of the offsets, with what is in the segment: equal segments have equal values in any run."""
+    """The seed of the offsets, together with the content of the segment: equal segments have equal
+    values in any run."""
     cycles: Annotated[tuple[Cycles, ...], Field(min_length=2, max_length=2)] = (3, 6)
-    """How long the filters are, in cycles of a band's lower edge: those of phase bands, then those
-    of amplitude bands. Longer ones are sharper and see less of how an amplitude changes."""
+    """The lengths of the filters, in cycles of a band's lower edge: of phase bands, then of
+    amplitude bands. Longer filters are sharper and follow changes of the amplitude less."""
     passes: Literal[1, 2] = 1
-    """How often each filter is applied: 2 is forwards and backwards, as tensorpac does,
-    which is sharper."""
+    """How often each filter is applied: 2 is forwards and backwards, as in tensorpac, which is
+    sharper."""
 
     @field_validator("phase_bands", "amplitude_bands")
     @classmethod
@@ -109,7 +110,7 @@ class Options(WorkloadOptions):
 
     @property
     def bands(self) -> tuple[tuple[tuple[float, ...], float], ...]:
-        """Every band with the cycles of its filter: those of phases, then those of amplitudes."""
+        """Every band with the cycles of its filter, phases first, then amplitudes."""
         of_phase, of_amplitude = self.cycles
         return (
             *((band, of_phase) for band in self.phase_bands),
@@ -118,17 +119,17 @@ class Options(WorkloadOptions):
 
     @property
     def least_cycles(self) -> tuple[float, float]:
-        """What a segment has to hold: so many cycles, and of which frequency in Hz. It is three of
-        the lowest band, or the longest filter."""
+        """The least length of a segment: a number of cycles, and their frequency in Hz. It is three
+        cycles of the lowest band, or the longest filter."""
         needs = [(max(LEAST_CYCLES, cycles), band[0]) for band, cycles in self.bands]
         return max(needs, key=lambda need: need[0] / need[1])
 
     def num_seen(self, rate_hz: float) -> int:
-        """Return how many samples the longest filter sees before, and after, the one it gives."""
+        """Return how many samples the longest filter reads before, and after, its output."""
         halves = [half_of_filter(band, cycles, rate_hz) for band, cycles in self.bands]
         return self.passes * max(halves)
 
 
 def half_of_filter(band: Sequence[float], cycles: float, rate_hz: float) -> int:
-    """Return how many samples the filter of a band (its edges in Hz) sees to each side."""
+    """Return how many samples the filter of a band (its edges in Hz) reads on each side."""
     return int(cycles * rate_hz / band[0] / 2)

@@ -1,8 +1,8 @@
 """Recordings become segments: .npy and .npz by NumPy alone, EDF, FIF and BrainVision by mne.
 
-Nothing is read whole: arrays are mapped into memory, and of a recording one segment of some
-channels is held at a time. The payload of a record says its sampling rate, so that it is all that
-computing needs.
+No file is read into memory as a whole: arrays are memory-mapped, and of a recording one segment of
+some channels is held at a time. The payload of a record has its sampling rate, so that it is all
+that computing needs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from featuremill.workloads.pac.options import Options
 ARRAYS = (".npy", ".npz")
 BY_MNE = (".edf", ".fif", ".fif.gz", ".vhdr")
 EPOCHS = ("-epo", "_epo")
-"""How mne has the names of files of epochs end, before .fif."""
+"""The endings of names of mne's files of epochs, before .fif."""
 DATA, RATE, CHANNELS = "data", "sampling_rate_hz", "channels"
-"""What the arrays in an .npz are called; the last one may be missing."""
+"""The names of the arrays in an .npz; the last one is optional."""
 HEADER = struct.Struct("<dII")
-"""In front of a payload's samples: the sampling rate in Hz, and how many of them are neighbours
-before and after the segment."""
+"""Before a payload's samples: the sampling rate in Hz, and the numbers of neighbours before and
+after the segment."""
 MOST_SAMPLES = 2_000_000
-"""Of one segment: computing it takes about 50 bytes a sample and band."""
+"""The most samples of a segment: computing takes about 50 bytes a sample and band."""
 BLOCK_BYTES = 2**26
-"""Samples, as float64, of the channels that are read at a time."""
+"""The most bytes of samples, as float64, of the channels that are read at a time."""
 LEFT_OVER = "what follows is shorter than a segment and left out"
 MARKED_BAD = "marked as bad in the recording"
 
@@ -48,17 +48,17 @@ log = logging.getLogger("featuremill.pac")
 
 
 class Recording(NamedTuple):
-    """What a file holds."""
+    """The content of a file."""
 
     channels: Sequence[str]
     rate_hz: float | None
-    """None where the file does not say it."""
+    """None if the file has no rate."""
     num_samples: int
     read: Callable[[Sequence[int], int, int, int], Samples]
     """Returns the samples of some channels in one epoch, from a first to before a last one,
     (channels, samples)."""
     num_epochs: int = 1
-    """Stretches of `num_samples` that do not follow each other, such as trials."""
+    """Stretches of `num_samples` that are not continuous, such as trials."""
     bad: frozenset[str] = frozenset()
     """Channels that are marked as bad."""
 
@@ -72,7 +72,7 @@ class Signal(NamedTuple):
     rate_hz: float
     samples_T: npt.NDArray[np.float64]
     before_T: npt.NDArray[np.float64] = NONE
-    """What the recording has before the segment, as far as a filter sees."""
+    """The samples before the segment, as far as a filter reads."""
     after_T: npt.NDArray[np.float64] = NONE
 
 
@@ -84,25 +84,24 @@ def payload_of(samples: Samples, rate_hz: float, num_before: int = 0, num_after:
 
 
 def num_samples_of(payload: bytes) -> int:
-    """Return how many samples the segment of a payload has."""
+    """Return the number of samples of a payload's segment."""
     _, num_before, num_after = HEADER.unpack_from(payload)
     return (len(payload) - HEADER.size) // 4 - int(num_before) - int(num_after)
 
 
 def signal_of(payload: bytes) -> Signal:
-    """Return the segment that a payload holds."""
+    """Return the segment of a payload."""
     rate_hz, num_before, num_after = HEADER.unpack_from(payload)
-    whole = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
-    end = len(whole) - num_after
-    return Signal(rate_hz, whole[num_before:end], whole[:num_before], whole[end:])
+    samples = np.frombuffer(payload, "<f4", offset=HEADER.size).astype(np.float64)
+    end = len(samples) - num_after
+    return Signal(rate_hz, samples[num_before:end], samples[:num_before], samples[end:])
 
 
 def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the segments of each channel of `inputs`, as `file:channel:segment`, counted from 1.
 
     Raises:
-        UserError: for a file that is none, or has no sampling rate, and for options that it cannot
-            meet.
+        UserError: a file is no recording or has no sampling rate, or does not fit the options.
     """
     for path in inputs:
         source.check(path)
@@ -147,8 +146,8 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
 
 
 def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
-    """Return the segment of `size` that begins at `start` of `samples`, with its neighbours as far
-    as they are finite: a gap beside a segment is as an end of the recording."""
+    """Return the segment of `size` samples from `start`, with its finite neighbours: a gap beside a
+    segment counts as an end of the recording."""
     with np.errstate(over="ignore"):
         is_bad = ~np.isfinite(np.asarray(samples, "<f4"))
     before, after = np.flatnonzero(is_bad[:start]), np.flatnonzero(is_bad[start + size :])
@@ -158,14 +157,14 @@ def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
 
 
 def _rate(path: Path, recording: Recording, options: Options) -> float:
-    """Return the sampling rate, once all bands are below half of it."""
-    told, given = recording.rate_hz, options.sampling_rate_hz
-    if told and given and told != given:
+    """Return the sampling rate, after a check that all bands are below half of it."""
+    stated, given = recording.rate_hz, options.sampling_rate_hz
+    if stated and given and stated != given:
         raise UserError(
-            f"{path}: it has {told:g} samples a second, and options.{RATE} is {given:g}; leave "
+            f"{path}: it has {stated:g} samples a second, and options.{RATE} is {given:g}; leave "
             "the option out, or give this file a run of its own."
         )
-    rate_hz = told or given
+    rate_hz = stated or given
     if rate_hz is None:
         raise UserError(
             f"{path}: its sampling rate is missing; set {RATE} under options, or "
@@ -181,7 +180,7 @@ def _rate(path: Path, recording: Recording, options: Options) -> float:
 
 
 def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -> tuple[int, int]:
-    """Return the samples of a segment, and from one's beginning to the next one's."""
+    """Return the samples of a segment, and from the start of one to the start of the next."""
     size = step = recording.num_samples
     if options.segment_seconds is not None:
         size = round(options.segment_seconds * rate_hz)
@@ -207,7 +206,7 @@ def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -
 
 
 def _chosen(path: Path, recording: Recording, options: Options) -> list[int]:
-    """Return the places of the channels that are computed, in the order of the file."""
+    """Return the places of the channels to compute, in the order of the file."""
     names = list(recording.channels)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"{path}: two channels are called {twice!r}; rename one of them.")
@@ -228,7 +227,7 @@ def _some(names: Sequence[str], most: int = 10) -> str:
 
 
 def _suffix(path: Path) -> str:
-    """Return the suffix that says what a file is; "" for none that is read."""
+    """Return the suffix with the format of a file; "" for an unknown one."""
     name = path.name.lower()
     return next((suffix for suffix in (*ARRAYS, *BY_MNE) if name.endswith(suffix)), "")
 
@@ -252,15 +251,15 @@ def _refuse_suffix(path: Path) -> None:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Tell what goes wrong in reading as one sentence about the file."""
+    """Turn errors of reading into one message about the file."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # mne raises all kinds
-        told = clipped(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
+    except Exception as error:  # mne raises many kinds
+        problem = clipped(" ".join(str(error).split()).rstrip(".") or type(error).__name__)
         raise UserError(
-            f"{path}: this recording cannot be read ({told}); export it again."
+            f"{path}: this recording cannot be read ({problem}); export it again."
         ) from None
 
 
@@ -288,7 +287,7 @@ def _of_archive(path: Path) -> Recording:
 
 
 def _mapped(path: Path, name: str) -> Samples:
-    """Return an array of an .npz as it lies in the file, which NumPy itself would read whole."""
+    """Return an array of an .npz as it is in the file; NumPy itself would read all of it."""
     with zipfile.ZipFile(path) as archive, path.open("rb") as file:
         member = archive.getinfo(name)
         if member.compress_type != zipfile.ZIP_STORED:
@@ -303,7 +302,7 @@ def _mapped(path: Path, name: str) -> Samples:
                 read = np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(header)
             num_header = header.tell()
-        file.seek(member.header_offset + 26)  # of the local header: two lengths, then what they are
+        file.seek(member.header_offset + 26)  # of the local header: two lengths, then these
         lengths = struct.unpack("<HH", file.read(4))
         start = member.header_offset + 30 + sum(lengths) + num_header
     return np.memmap(path, dtype, "r", start, shape, "F" if is_fortran else "C")
@@ -312,8 +311,8 @@ def _mapped(path: Path, name: str) -> Samples:
 def _of_array(
     path: Path, samples: Samples, rate_hz: float | None, channels: Sequence[str] | None
 ) -> Recording:
-    """Return the recording whose samples are an array: (samples,), (channels, samples), or
-    (epochs, channels, samples)."""
+    """Return the recording of an array: (samples,), (channels, samples), or (epochs, channels,
+    samples)."""
     if samples.dtype.kind not in "iuf" or samples.ndim not in (1, 2, 3) or not samples.size:
         raise UserError(
             f"{path}: an array of {samples.dtype} and shape {samples.shape} is no recording; save "

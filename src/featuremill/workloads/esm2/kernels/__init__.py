@@ -1,5 +1,5 @@
-"""What the encoder does between matrix products: Triton's kernels on CUDA, code compiled with LLVM
-on a CPU of x86, PyTorch elsewhere."""
+"""The operations between matrix products: Triton's kernels on CUDA, code compiled with LLVM on x86
+CPUs, PyTorch elsewhere."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ log = logging.getLogger("featuremill.workloads.esm2")
 
 
 class Kernels(NamedTuple):
-    """Five operations, and by name (for the receipt) what computes them."""
+    """Five operations, and the name (for the receipt) of the method."""
 
     name: str
-    """"torch", or what compiled them, with its version: "triton 3.7.1", "llvm 22.1, avx512"."""
+    """"torch", or the compiler with its version: "triton 3.7.1", "llvm 22.1, avx512"."""
     rotate_: Callable[[Tensor, Tensor, Tensor, Tensor | None], None]
     """See `reference.rotate_`: (qkv_T3Hd, turns_Pf2, positions_T, weight_2D), in place."""
     add_norm: Callable[[Tensor, Tensor | None, Tensor, Tensor, torch.dtype], Tensor]
@@ -45,18 +45,18 @@ TORCH = Kernels(
 
 
 class OnCpu(NamedTuple):
-    """What is compiled for this CPU and a shape of heads."""
+    """Functions compiled for this CPU and a shape of heads."""
 
     name: str
     """LLVM's version and the CPU's instructions, for the receipt."""
     kernels: Kernels
     attend: Callable[[Tensor, slice, Tensor], None]
-    """(qkv_L3Hd of one sequence, heads, context_LHd): puts down the context of these heads."""
+    """(qkv_L3Hd of one sequence, heads, context_LHd): writes the context of these heads."""
 
 
 def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu | None:
-    """Return what is compiled for this CPU, or None: where it has no AVX2, and where rows of this
-    width do not fill its vectors."""
+    """Return the functions compiled for this CPU; None without AVX2, or if rows of this width do
+    not fill its vectors."""
     isa = instructions(dtype)
     if isa == "sse" or head_dim % 8 or num_heads * head_dim % 16 or not _has_llvm():
         return None
@@ -85,7 +85,7 @@ def _has_llvm() -> bool:
 
 
 def ways(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int) -> list[Kernels]:
-    """Return what may run on `device`, the best first; PyTorch is the last of them."""
+    """Return the methods for `device`, the best first; PyTorch is the last."""
     if device.type == "cpu":
         ours = compiled_on_cpu(dtype, num_heads, head_dim)
         return [*([ours.kernels] if ours else []), TORCH]
@@ -93,7 +93,7 @@ def ways(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
         return [TORCH]
     try:
         return [_triton(), TORCH]
-    except Exception as error:  # its import looks for a driver and at what it was built for
+    except Exception as error:  # its import looks for a driver and its own build
         log.warning(
             "Triton cannot be imported (%s: %s), so PyTorch's slower operations stand in for the "
             "kernels: about 0.7 of the speed.",
@@ -104,16 +104,16 @@ def ways(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
 
 
 def keep_compiled() -> None:
-    """Have Triton keep what it compiles beside the weights, where a folder is named for these."""
+    """Make Triton keep its compiled kernels beside the weights, if FEATUREMILL_CACHE is set."""
     if folder := triton_cache.beside_weights():
         environment.TRITON_CACHE_DIR.set_default(folder)
 
 
 def keep_flash_attention() -> None:
-    """Have FlashAttention-4 keep what it compiles, as Triton does and inside its folder: it is
-    loaded from there. Without that each process compiles it anew."""
+    """Make FlashAttention-4 keep its compiled kernels inside Triton's folder, from which it loads
+    them. Otherwise each process compiles them again."""
     folder = triton_cache.folder() / "flash_attention"
-    with contextlib.suppress(OSError):  # then it is kept in memory
+    with contextlib.suppress(OSError):  # then they stay in memory
         folder.mkdir(parents=True, exist_ok=True)
         environment.FLASH_ATTENTION_CUTE_DSL_CACHE_DIR.set_default(str(folder))
         environment.FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED.set_default("1")

@@ -1,8 +1,7 @@
-"""Machine code for this CPU: functions written in LLVM's own language and compiled on the spot.
+"""Machine code for this CPU: functions written in LLVM's own language and compiled at run time.
 
-`Function` is a thin hand on llvmlite's builder: loops, and vectors as wide as the CPU's. What it
-writes is what runs: no optimizer changes it afterwards, which is why compiling takes a tenth of a
-second.
+`Function` is a thin layer over llvmlite's builder: loops, and vectors as wide as the CPU's. No
+optimizer changes the code, so compiling takes a tenth of a second.
 
 Shape legend: W lanes of a vector of fp32.
 """
@@ -20,7 +19,7 @@ import numpy as np
 from llvmlite import ir
 
 Value = Any
-"""Of LLVM: a number or a vector that is known when the function runs."""
+"""LLVM's: a number or a vector whose value exists when the function runs."""
 VOID, POINTER = ir.VoidType(), ir.PointerType()
 FP32, FP16 = ir.FloatType(), ir.HalfType()
 BF16 = INT16 = ir.IntType(16)
@@ -29,7 +28,7 @@ INT8, INT32, INT64 = ir.IntType(8), ir.IntType(32), ir.IntType(64)
 
 
 class _Bfloat(ir.Type):  # type: ignore[misc]
-    """LLVM's own type for bf16, in which one instruction asks for its operands."""
+    """LLVM's own type for bf16; one instruction needs its operands in it."""
 
     def _to_string(self) -> str:
         return "bfloat"
@@ -40,7 +39,7 @@ BYTES = {FP32: 4, FP16: 2, BF16: 2, INT32: 4, INT64: 8}
 
 
 class Target(NamedTuple):
-    """A kind of CPU, as LLVM names it."""
+    """A kind of CPU, by LLVM's names."""
 
     cpu: str
     features: str
@@ -54,7 +53,7 @@ TARGETS = {
     "avx512": Target("x86-64-v4", "", 16),
     "avx2": Target("x86-64-v3", "", 8),
 }
-"""By what `instructions` says. One code for all CPUs of a kind, whatever their model."""
+"""By the results of `instructions`. One code for all CPUs of a kind, for any model."""
 VERSION = "llvm " + ".".join(map(str, llvmlite.binding.llvm_version_info[:2]))
 
 
@@ -64,15 +63,15 @@ class Loop:
     def __init__(self, index: Value, carried: list[Value]) -> None:
         self.index = index
         self.carried = carried
-        """What the turn before left; after the loop, what its last one did."""
+        """The values of the previous iteration; after the loop, those of the last one."""
         self.next: list[Value] = []
-        """What this turn leaves, to be given by the body."""
+        """The values of this iteration, which the body sets."""
 
 
 class Function:
-    """A function of addresses and integers of 64 bits, while it is written.
+    """A function of addresses and 64-bit integers, while it is written.
 
-    Integers of Python stand for constants of 64 bits wherever a `Value` is asked for.
+    Python's integers are accepted as 64-bit constants for any `Value`.
     """
 
     def __init__(self, name: str, arguments: Sequence[ir.Type]) -> None:
@@ -85,7 +84,7 @@ class Function:
         self.build = ir.IRBuilder(function.append_basic_block())
 
     def integer(self, number: Value | int) -> Value:
-        """Return it as a value."""
+        """Return `number` as a value."""
         return ir.Constant(INT64, number) if isinstance(number, int) else number
 
     def add(self, first: Value | int, *others: Value | int) -> Value:
@@ -133,16 +132,16 @@ class Function:
         build.position_at_end(end)
 
     def at(self, pointer: Value, kind: ir.Type, index: Value | int) -> Value:
-        """Return where the element of that index stands."""
+        """Return the address of the element with this index."""
         return self.build.gep(pointer, [self.integer(index)], source_etype=kind)
 
     def load(self, pointer: Value, kind: ir.Type, index: Value | int, number: int = 1) -> Value:
-        """Return so many elements from that index on: a vector, or a scalar where it is one."""
-        whole = ir.VectorType(kind, number) if number > 1 else kind
-        return self.build.load(self.at(pointer, kind, index), typ=whole, align=BYTES[kind])
+        """Return `number` elements from that index on: a vector, or a scalar for one."""
+        loaded = ir.VectorType(kind, number) if number > 1 else kind
+        return self.build.load(self.at(pointer, kind, index), typ=loaded, align=BYTES[kind])
 
     def store(self, value: Value, pointer: Value, kind: ir.Type, index: Value | int) -> None:
-        """Put a vector or a scalar of that kind down from that index on."""
+        """Store a vector or a scalar of that kind from that index on."""
         self.build.store(value, self.at(pointer, kind, index), align=BYTES[kind])
 
     def call(self, name: str, returned: ir.Type, *arguments: Value) -> Value:
@@ -162,13 +161,13 @@ class Function:
         return self.shuffle(one, one, [0] * number)
 
     def shuffle(self, first: Value, second: Value, lanes: Sequence[int]) -> Value:
-        """Return a vector of these lanes of two vectors, which are counted through."""
+        """Return a vector of these lanes of two vectors, numbered consecutively."""
         return self.build.shuffle_vector(
             first, second, ir.Constant(ir.VectorType(INT32, len(lanes)), list(lanes))
         )
 
     def widened(self, vector: Value, number: int) -> Value:
-        """Return a vector of more lanes; what the later ones hold means nothing."""
+        """Return a vector of more lanes; the values of the later ones have no meaning."""
         known = vector.type.count
         lanes = [min(lane, known - 1) for lane in range(number)]
         return vector if known == number else self.shuffle(vector, vector, lanes)
@@ -192,22 +191,22 @@ class Function:
         return self.call(f"llvm.fma.v{first.type.count}f32", first.type, first, second, third)
 
     def multiply_add_pairs(self, first: Value, second: Value, third: Value) -> Value:
-        """Return first · second + third of numbers of bf16, two in each lane's 32 bits, whose
-        products are added up in fp32; AVX512_BF16's."""
+        """Return first · second + third for bf16 numbers, two in each lane's 32 bits, whose
+        products are added in fp32; an instruction of AVX512_BF16."""
         pairs = ir.VectorType(BFLOAT, 2 * third.type.count)
         factors = [self.build.bitcast(each, pairs) for each in (first, second)]
         return self.call("llvm.x86.avx512bf16.dpbf16ps.512", third.type, third, *factors)
 
     def greater(self, first: Value, second: Value) -> Value:
-        """Return the greater number of each lane; where one is not a number, `second`."""
+        """Return the greater number of each lane; `second` if one is NaN."""
         return self.build.select(self.build.fcmp_ordered(">", first, second), first, second)
 
     def folded(self, combine: Callable[[Value, Value], Value], values: Sequence[Value]) -> Value:
         """Return values combined two by two, so that few wait for others."""
         while len(values) > 1:
             pairs = zip(values[::2], values[1::2], strict=False)
-            rest = values[-1:] if len(values) % 2 else []
-            values = [*(combine(*pair) for pair in pairs), *rest]
+            unpaired = values[-1:] if len(values) % 2 else []
+            values = [*(combine(*pair) for pair in pairs), *unpaired]
         return values[0]
 
     def across(self, vector: Value) -> Value:
@@ -232,7 +231,7 @@ class Function:
         return self.build.bitcast(bits, ir.VectorType(FP32, number))
 
     def narrow(self, vector: Value, kind: ir.Type) -> Value:
-        """Return fp32 as numbers of that kind, rounded to the nearest, to even where two are."""
+        """Return fp32 as numbers of that kind, rounded to the nearest, ties to even."""
         number, build = vector.type.count, self.build
         if kind == FP32:
             return vector
@@ -245,28 +244,28 @@ class Function:
         bits = build.bitcast(vector, ir.VectorType(INT32, number))
         is_odd = build.and_(build.lshr(bits, every(16)), every(1))
         rounded = build.lshr(build.add(build.add(bits, is_odd), every(0x7FFF)), every(16))
-        # Rounding up the bits of what is not a number may make it one.
+        # Rounding up the bits of a NaN may make a number.
         is_number = build.fcmp_ordered("ord", vector, vector)
         rounded = build.select(is_number, rounded, every(0x7FC0))
         return build.trunc(rounded, ir.VectorType(BF16, number))
 
     def power_of_2(self, exponent: Value, degree: int) -> Value:
         """Return 2 to the power of each lane (fp32, at most 0), by a polynomial of that degree for
-        what is left beside a whole exponent."""
+        the fractional part of the exponent."""
         number, build = exponent.type.count, self.build
         if number == 16:
-            # AVX-512 has instructions that take exponents apart and put them together.
+            # AVX-512 has instructions that split exponents and combine them.
             always, nothing = (INT16(-1), INT32(4)), ir.Constant(exponent.type, ir.Undefined)
-            name = "llvm.x86.avx512.mask.reduce.ps.512"  # what is above the whole number below
-            rest = self.call(name, exponent.type, exponent, INT32(1), nothing, *always)
-            mantissa = self.polynomial(rest, powers(degree, 0.0, 1.0))
+            name = "llvm.x86.avx512.mask.reduce.ps.512"  # the fraction above the floor
+            fraction = self.call(name, exponent.type, exponent, INT32(1), nothing, *always)
+            mantissa = self.polynomial(fraction, powers(degree, 0.0, 1.0))
             name = "llvm.x86.avx512.mask.scalef.ps.512"
             return self.call(name, exponent.type, mantissa, exponent, nothing, *always)
-        shift = self.all_lanes(1.5 * 2.0**23, number)  # added, it leaves whole numbers only
+        shift = self.all_lanes(1.5 * 2.0**23, number)  # adding it leaves only whole numbers
         exponent = self.greater(self.all_lanes(-126.0, number), exponent)
         shifted = build.fadd(exponent, shift)
-        rest = build.fsub(exponent, build.fsub(shifted, shift))
-        mantissa = self.polynomial(rest, powers(degree, -0.5, 0.5))
+        fraction = build.fsub(exponent, build.fsub(shifted, shift))
+        mantissa = self.polynomial(fraction, powers(degree, -0.5, 0.5))
         bits = ir.VectorType(INT32, number)
         whole = build.shl(build.bitcast(shifted, bits), self.all_lanes(23, number, INT32))
         return build.bitcast(build.add(build.bitcast(mantissa, bits), whole), exponent.type)
@@ -280,7 +279,7 @@ class Function:
         return result
 
     def compiled(self, target: Target) -> Callable[..., None]:
-        """Return the function, which a thread that runs it runs beside all others of Python."""
+        """Return the compiled function. A thread that runs it releases Python's GIL."""
         self.build.ret_void()
         binding = llvmlite.binding
         binding.initialize_native_target()
@@ -296,7 +295,7 @@ class Function:
         prototype = ctypes.CFUNCTYPE(None, *(kinds[each.type] for each in self.arguments))
         address = engine.get_function_address(self.build.function.name)
         function: Any = prototype(address)
-        function.engine = engine  # whose memory the code stands in
+        function.engine = engine  # the engine owns the memory of the code
         return cast("Callable[..., None]", function)
 
 
@@ -306,5 +305,5 @@ def powers(degree: int, start: float, end: float) -> list[float]:
     Its relative error is below 8e-5 with degree 3, 9e-8 with 5, 2e-8 with 6 for one unit of x."""
     nodes = np.cos((np.arange(400) + 0.5) * math.pi / 400) * (end - start) / 2 + (start + end) / 2
     scaled = np.vander(nodes, degree + 1, increasing=True) / np.exp2(nodes)[:, None]
-    found, *_ = np.linalg.lstsq(scaled, np.ones(len(nodes)), rcond=None)
-    return [float(np.float32(coefficient)) for coefficient in found]
+    coefficients, *_ = np.linalg.lstsq(scaled, np.ones(len(nodes)), rcond=None)
+    return [float(np.float32(coefficient)) for coefficient in coefficients]

@@ -1,10 +1,10 @@
 """Attention within one sequence, as machine code for a CPU.
 
-A block of queries stands in the lanes of vectors, so that nothing is ever added up across lanes:
-their scores with a key are a row, softmax goes row by row, and a value is multiplied by the same
-rows. Keys come in blocks, and what was summed up before is scaled when a larger score turns up
-(arXiv:2112.05682, arXiv:2205.14135), so memory grows with the length, not with its square. The
-length alone decides how: a sequence gets the same bits in any batch.
+The lanes of vectors are a block of queries, so that nothing is added across lanes: their scores
+with a key are a row, softmax goes row by row, and a value is multiplied by the same rows. Keys come
+in blocks, and earlier sums are scaled when a larger score appears (arXiv:2112.05682,
+arXiv:2205.14135), so memory grows with the length, not with its square. The method depends on the
+length alone: a sequence gets the same bits in any batch.
 
 Shape legend: L tokens of the sequence, H heads, d width of a head, W lanes of a vector, Q queries
 of a block in groups of W, B keys of a block, J keys in all, rounded up.
@@ -33,24 +33,24 @@ from featuremill.workloads.esm2.kernels.llvm import (
 )
 
 ARGUMENTS = (POINTER, POINTER, POINTER, INT64, INT64, INT64, POINTER)
-"""Of the function: qkv_L3Hd and context_LHd where the sequence starts, memory to work in, L, the
-first head and the one after the last, and how the tiles of AMX are laid out."""
+"""Arguments of the function: qkv_L3Hd and context_LHd at the start of the sequence, working memory,
+L, the first head and the one after the last, and the layout of the tiles of AMX."""
 TILES = bytes([1, *[0] * 15, *[64, 0] * 8, *[0] * 16, *[16] * 8, *[0] * 8])
-"""All eight of them alike: 16 rows of 64 bytes (palette 1; Intel's architecture manual, AMX)."""
+"""All eight alike: 16 rows of 64 bytes (palette 1; Intel's architecture manual, AMX)."""
 GROUPS = 2
 DEGREES = {FP32: 6, FP16: 5, BF16: 3}
-"""Of the polynomial in exp(score), which is off by less than the dtype's rounding."""
+"""Degree of the polynomial in exp(score), whose error is below the dtype's rounding."""
 
 
 class Attention:
-    """Writes the function for fp32's multiply-add, whatever the dtype of what is given."""
+    """Writes the function with fp32's multiply-add, for input of any dtype."""
 
     KEYS_OF_BLOCK: ClassVar[int] = 128
-    """Scores of a block of queries with as many stay in the fastest cache."""
+    """Scores of a block of queries with so many keys stay in the fastest cache."""
     key_multiple = 8
-    """J is one of it."""
+    """J is a multiple of it."""
     numbers_together: ClassVar[int] = 1
-    """That stand in 32 bits, and that one instruction multiplies and adds up in each lane."""
+    """Numbers in 32 bits that one instruction multiplies and adds in each lane."""
 
     def __init__(self, kind: ir.Type, num_heads: int, head_dim: int, lanes: int) -> None:
         self.function = function = Function("attend", ARGUMENTS)
@@ -60,7 +60,7 @@ class Attention:
         self.row = 3 * num_heads * head_dim
         self.width = num_heads * head_dim
         self.rows_together = lanes // 2
-        """Keys, or elements of a value, whose sums stand in registers at a time."""
+        """Keys, or elements of a value, whose sums are in registers at a time."""
         self.zero = function.all_lanes(0.0, lanes)
         self.qkv, self.context, memory, self.length, self.first, self.last, self.tiles = (
             function.arguments
@@ -76,17 +76,17 @@ class Attention:
             self.exponentials = self.scores_BQ
 
     def _fixed_bytes(self) -> tuple[int, int, int, int]:
-        """Return the sizes of query_dQ, sums_dQ, scores_BQ and exponentials: 0 where these take the
-        place of scores."""
+        """Return the sizes of query_dQ, sums_dQ, scores_BQ and exponentials: 0 if these overwrite
+        the scores."""
         row = 4 * self.queries
         return self.head_dim * row, self.head_dim * row, self.KEYS_OF_BLOCK * row, 0
 
     def _key_bytes(self) -> tuple[int, int]:
-        """Return what a key of keys_Jd takes, and a value of values_Jd."""
+        """Return the bytes of a key of keys_Jd, and of a value of values_Jd."""
         return 4 * self.head_dim, 4 * self.head_dim
 
     def num_bytes(self, length: int) -> int:
-        """Return the size of the memory to work in."""
+        """Return the size of the working memory."""
         num_keys = -(-length // self.key_multiple) * self.key_multiple
         return sum(self._fixed_bytes()) + num_keys * sum(self._key_bytes())
 
@@ -117,17 +117,18 @@ class Attention:
         return self.head_dim
 
     def _numbers_of_key(self) -> int:
-        """Return of how many numbers of 32 bits a key is kept."""
+        """Return how many 32-bit numbers a stored key has."""
         return self.head_dim
 
     def _query_row(self, first: Value, number: int) -> Value:
-        """Return where a query's row starts; beyond the last one it is the last one's."""
+        """Return the start of a query's row; after the last query, the start of the last one's
+        row."""
         last = self.function.add(self.length, -1)
         row = self.function.least(self.function.add(first, number), last)
         return self.function.times(row, self.row)
 
     def _keep_keys_and_values(self, head: Value) -> None:
-        """Keep keys_Jd and values_Jd in fp32, the last key once more where L ends before J."""
+        """Store keys_Jd and values_Jd in fp32; the last key is repeated if L ends before J."""
         function = self.function
         for part, kept in ((1, self.keys), (2, self.values)):
             source = function.at(head, self.kind, part * self.width)
@@ -145,7 +146,7 @@ class Attention:
                 function.store(vector, self.keys, FP32, at)
 
     def _keep_queries(self, head: Value, first: Value) -> None:
-        """Keep query_dQ in fp32."""
+        """Store query_dQ in fp32."""
         function = self.function
         with function.loop(0, self.queries, self.lanes) as groups:
             for start, number in self._columns():
@@ -160,7 +161,7 @@ class Attention:
                     function.store(vector, self.query, FP32, at)
 
     def _all_keys(self) -> list[Value]:
-        """Add up values_dQ · exp(score) over all keys; return the sums of exp(score), by group."""
+        """Add values_dQ · exp(score) over all keys; return the sums of exp(score), by group."""
         function = self.function
         least = function.all_lanes(-math.inf, self.lanes)
         carried = [least] * GROUPS + [self.zero] * GROUPS
@@ -169,7 +170,7 @@ class Attention:
             left = function.add(self.length, function.times(blocks.index, -1))
             num_keys = function.least(left, self.KEYS_OF_BLOCK)
             largest = self._scores(blocks.index, num_keys, before)
-            # To the base 2, and scaled as they come out of the product, unrounded.
+            # To the base 2, and scaled directly after the product, without rounding.
             scale = function.all_lanes(math.log2(math.e) / math.sqrt(self.head_dim), self.lanes)
             shifts = [self.build.fneg(self.build.fmul(top, scale)) for top in largest]
             changes = [
@@ -189,7 +190,7 @@ class Attention:
         return self.function.power_of_2(exponent, DEGREES[self.kind])
 
     def _scores(self, first: Value, num_keys: Value, largest: list[Value]) -> list[Value]:
-        """Put down scores_BQ of the keys from `first` on; return the largest by group."""
+        """Store scores_BQ of the keys from `first` on; return the largest by group."""
         function, count = self.function, self.rows_together
         with function.loop(0, num_keys, count, largest) as keys:
             size = self._numbers_of_key()
@@ -213,7 +214,7 @@ class Attention:
     def _exponentials(
         self, num_keys: Value, scale: Value, shifts: list[Value], totals: list[Value]
     ) -> list[Value]:
-        """Put exp(score) in the place of scores_BQ; return totals to which they are added."""
+        """Replace scores_BQ by exp(score); return the totals with these added."""
         function = self.function
         with function.loop(0, num_keys, 1, totals) as keys:
             row = []
@@ -248,7 +249,7 @@ class Attention:
                 self._put_row(row, self.sums_dQ, element)
 
     def _put(self, out: Value, first: Value, totals: list[Value]) -> None:
-        """Put down the context of a block of queries, as many as there are."""
+        """Store the context of a block of queries, as many as exist."""
         function, build = self.function, self.build
         one = function.all_lanes(1.0, self.lanes)
         factors = [build.fdiv(one, total) for total in totals]
@@ -378,9 +379,9 @@ class PairAttention(Attention):
                     function.store(vector, self.query, INT32, at)
 
     def _scores(self, first: Value, num_keys: Value, largest: list[Value]) -> list[Value]:
-        found = super()._scores(first, num_keys, largest)
+        largest_of_group = super()._scores(first, num_keys, largest)
         self._leave_out(num_keys, self.function.up(num_keys, self.key_multiple))
-        return found
+        return largest_of_group
 
     def _leave_out(self, first: Value, stop: Value) -> None:
         """Make the scores of these keys of a block such that they count nothing."""

@@ -1,8 +1,8 @@
 """Rotary, residual sum with LayerNorm, SwiGLU's gate, and attention on a CPU, each one pass of
 compiled code.
 
-`reference` says what the first three compute, `llvm_attention` how the last one does. No row's bits
-depend on other rows, and no sequence's on others.
+`reference` defines the first three, `llvm_attention` the last one. The bits of a row do not depend
+on other rows, and those of a sequence not on other sequences.
 
 Shape legend: T tokens, P positions, H heads, d width of a head, D width, F width of the feed
 forward, G twice that.

@@ -1,12 +1,12 @@
-"""Rotary, residual sum with LayerNorm, SwiGLU's gate, and means of rows: Triton kernels that read
-data once.
+"""Triton kernels for rotary, residual sum with LayerNorm, SwiGLU's gate, and means of rows, each of
+which reads its data once.
 
-`reference` has what they compute. Tiles and warps follow from the shapes alone: nothing is timed,
-so results do not depend on timing and a short process does not pay for it; and the bits of a row do
-not depend on how many rows there are.
+`reference` defines the operations. Tiles and warps follow from the shapes alone: nothing is timed,
+so results do not depend on timing and a short process does not pay for it. The bits of a row do not
+depend on the number of rows.
 
-Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width,
-F width of the feed forward, G twice that, N segments; in kernels R rows and C columns of a tile.
+Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, D width, F
+width of the feed forward, G twice that, N segments; in kernels R rows and C columns of a tile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 WARPS = 4
 ELEMENTS_PER_WARP = 512
-"""16 a thread: two loads of 16 bytes in 16 bits, four in 32."""
+"""16 for each thread: two loads of 16 bytes in 16 bits, four in 32."""
 
 
 def rotate_(
@@ -144,7 +144,7 @@ def gate(halves_TG: Tensor) -> Tensor:
 
 
 def mean_rows(hidden_TD: Tensor, starts_N: Tensor, ends_N: Tensor) -> Tensor:
-    """See `reference.mean_rows`; this does not wait."""
+    """See `reference.mean_rows`; this one does not wait for the GPU."""
     assert hidden_TD.is_contiguous() and starts_N.is_contiguous() and ends_N.is_contiguous()
     num_segments, width = len(starts_N), hidden_TD.shape[1]
     means_ND = torch.empty(num_segments, width, device=hidden_TD.device)
@@ -166,9 +166,9 @@ def _rotate(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Turn a tile of rows, each the query or key of one head of one token.
+    """Rotate a tile of rows, each the query or key of one head of one token.
 
-    All heads of query and key are counted through as rows, token by token; the value is left out.
+    All heads of query and key are numbered as rows, token by token; the value is skipped.
     """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column_C = tl.arange(0, COLUMNS)
@@ -181,7 +181,7 @@ def _rotate(
     at_RC = turns + position_R[:, None] * HEAD_DIM + column_C[None, :]
     turns_RC = tl.load(at_RC, is_real_RC, 0.0)
     cosine_Rf, sine_Rf = tl.split(turns_RC.reshape(ROWS, COLUMNS // 2, 2))
-    # A program loads all of its tile before it stores, and no other program touches that tile.
+    # A program loads all of its tile before it stores, and no other program uses that tile.
     at_RC = qkv + start_R[:, None] + column_C[None, :]
     pairs_RC = tl.load(at_RC, is_real_RC, 0.0).to(tl.float32)
     real_Rf, imaginary_Rf = tl.split(pairs_RC.reshape(ROWS, COLUMNS // 2, 2))
@@ -205,7 +205,7 @@ def _norm_rotate(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Normalize and turn a tile of whole rows, each the query or key of one token."""
+    """Normalize and rotate a tile of whole rows, each the query or key of one token."""
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column_C = tl.max_contiguous(tl.arange(0, COLUMNS), 4)
     token_R = (row_R // 2).to(tl.int64)
@@ -241,7 +241,7 @@ def _gate(
     WIDTH: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    """Put down SiLU of the first half of some columns of a row times the second one."""
+    """Store SiLU of the first half of some columns of a row times the second half."""
     row = tl.program_id(0).to(tl.int64)
     column_C = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_real_C = column_C < WIDTH
@@ -271,9 +271,8 @@ def _add_norm(
     `delta` may be None, and so may `running`, which is added to each row but not to the stream.
     """
     row_R = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    # Vectors of 4, of whichever type: with 8 where there are 16 bits and 4 where there are 32, the
-    # tile would change its layout through shared memory at every load and store (3 times the
-    # barriers).
+    # Vectors of 4, for both types: with 8 for 16 bits and 4 for 32 bits, the tile would change its
+    # layout through shared memory at every load and store (3 times the barriers).
     column_C = tl.max_contiguous(tl.arange(0, COLUMNS), 4)
     is_column_C = column_C < WIDTH
     is_real_RC = (row_R < num_rows)[:, None] & is_column_C[None, :]
@@ -286,7 +285,7 @@ def _add_norm(
     if running is not None:
         sum_RC += tl.load(running + column_C, is_column_C, 0.0)[None, :]
     mean_R = tl.sum(sum_RC, 1) / WIDTH
-    # The variance of what is left without the mean: E[x²] − E[x]² would cancel.
+    # The variance of the values minus their mean: E[x²] − E[x]² would cancel.
     centred_RC = tl.where(is_real_RC, sum_RC - mean_R[:, None], 0.0)
     variance_R = tl.sum(centred_RC * centred_RC, 1) / WIDTH
     scale_R = tl.rsqrt(variance_R + EPSILON)

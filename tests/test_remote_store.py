@@ -1,0 +1,181 @@
+"""Stores that are read from afar: a real web server on this machine, whole, damaged and cut off."""
+
+import http.server
+import shutil
+import sys
+import threading
+from functools import partial
+
+import pytest
+from test_store import FORTY, Run, flip, fresh, parts_of
+
+from featuremill.base.errors import UserError
+from featuremill.merge import store_command
+from featuremill.store import shared, shared_index
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves a folder; what `harm` names by its end is cut off, or is not there."""
+
+    def do_GET(self):
+        self.server.asked.append(self.path)
+        how = next((how for end, how in self.server.harm.items() if self.path.endswith(end)), "")
+        if how == "gone":
+            self.send_error(404)
+        elif how == "cut":
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            self.wfile.write(bytes(10))
+        elif how == "closed":
+            self.close_connection = True
+        else:
+            super().do_GET()
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Return a store of somebody else that has 36 of 40 payloads."""
+    place = tmp_path_factory.mktemp("published")
+    Run(place / "first", place / "shelf").write(FORTY[:36]).finish()
+    own = shared.own_folder(place / "shelf")
+    own.rename(own.with_name("alice"))
+    return place / "shelf"
+
+
+@pytest.fixture
+def store(tmp_path, published):
+    return shutil.copytree(published, tmp_path / "shelf")
+
+
+@pytest.fixture
+def server(store):
+    """Yield the web server of `store`, which notes what it is asked for."""
+    handler = partial(Handler, directory=store)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        server.asked, server.harm = [], {}
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def asked(server, suffix):
+    return [path for path in server.asked if path.endswith(suffix)]
+
+
+def test_parts_are_fetched_once_and_kept_in_the_first_layer(tmp_path, store, server):
+    mine = tmp_path / "mine"
+    run = Run(tmp_path / "second", mine, server.url).write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    names = {path.name for path in parts_of(store)}
+    assert {path.rpartition("/")[2] for path in asked(server, ".arrows")} == names
+    assert {one.path for one in run.delivery.taken} == {
+        str(path) for path in parts_of(mine) if path.name in names
+    }
+    (reference,) = shared.references(mine)
+    assert names <= {f"{name}.arrows" for name in reference.parts}
+    server.asked.clear()
+    again = Run(tmp_path / "third", mine, server.url).write(FORTY[5:])
+    assert again.finish() == []
+    alone = Run(tmp_path / "fourth", mine).write(FORTY)
+    assert alone.finish() == [], "without the network"
+    assert not asked(server, ".arrows") and not asked(server, ".arrow"), "all is here already"
+
+
+def test_only_parts_with_a_wanted_record_are_fetched(tmp_path, store, server):
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1])
+    assert run.finish() == []
+    assert len(asked(server, ".arrows")) == 1 < len(parts_of(store))
+
+
+def test_what_fsspec_reads_is_a_store(tmp_path, store):
+    run = Run(tmp_path / "second", tmp_path / "mine", f"file://{store}").write(FORTY)
+    assert run.num_rows(run.finish()) == 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [("damaged", "it is not what was published"), ("gone", "it is gone"), ("renamed", "another")],
+)
+def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
+    tmp_path, store, server, harm, problem, caplog
+):
+    victim, other = parts_of(store)[:2]
+    if harm == "damaged":
+        flip(victim)
+    elif harm == "gone":  # after it was listed
+        server.harm[victim.name] = "gone"
+    else:
+        for suffix in (".arrows", ".json"):
+            other.with_suffix(suffix).replace(victim.with_suffix(suffix))
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert run.num_rows(run.finish()) > 4
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    address = f"{server.url}/alice/{victim.parent.name}/{victim.name}: "
+    for line in (caplog.text, "\n".join(run.delivery.warnings)):
+        assert address in line and problem in line
+    for path in parts_of(tmp_path / "mine"):
+        assert shared_index.digest_of_file(path) == path.stem
+
+
+@pytest.mark.parametrize("how", ["cut", "closed"])
+def test_a_connection_that_breaks_stops_plan_and_what_came_is_kept(tmp_path, store, server, how):
+    victim = parts_of(store)[-1]
+    server.harm[victim.name] = how
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    with pytest.raises(UserError, match=rf"^store: {server.url}/.*/{victim.name}: .*;.*\.$"):
+        run.plan()
+    assert not run.results.plan.exists()
+    assert len(asked(server, victim.name)) > 1, "it was tried again"
+    server.harm.clear()
+    server.asked.clear()
+    assert run.num_rows(run.finish()) == 4
+    assert len(asked(server, ".arrows")) == 1, "only what was lacking"
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def test_a_damaged_index_is_not_used_and_asked_for_again(tmp_path, store, server, caplog):
+    (level,) = store.glob("*/*/index/*.arrow")
+    whole = level.read_bytes()
+    flip(level)
+    mine = tmp_path / "mine"
+    Run(tmp_path / "second", mine, server.url).write(FORTY[:2]).plan()
+    assert f"{level.name}: it is damaged, so its parts are not taken" in caplog.text
+    level.write_bytes(whole)
+    assert Run(tmp_path / "third", mine, server.url).write(FORTY[:2]).plan().num_taken == 2
+    (kept,) = mine.glob("*/*/remote/*/*.arrow")
+    level.unlink()
+    Run(tmp_path / "more", store).write(FORTY[36:]).finish()
+    (store / "alice" / kept.parents[2].name / "index" / level.name).unlink(missing_ok=True)
+    Run(tmp_path / "fourth", mine, server.url).write(FORTY).plan()
+    assert not kept.exists(), "its publisher has it no more"
+
+
+@pytest.mark.parametrize("where", ["first", "closed", "empty", "unknown", "lacking"])
+def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
+    tmp_path, store, server, where, monkeypatch
+):
+    stores = [tmp_path / "mine", server.url]
+    if where == "first":
+        stores = [server.url]
+    elif where == "closed":
+        server.harm["/"] = "closed"
+    elif where == "empty":
+        stores[1] += "/nothing"
+    elif where == "unknown":
+        stores[1] = "nonesuch://shelf"
+    else:
+        monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(UserError, match=r"^store: [a-z]+://[^ ]*: .*;.*\.$"):
+        Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
+    monkeypatch.setenv("FEATUREMILL_STORE", server.url)
+    with pytest.raises(UserError, match=r"^store: name the store's folder"):
+        store_command.run(store_command.argparse.Namespace(act=None))
