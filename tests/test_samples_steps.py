@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, fasta, random_records
 
+import featuremill
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
@@ -167,6 +168,26 @@ def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, t
     found = transferred(tmp_path, run, labels, group="sample")
     judged = [row for row in found.rows if row["known"]]
     assert judged and all(split_id(row["nearest"])[0] != row["sample"] for row in judged)
+
+
+# ---- search ----
+
+
+def test_a_search_takes_and_gives_sample_and_id(run, vectors):
+    def ask(queries, **how):
+        how = {"column": "mean", "metric": "l2", **how}
+        return featuremill.search(run, queries, 3, **how)["id"].tolist()
+
+    near = sorted(vectors, key=lambda one: ((vectors[one] - vectors["b", "p1"]) ** 2).sum())
+    assert ask("b/p1") == ["/".join(one) for one in near[:3]]
+    others = [one for one in near if one != ("b", "p1")]
+    assert ask("b/p1", exclude_self=True) == ["/".join(one) for one in others[:3]]
+    with pytest.raises(UserError, match="'p1' is the accession of several records, such as a/p1"):
+        ask("p1")
+    with pytest.raises(UserError, match="'a/fails' has no vector: it failed"):
+        ask("a/fails")
+    with pytest.raises(UserError, match="a file does not name samples"):
+        ask({"p1": "MKV"}, exclude_self=True)
 
 
 # ---- autoencoders ----
