@@ -345,8 +345,10 @@ def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, enviro
     def run(samples=None, inputs=(), name="test"):
         asked = {"samples": samples} if samples else {"inputs": inputs}
         told = yaml.safe_load((tmp_path / "config.yaml").read_text())
-        told = {key: value for key, value in told.items() if key not in ("inputs", "samples")}
+        old = ("inputs", "samples", "groups")
+        told = {key: value for key, value in told.items() if key not in old}
         told |= {**asked, "run": name, "outputs": "parquet"}
+        told |= {"groups": {"each": {"pool": "sum"}}} if samples else {}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(told))
 
     ask("ab")
@@ -362,6 +364,9 @@ def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, enviro
     new = {sequence for _, sequence in lots["c"]} - {s for lot in "ab" for _, s in lots[lot]}
     assert sorted(work.news()) == sorted(new)
     found = featuremill.load(tmp_path / "results/test")
+    each = pq.read_table(tmp_path / "results/test/groups/each.parquet").to_pylist()
+    sums = found.groupby("sample")["letters"].sum()
+    assert {row["group"]: row["sum"] for row in each} == {s: sums[s].tolist() for s in lots}
     for name in lots:
         run(inputs=f"{name}.fa", name=f"alone-{name}")
         work()
