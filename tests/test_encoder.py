@@ -189,6 +189,12 @@ def test_blocks_cover_all_rows_and_none_is_small():
             assert min(sizes) >= packing.MIN_ROWS and max(sizes) <= most
 
 
+def test_a_tensor_of_a_block_stays_below_what_glibc_maps_afresh():
+    for row_bytes in (4096, 5120, 20480):
+        most = packing.below(2**25, row_bytes)
+        assert most * row_bytes < 2**25 <= (most + packing.ROW_MULTIPLE) * row_bytes
+
+
 @pytest.mark.parametrize(
     "most, left",
     [("AVX512_CORE_BF16", "avx512_bf16"), ("AVX512_CORE", "avx512"), ("AVX2", "torch")],

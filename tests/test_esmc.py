@@ -28,7 +28,7 @@ from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import networks, weights
 from featuremill.workloads import esm2, esmc
-from featuremill.workloads.esm2 import kernels, matmul
+from featuremill.workloads.esm2 import encoder, kernels, matmul
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
@@ -128,7 +128,7 @@ def test_true_widths_equal_transformers(tmp_path, shape):
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_bits_depend_neither_on_the_batch_nor_on_threads(found, dtype):
+def test_bits_depend_neither_on_the_batch_nor_on_threads(found, dtype, monkeypatch):
     model = loaded(dtype, found)
     long, *others = demo_proteins(3, 400)
     sequences = ["M", "MK", "MKVLAAGIVG", long[:61], long[:62], long, *others]
@@ -143,6 +143,8 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(found, dtype):
         assert bits(sequences[::-1]) == together[::-1]
         for sequence, expected in zip(sequences[:6], together, strict=False):
             assert bits([sequence]) == [expected]
+    monkeypatch.setattr(encoder, "BLOCK_BYTES", 1)  # blocks as small as they get
+    assert bits(sequences) == together
 
 
 def test_without_what_is_compiled_the_values_are_the_same(found, monkeypatch):
@@ -156,12 +158,12 @@ def test_without_what_is_compiled_the_values_are_the_same(found, monkeypatch):
 
 def test_a_mask_is_a_token_like_others(found, model):
     tokens = tokens_of("MKV<mask>LA<mask>G")
-    encoder = loaded("fp32", found).encoder
+    network = loaded("fp32", found).encoder
     packed = pack([tokens[0].numpy()])
-    layers = range(encoder.num_layers + 1)
+    layers = range(network.num_layers + 1)
     with torch.inference_mode():
         states = model.esmc(tokens, output_hidden_states=True).hidden_states
-    for (_, hidden), expected in zip(encoder.representations(packed, layers), states, strict=True):
+    for (_, hidden), expected in zip(network.representations(packed, layers), states, strict=True):
         assert relative_l2(hidden[: len(tokens[0])], expected[0]) <= BOUND
 
 
@@ -389,12 +391,12 @@ def test_cuda_equals_its_cpu_twin(tmp_path, dtype, bound_l2):
     sequences = [tokens_of(s)[0].numpy() for s in [*demo_proteins(20), *ODD, "X" * 3000]]
     twin = Encoder(found.path, found.metadata, [torch.device("cpu")], torch.float32)
     device = torch.device("cuda", 0)
-    encoder = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
-    assert "rest: triton" in encoder.backend, f"{encoder.backend}: is there a C compiler?"
+    network = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
+    assert "rest: triton" in network.backend, f"{network.backend}: is there a C compiler?"
     packed = pack(sequences)
-    num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
+    num_real, layers = packed.bounds[-1], range(network.num_layers + 1)
     pairs = zip(
-        encoder.representations(packed.to(device), layers),
+        network.representations(packed.to(device), layers),
         twin.representations(packed, layers),
         strict=True,
     )

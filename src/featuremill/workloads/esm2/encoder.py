@@ -37,6 +37,9 @@ KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""
 PRODUCTS = ("qkv", "out", "up", "down")
 """Products of a layer, by their names in a weights file."""
+BLOCK_BYTES = 2**25
+"""A tensor of a block on a CPU stays below that: larger ones glibc maps afresh each time, and page
+faults took 10 % of the time (ESM C of 300M's width, fp32)."""
 ADDED = ("out", "down")
 """Products that are added to the residual stream."""
 Get = Callable[[str], Tensor]
@@ -124,13 +127,14 @@ class Stage(NamedTuple):
         return contextlib.nullcontext()
 
     def block_rows(self, num_rows: int) -> int:
-        """Return the rows of a block: all of them; on a CPU a share for each lane, or as many as
-        its product takes at once."""
+        """Return the rows of a block: all of them, but on a CPU a share for each lane of at most
+        `BLOCK_BYTES`, or what its product takes at once."""
         if self.device.type != "cpu":
             return num_rows
         if issubclass(self.form, OneDnnAmx):
             return self.form.ROWS
-        return packing.shares(num_rows, lanes.number())
+        row_bytes = max((layer.up.bias_O.nbytes for layer in self.layers), default=1)  # the widest
+        return min(packing.shares(num_rows, lanes.number()), packing.below(BLOCK_BYTES, row_bytes))
 
     def blocks(self, residual_TD: Tensor) -> list[Block]:
         """Return the blocks of the residual stream, which will be overwritten."""

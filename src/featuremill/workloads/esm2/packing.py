@@ -83,6 +83,11 @@ def shares(num_rows: int, count: int) -> int:
     return max(2 * MIN_ROWS, _up(-(-num_rows // count), ROW_MULTIPLE))
 
 
+def below(num_bytes: int, row_bytes: int) -> int:
+    """Return the most rows of `row_bytes` that a block may have to stay below `num_bytes`."""
+    return max(2 * MIN_ROWS, (num_bytes - 1) // row_bytes // ROW_MULTIPLE * ROW_MULTIPLE)
+
+
 def pack(
     sequences: Sequence[Tokens], batch_tokens: int = 0, device: torch.device = _HOST
 ) -> Packed:
