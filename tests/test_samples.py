@@ -18,6 +18,7 @@ import featuremill
 from featuremill import config, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
+from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.plan import reading
 from featuremill.steps import heads
@@ -323,6 +324,12 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
         facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
+    assert '"early/p1"' in text and '"late/p1"' in text, "points of the map"
+    read = list(facts._columns(Table(run.root / "embeddings.parquet"), ["id", "length"]))
+    assert [name for batch in read for name in batch["id"].to_pylist()] == [
+        f"{sample}/{id}" for sample, id, _ in ROWS
+    ]
+    assert read[0].schema.names == ["id", "length"]
     assert '<td class="text">early</td>' in text and text.count("<meter") == 2
     assert "samples: samples.tsv" in text and "column: site" in text
 
