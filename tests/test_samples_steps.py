@@ -112,12 +112,15 @@ def test_groups_of_a_table_are_within_a_sample(run, tmp_path, vectors):
         (True, {"table": "t.tsv", "column": "gene"}, "no column 'sample'; add it"),
         (True, {"table": "t.tsv"}, "groups.g.table: name its column of groups"),
         (False, {}, "groups.g: name a table with groups"),
+        (True, {"of": "results/known"}, "groups.g: results/known is a run without samples"),
     ],
 )
 def test_groups_that_cannot_be_are_refused_before(tmp_path, monkeypatch, samples, section, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.tsv").write_text("sample\tfile\tsite\na\ta.fa\tx\n")
     (tmp_path / "t.tsv").write_text("id\tgene\np0\tg\n")
+    (tmp_path / "results/known").mkdir(parents=True)
+    (tmp_path / "results/known/manifest.json").touch()
     asked = {"samples": "s.tsv"} if samples else {"inputs": "a.fa"}
     with pytest.raises(UserError, match=problem):
         told = project.validate({**asked, "workload": "composition", "groups": {"g": section}})
