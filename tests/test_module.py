@@ -280,8 +280,13 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
             {},
             "modules here and below both compute results/a; give each config a `run` of its own.",
         ),
+        (
+            [HOST.replace("module here:\n", 'module here:\n    prefix: "x"\n')],
+            {"inputs": [], "samples": "s.tsv"},
+            "samples: a module with a prefix takes `inputs` only; leave one out.",
+        ),
     ],
-    ids=["an unknown key", "a missing input", "no config", "one run twice"],
+    ids=["an unknown key", "a missing input", "no config", "one run twice", "samples"],
 )
 def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sentence):
     host(tmp_path, order, **change)
