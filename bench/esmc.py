@@ -6,7 +6,8 @@
 Weights are random, the proteins are those of `bench.run`: neighbours in length, so that the padded
 batches of the others have little padding. All get tokens or proteins and give a float32 mean for
 each. Passes alternate; told is the median of the processor's seconds, on one thread, so that others
-who use the machine hardly change it, and the relative L2 against transformers in fp32.
+who use the machine hardly change it, and the relative L2 against transformers in fp32. Beside them
+stands what our matrix products alone would allow.
 """
 
 from __future__ import annotations
@@ -37,14 +38,23 @@ from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workload.networks import CPU_BATCH_TOKENS
 from featuremill.workloads import esmc
+from featuremill.workloads.esm2.encoder import DTYPES
+from featuremill.workloads.esm2.matmul import forms
 from featuremill.workloads.esm2.tokens import PAD, tokenize
 
 HEAD_DIM = 64
 PASSES = 3
+ROWS, REPEATS = 512, 8
+"""Of the products alone."""
 Matrix = npt.NDArray[np.float32]
 Tokens = npt.NDArray[np.int64]
 Forward = Callable[[Tokens, Tokens], Matrix]
 """(tokens_NT, mask_NT) → hidden_NTD."""
+
+
+def feed_forward(width: int) -> int:
+    """Return the width between the halves of the feed forward, as in the published models."""
+    return int(8 / 3 * width + 255) // 256 * 256
 
 
 def network(num_layers: int, width: int) -> Any:
@@ -56,7 +66,7 @@ def network(num_layers: int, width: int) -> Any:
         hidden_size=width,
         num_hidden_layers=num_layers,
         num_attention_heads=width // HEAD_DIM,
-        intermediate_size=int(8 / 3 * width + 255) // 256 * 256,
+        intermediate_size=feed_forward(width),
     )
     return EsmcModel(config).eval()
 
@@ -139,6 +149,25 @@ def engines(
         yield f"featuremill {dtype}", partial(ours, model, payloads)
 
 
+def of_products(num_layers: int, width: int, dtype: str) -> float:
+    """Return the tokens a CPU second if there were nothing but a layer's matrix products."""
+    narrow, hidden = DTYPES[dtype], feed_forward(width)
+    form = forms(torch.device("cpu"), narrow)[0]
+    shapes = [(3 * width, width), (width, width), (2 * hidden, width), (width, hidden)]
+    made = [
+        form(torch.randn(shape).to(narrow), torch.zeros(shape[0]).to(narrow)) for shape in shapes
+    ]
+    rows = [torch.randn(ROWS, shape[1]).to(narrow) for shape in shapes]
+    seconds = []
+    for _ in range(PASSES + 1):
+        start = time.process_time()
+        for _ in range(REPEATS):
+            for product, rows_TI in zip(made, rows, strict=True):
+                product(rows_TI)
+        seconds.append(time.process_time() - start)
+    return REPEATS * ROWS / num_layers / statistics.median(seconds[1:])  # the first warms up
+
+
 def main() -> None:
     """Measure, and print a line for each engine."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -173,6 +202,9 @@ def main() -> None:
         spread = (max(each) - min(each)) / statistics.median(each)
         error = relative_l2(means[name], expected)
         print(f"{name:18} {speed:8,.0f} tokens/CPU-s  ±{spread / 2:4.0%}  relative L2 {error:.1e}")
+    for dtype in arguments.dtypes:
+        speed = of_products(arguments.layers, arguments.width, dtype)
+        print(f"{'products ' + dtype:18} {speed:8,.0f} tokens/CPU-s, if nothing else were computed")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from encoder_models import kmers
 from safetensors.torch import save_file
 
 WIDTH, LAYERS, HEADS = 64, 3, 4
+INNER = {"nt2": 96, "segment_nt": 96, "amplify": 176, "glm2": 176}
+"""Width between the halves of the feed forward: of AMPLIFY and gLM2 two thirds of four widths,
+rounded up to their multiple."""
 NT2_TOKENS = ["<unk>", "<pad>", "<mask>", "<cls>", "<eos>", "<bos>", *kmers(6), *"ATCGN"]
 AMPLIFY_TOKENS = [
     *("<pad>", "<unk>", "<mask>", "<bos>", "<eos>", "|"),
@@ -43,7 +46,7 @@ ALPHABETS = dict.fromkeys(CONFIGS, "proteins") | {"nt2": "nucleotides", "segment
 
 def shapes(name):
     """Return the shape of each weight by its published name."""
-    config, inner = CONFIGS[name], 96
+    config, inner = CONFIGS[name], INNER[name]
     if name in ("nt2", "segment_nt"):
         found = {"esm.embeddings.word_embeddings.weight": (4107, WIDTH)}
         found["esm.embeddings.position_embeddings.weight"] = (2050, WIDTH)
@@ -62,7 +65,6 @@ def shapes(name):
         head = "lm_head.bias" if name == "nt2" else "unet.down.0.weight"
         return found | {head: (7,)}
     if name == "amplify":
-        inner = 176  # two thirds of 256, in eights
         found = {"encoder.weight": (config["vocab_size"], WIDTH)}
         for layer in range(LAYERS):
             at = f"transformer_encoder.{layer}"
@@ -73,7 +75,6 @@ def shapes(name):
             }
             found |= {f"{at}.{norm}.weight": (WIDTH,) for norm in ("attention_norm", "ffn_norm")}
         return found | {"layer_norm_2.weight": (WIDTH,), "decoder.weight": (7, 9)}
-    inner = 176  # two thirds of 256, in sixteens
     found = {"glm2.tok_embeddings.weight": (37, WIDTH)}
     for layer in range(LAYERS):
         at = f"glm2.encoder.layers.{layer}"

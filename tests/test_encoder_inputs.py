@@ -14,10 +14,11 @@ from esm2_models import demo_proteins, relative_l2
 
 from featuremill.base.errors import UserError
 from featuremill.extract.compute import values_of
+from featuremill.inputs import payloads
 from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import payloads, vocabulary
+from featuremill.workloads.encoder import vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()

@@ -51,6 +51,15 @@ def tokens_of(name, letters):
     return ids
 
 
+TRUE_WIDTHS = {
+    "nt2": (1024, 16, 4096, {"intermediate_size": 4096}),
+    "amplify": (960, 15, 2560, {"intermediate_size": 3840}),
+    "glm2": (1280, 20, 3584, {"swiglu_multiple_of": 256}),
+}
+"""Width, heads and inner width of Nucleotide Transformer v2 500M, AMPLIFY 350M and gLM2 650M, and
+what else their configs say of them."""
+
+
 def sequences(name):
     if published.ALPHABETS[name] == "nucleotides":
         return [*dna(4, 200), "ACGTNNACGTACGT", "ACG"]
@@ -59,14 +68,38 @@ def sequences(name):
 
 @pytest.mark.parametrize("name", published.CONFIGS)
 def test_every_layer_is_that_of_the_published_arithmetic_alone_and_in_any_batch(folders, name):
-    letters, tensors = sequences(name), load_file(folders[name] / "model.safetensors")
+    for dtype, worst, lowest in compared(folders[name], name):
+        assert worst <= FP32_L2 if dtype == "fp32" else lowest >= BF16_COSINE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TRUE_WIDTHS)
+def test_true_widths_are_those_of_the_published_arithmetic(tmp_path, monkeypatch, name):
+    width, heads, inner, more = TRUE_WIDTHS[name]
+    for key, value in {"WIDTH": width, "HEADS": heads, "LAYERS": 2}.items():
+        monkeypatch.setattr(published, key, value)
+    monkeypatch.setitem(published.INNER, name, inner)
+    of_glm2 = {"dim": width, "heads": heads, "depth": 2}
+    of_others = {"hidden_size": width, "num_attention_heads": heads, "num_hidden_layers": 2}
+    sizes = of_glm2 if name == "glm2" else of_others
+    folder = published.write(tmp_path / name, name, **sizes, **more)
+    for dtype, worst, lowest in compared(folder, name):
+        print(f"{name} {dtype}: relative L2 {worst:.1e}, lowest cosine {lowest:.6f}")
+        assert worst <= FP32_L2 if dtype == "fp32" else lowest >= BF16_COSINE
+
+
+def compared(folder, name):
+    """Yield for each dtype the largest relative L2 of a layer, and the lowest cosine of a token,
+    alone and in batches."""
+    letters, tensors = sequences(name), load_file(folder / "model.safetensors")
     ids = [tokens_of(name, text) for text in letters]
     expected = [published.hidden_states(name, tensors, each) for each in ids]
     for dtype in ("fp32", "bf16") if CPU.has_bf16 else ("fp32",):
-        model = loaded(folders[name], published.ALPHABETS[name], dtype=dtype)
+        model = loaded(folder, published.ALPHABETS[name], dtype=dtype)
         tokens = [model.vocabulary.tokens(text.encode()) for text in letters]
         assert [each.tolist() for each in tokens] == ids
         layers = range(published.LAYERS + 1)
+        worst, lowest = 0.0, 1.0
         for most_filling in (0.0, 1.0):
             for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
                 hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
@@ -74,10 +107,9 @@ def test_every_layer_is_that_of_the_published_arithmetic_alone_and_in_any_batch(
                     for layer in layers:
                         ours = hidden[layer][row, : len(ids[place])]
                         theirs = expected[place][layer].float()
-                        if dtype == "fp32":
-                            assert relative_l2(ours, theirs) <= FP32_L2
-                        else:
-                            assert cosines(ours, theirs).min() >= BF16_COSINE
+                        worst = max(worst, float(relative_l2(ours, theirs)))
+                        lowest = min(lowest, float(cosines(ours, theirs).min()))
+        yield dtype, worst, lowest
 
 
 def test_bases_are_small_letters_to_glm2(folders, tmp_path):

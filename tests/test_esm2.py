@@ -361,6 +361,46 @@ def test_chunks_are_averaged_over_their_overlap(bundled):
     assert np.allclose(row["bos_layer_6"], np.mean([p["bos_layer_6"] for p in parts], 0), atol=1e-6)
 
 
+@pytest.mark.parametrize("long", ["truncate", "chunk"])
+def test_regions_are_pooled_from_residues_of_the_whole_protein(bundled, tmp_path, long):
+    table, fasta = tmp_path / "r.tsv", tmp_path / "in.fa"
+    table.write_text(
+        "id\tstart\tend\tname\nb\t1\t1\t\na\t5\t12\tloop\na\t10\t40\ttail\na\t1\t40\tall\n"
+    )
+    proteins = {id: (text * 40)[:40] for id, text in zip("abc", demo_proteins(3, 40), strict=True)}
+    fasta.write_text("".join(f">{id}\n{text}\n" for id, text in proteins.items()))
+    more = {"pool": ("mean", "max", "std"), "output_dtype": "float32", "per_residue": True}
+    more |= {"long": long, "max_residues": 40 if long == "truncate" else 16}
+    more |= {"chunk_overlap": 4} if long == "chunk" else {}
+    options = esm2.Options(dtype="fp32", layers=(3, 6), regions=str(table), **more)
+    records = list(esm2.records([fasta], options))
+    assert [record.id for record in records] == ["a/loop", "a/tail", "a/all", "b/1-1", "c"]
+    assert records[4].reason == "no region of this record"
+    payloads = [record.payload for record in records[:4]]
+    assert esm2.cost(payloads[0], options) == esm2.cost(proteins["a"].encode(), options)
+    assert [esm2.num_vectors(payload, options) for payload in payloads] == [8, 31, 40, 1]
+    model = esm2.load(options, [CPU], bundled.found)
+    together = values_of(esm2, model, payloads, 4096)
+    whole = values_of(esm2, model, [proteins[id].encode() for id in "ab"], 4096).to_pylist()
+    spans = [(0, 4, 12), (0, 9, 40), (0, 0, 40), (1, 0, 1)]
+    for place, (row, (protein, start, end)) in enumerate(
+        zip(together.to_pylist(), spans, strict=True)
+    ):
+        assert values_of(esm2, model, [payloads[place]], 4096).equals(together.slice(place, 1))
+        for layer in (3, 6):
+            own = np.array(whole[protein][f"residues_layer_{layer}"], np.float32)[start:end]
+            assert np.array_equal(np.array(row[f"residues_layer_{layer}"], np.float32), own)
+            expected = {"mean": own.mean(0), "max": own.max(0), "std": own.std(0)}
+            for pool, vector in expected.items():
+                assert np.allclose(row[f"{pool}_layer_{layer}"], vector, rtol=1e-5, atol=1e-6)
+
+
+def test_a_network_sees_a_protein_once_for_all_its_regions_in_a_batch(bundled):
+    model = esm2.load(esm2.Options(dtype="fp32"), [CPU], bundled.found)
+    batch = esm2.prepare(model, [b"MKVLA\n\n1-2", b"MKVL\n\n1-4", b"MKVLA\n\n3-5"], 4096)
+    assert batch.pack.bounds == [0, 7, 13] and batch.places.lengths == [2, 4, 3]
+
+
 def test_truncation_keeps_the_first_residues(bundled):
     found = bundled.found
     protein = demo_proteins(1)[0]
@@ -404,6 +444,7 @@ def test_columns_follow_the_options(bundled):
         ({"chunk_overlap": 10}, "no effect"),
         ({"output_dtype": "float32"}, "no effect"),
         ({"max_residues": 0}, "greater"),
+        ({"pool": "bos", "regions": "r.tsv"}, "whole sequences"),
         ({"layer": 6}, "not permitted"),
     ],
 )

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import Device
-from featuremill.workload import Kind, WorkloadOptions
+from featuremill.workload import Kind, OptionFile, WorkloadOptions
 from featuremill.workload.optional import Wish
 
 ATTRIBUTES = ("layers", "pool", "dtype", "long")
@@ -59,12 +59,19 @@ class ResidueOptions(NetworkOptions):
 
     POOLS: ClassVar[tuple[str, ...]]
     """The pools of the workload, in the order of their columns."""
+    WHOLE_POOLS: ClassVar[frozenset[str]]
+    """Those that are of a whole sequence, special tokens included."""
 
     per_residue: bool = False
     output_dtype: Literal["float16", "float32"] = "float16"
     """Number type of the vectors per residue. Pooled vectors are always float32."""
     long: str = "truncate"
     max_residues: int | None = Field(default=None, ge=1)
+    regions: OptionFile | None = None
+    """A table (CSV, TSV, Parquet) of stretches, with columns `id`, `start`, `end` and, if wanted,
+    `name`. Residues count from 1, and both ends are in it, as in UniProt. Each row is a record
+    `<id>/<name>` (else `<id>/<start>-<end>`): the network sees the whole record, and pools and
+    residues are those of the stretch. Only where each letter has a token."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -75,6 +82,10 @@ class ResidueOptions(NetworkOptions):
             raise ValueError("pool: none leaves nothing to deliver; set per_residue: true with it")
         self._refuse_idle("max_residues", self.long == "full", "long: full")
         self._refuse_idle("output_dtype", not self.per_residue, "per_residue: false")
+        if self.regions and (whole := self.WHOLE_POOLS & set(self.pool)):
+            raise ValueError(
+                f"pool: {min(whole)} is of whole sequences; leave it out, or leave out regions"
+            )
         return self
 
     @property

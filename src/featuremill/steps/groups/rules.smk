@@ -27,7 +27,8 @@ rule groups:
     conda:
         str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
     resources:
-        mem_mb=2000,
+        # 24 bytes a number of each group, of 1,280 numbers and four rows of 20 letters a group.
+        mem_mb=lambda wildcards, input, attempt: attempt * (2000 + round(400 * input.size_mb)),
     params:
         run=subpath(input.manifest, parent=True),
         table=lambda wildcards, input: [f"--table={path}" for path in input.table],

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
-from featuremill.inputs import TableOptions, sequences
+from featuremill.inputs import TableOptions, regions, sequences
+from featuremill.inputs.payloads import alike, parts_of
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.encoder import architectures, memory, regions, structures, vocabulary
+from featuremill.workloads.encoder import architectures, memory, structures, vocabulary
 from featuremill.workloads.encoder.options import Options
-from featuremill.workloads.encoder.payloads import parts_of
 from featuremill.workloads.esm2 import folder as esm2_folder
 
 if TYPE_CHECKING:
@@ -336,11 +336,8 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
 
     words, most = model.vocabulary, model.options.max_residues
     parts = [parts_of(payload) for payload in payloads]
-    # Of several regions of a sequence, the network sees it once.
-    alike: dict[object, list[int]] = {}
-    for place, each in enumerate(parts):
-        alike.setdefault(each[:2] if each.region else place, []).append(place)
-    seen = [parts[first] for first, *_ in alike.values()]
+    together = alike(parts)
+    seen = [parts[first] for first, *_ in together]
     tokens = [words.tokens(letters[:most], structure[:most]) for letters, structure, _ in seen]
     longest = max(map(len, tokens))
     if model.max_tokens is not None and longest > model.max_tokens:
@@ -349,8 +346,7 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     groups = padding.groups(tokens, words, batch_cost)
     if model.options.regions:
         spans = [
-            [padding.Region(place, *parts[place].tokens) for place in places]
-            for places in alike.values()
+            [padding.Region(place, *parts[place].tokens) for place in places] for places in together
         ]
         groups = [group.of_regions(spans, len(words.first)) for group in groups]
         num_own = [end - start for start, end in (each.tokens for each in parts)]

@@ -23,6 +23,7 @@ class Options(ResidueOptions, SequenceOptions):
         | {"letters_per_token", "structure_column"}
     )
     POOLS = ("mean", "mean_all", "max", "std", "cls")
+    WHOLE_POOLS = frozenset({"mean_all", "cls"})
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[encoder]")
     )
@@ -52,11 +53,6 @@ class Options(ResidueOptions, SequenceOptions):
     for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
     config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
     more than the network was trained with get a note."""
-    regions: OptionFile | None = None
-    """A table (CSV, TSV, Parquet) of stretches, with columns `id`, `start`, `end` and, if wanted,
-    `name`. Residues count from 1, and both ends are in it, as in UniProt. Each row is a record
-    `<id>/<name>` (else `<id>/<start>-<end>`): the network sees the whole record, and pools and
-    residues are those of the stretch. Only where each letter has a token."""
     structures: OptionFile | None = None
     """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
     record without one gets `#` for each residue, and a note."""
@@ -72,16 +68,11 @@ class Options(ResidueOptions, SequenceOptions):
     after the other, 4 for a learned vocabulary."""
 
     @model_validator(mode="after")
-    def _of_residues(self) -> Self:
-        """Refuse what has no effect, or no meaning, with regions and structures."""
+    def _of_structures(self) -> Self:
+        """Refuse what has no effect, or no meaning, with structures or without."""
         self._refuse_idle("structure_column", self.structures is None, "no structures")
         if self.structures and self.alphabet != "proteins":
             raise ValueError(
                 "structures are of proteins; leave them out, or set alphabet: proteins"
-            )
-        whole = {"mean_all", "cls"} & set(self.pool)
-        if self.regions and whole:
-            raise ValueError(
-                f"pool: {min(whole)} is of whole sequences; leave it out, or leave out regions"
             )
         return self

@@ -14,8 +14,8 @@ from featuremill.base.reasons import EMPTY, Kind, kind_of
 from featuremill.base.text import clipped
 from featuremill.inputs import TableOptions, spelled
 from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show
+from featuremill.inputs.payloads import Parts
 from featuremill.workload import Record
-from featuremill.workloads.encoder.payloads import Parts
 
 ALPHABET = "acdefghiklmnpqrstvwy#"
 NOT_KNOWN = "no structure of this record, # for each residue"

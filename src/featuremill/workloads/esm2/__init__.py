@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
-from featuremill.inputs import proteins
+from featuremill.inputs import proteins, regions
+from featuremill.inputs.payloads import alike, parts_of
 from featuremill.workload import Record, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens
@@ -37,6 +38,7 @@ __all__ = [
     "LENGTH_UNIT",
     "ONE_TOKEN",
     "PRECISION",
+    "REASONS",
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
@@ -70,6 +72,7 @@ BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
+REASONS = (regions.NO_REGION,)
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
 
@@ -99,11 +102,19 @@ class Result(NamedTuple):
 
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the protein records of `inputs`; proteins that will be truncated or divided get a
-    note."""
+    """Stream the protein records of `inputs`, or their regions; proteins that will be
+    truncated or divided get a note."""
+    found = _noted(proteins(inputs, options), options)
+    if options.regions:
+        most = options.max_residues if options.long == "truncate" else None
+        found = regions.Regions(Path(options.regions)).split(found, most)
+    return found
+
+
+def _noted(records: Iterator[Record], options: Options) -> Iterator[Record]:
     how = {"truncate": "truncated", "chunk": "in windows"}.get(options.long)
     cut = f"longer than {options.max_residues} residues, {how}"
-    for record in proteins(inputs, options):
+    for record in records:
         if how and len(record.payload) > options.max_residues:
             yield record._replace(note="; ".join(filter(None, [record.note, cut])))
         else:
@@ -112,7 +123,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def cost(payload: bytes, options: Options) -> int:
     """Return the tokens to compute for a protein."""
-    return tokens.num_tokens(len(payload), options)
+    return tokens.num_tokens(len(parts_of(payload).letters), options)
 
 
 def weights(options: Options) -> str:
@@ -165,8 +176,11 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
-    """Return how many residues of a protein get a vector."""
-    length = len(payload)
+    """Return how many residues of a protein, or of its region, get a vector."""
+    parts = parts_of(payload)
+    if parts.region:
+        return parts.tokens[1] - parts.tokens[0]
+    length = len(parts.letters)
     return min(length, options.max_residues) if options.long == "truncate" else length
 
 
@@ -213,14 +227,21 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     """Tokenize and pack proteins, on the host."""
     from featuremill.workloads.esm2 import packing, pooling
 
-    windows = [tokens.windows(len(payload), model.options) for payload in payloads]
+    parts = [parts_of(payload) for payload in payloads]
+    together = alike(parts)
+    seen = [parts[first].letters for first, *_ in together]
+    windows = [tokens.windows(len(letters), model.options) for letters in seen]
     sequences = [
-        tokens.tokenize(payload, window)
-        for payload, each in zip(payloads, windows, strict=True)
+        tokens.tokenize(letters, window)
+        for letters, each in zip(seen, windows, strict=True)
         for window in each
     ]
     device = model.encoder.device
     pack, places = packing.pack(sequences, batch_cost, device), pooling.places(windows)
+    if any(each.region for each in parts):
+        protein_of = {place: n for n, some in enumerate(together) for place in some}
+        spans = [(protein_of[place], *each.tokens) for place, each in enumerate(parts)]
+        places = places.of_regions(spans)
     if device.type == "cpu":
         return Batch(pack, places)
     # A copy from pinned memory is queued on the GPU: the host does not wait for it.
@@ -233,7 +254,7 @@ def run(model: Model, batch: Batch) -> Result:
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
     lengths, options = batch.places.lengths, model.options
-    num_rows = len(batch.pack.tokens_T)
+    num_rows = max(len(batch.pack.tokens_T), sum(lengths))  # regions may overlap
     layer_bytes = pooling.bytes_of_layer(num_rows, len(lengths), model.encoder.width, options)
     slabs = Slabs(layer_bytes, len(options.layers))
     return Result(Transfer(on_device(model, batch), slabs), lengths)

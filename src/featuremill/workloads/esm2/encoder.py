@@ -127,8 +127,8 @@ class Stage(NamedTuple):
         return contextlib.nullcontext()
 
     def block_rows(self, num_rows: int) -> int:
-        """Return the rows of a block: all of them, but on a CPU a share for each lane of at most
-        `BLOCK_BYTES`, or what its product takes at once."""
+        """Return the rows of a block: all of them; on a CPU a share for each lane, of at most
+        `BLOCK_BYTES`, or as many as its product takes at once."""
         if self.device.type != "cpu":
             return num_rows
         if issubclass(self.form, OneDnnAmx):

@@ -18,6 +18,7 @@ class Options(ResidueOptions, TableOptions):
 
     EXECUTION = ResidueOptions.EXECUTION | TableOptions.EXECUTION
     POOLS = ("mean", "max", "std", "bos")
+    WHOLE_POOLS = frozenset({"bos"})
     PACKAGES = MappingProxyType(dict.fromkeys(("torch", "safetensors"), "featuremill[esm2]"))
 
     model: str = "mill_t6_8M"

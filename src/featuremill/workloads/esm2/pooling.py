@@ -39,11 +39,13 @@ class Places(NamedTuple):
     shown_R1: Tensor | None
     """The number of windows of each residue; None if it is always one."""
     residues: Segments
-    """Each protein's residues among R."""
+    """Each protein's residues among R, or each region's among C."""
     bos_W: Tensor
     """The row of BOS of each window."""
     windows: Segments
     """Each protein's windows among W."""
+    chosen_C: Tensor | None = None
+    """Which residues are those of the regions, end to end; None where all are."""
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Places:
         """Return the places with every tensor changed."""
@@ -54,6 +56,7 @@ class Places(NamedTuple):
             Segments(*map(change, self.residues)),
             change(self.bos_W),
             Segments(*map(change, self.windows)),
+            None if self.chosen_C is None else change(self.chosen_C),
         )
 
     def to(self, device: torch.device) -> Places:
@@ -62,9 +65,18 @@ class Places(NamedTuple):
             return self
         return self.each(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def of_regions(self, spans: Sequence[tuple[int, int, int]]) -> Places:
+        """Return the places of regions: of each its protein, and its residues [start, end)."""
+        firsts = self.residues.starts_N.tolist()
+        chosen = [np.arange(start, end) + firsts[protein] for protein, start, end in spans]
+        bounds = [0, *accumulate(map(len, chosen))]
+        return self._replace(
+            chosen_C=torch.from_numpy(np.concatenate(chosen)), residues=_segments(bounds)
+        )
+
     @property
     def lengths(self) -> list[int]:
-        """Residues of each protein; only for places on the host."""
+        """Residues of each protein or region; only for places on the host."""
         lengths: list[int] = (self.residues.ends_N - self.residues.starts_N).tolist()
         return lengths
 
@@ -149,10 +161,11 @@ def _std_rows(residues_RD: Tensor, segments: Segments, mean_rows: MeanRows) -> T
 
 
 def _residues(hidden_TD: Tensor, places: Places) -> Tensor:
-    """Return one vector for each residue; where windows overlap, the mean over the windows."""
+    """Return one vector for each residue (of regions, theirs); where windows overlap, the mean over
+    the windows."""
     residues_RD = hidden_TD.index_select(0, places.rows_R)
     for which, rows in places.further:
         residues_RD.index_add_(0, which, hidden_TD.index_select(0, rows))
     if places.shown_R1 is not None:
         residues_RD /= places.shown_R1
-    return residues_RD
+    return residues_RD if places.chosen_C is None else residues_RD.index_select(0, places.chosen_C)

@@ -1,4 +1,4 @@
-"""What a payload of the workload encoder holds: letters, and behind line breaks what else counts.
+"""What the payload of a sequence holds: letters, and behind line breaks what else counts.
 
 Letters alone are themselves. With a structure, its letters follow; with a region, the structure (or
 nothing) and the region's first and last residue, counted from 1.
@@ -6,6 +6,7 @@ nothing) and the region's first and last residue, counted from 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -42,3 +43,12 @@ def parts_of(payload: bytes) -> Parts:
         return Parts(letters, structure)
     first, last = map(int, more[1].split(b"-"))
     return Parts(letters, structure, (first, last))
+
+
+def alike(parts: Sequence[Parts]) -> list[list[int]]:
+    """Return by their places the records of which a network sees one sequence: each by itself, and
+    regions of a sequence together."""
+    found: dict[object, list[int]] = {}
+    for place, each in enumerate(parts):
+        found.setdefault(each[:2] if each.region else place, []).append(place)
+    return list(found.values())

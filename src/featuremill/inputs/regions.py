@@ -15,8 +15,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
 from featuremill.inputs import RowOptions, columns, format_of, rows, source
+from featuremill.inputs.payloads import parts_of
 from featuremill.workload import Record
-from featuremill.workloads.encoder.payloads import parts_of
 
 STARTS = (("start",), ("begin", "first", "from"))
 ENDS = (("end",), ("stop", "last", "to"))
