@@ -458,8 +458,17 @@ def test_the_page(audit, tmp_path, capsys):
     assert answer["refused"] == 1 and answer["sample"]["proteins"] == 3
 
 
-def test_a_single_protein_is_audited(audit, tmp_path):
-    page, answer, _ = audit(write(tmp_path, {"a": UBIQUITIN, "b": UBIQUITIN.lower()}))
+@pytest.mark.parametrize("has_samples", [False, True])
+def test_a_single_protein_is_audited(audit, tmp_path, has_samples):
+    path = write(tmp_path, {"a": UBIQUITIN, "b": UBIQUITIN.lower()})
+    asked = [path]
+    if has_samples:
+        (tmp_path / "s.tsv").write_text(f"sample\tfile\none\t{path}\nother\t{path}\n")
+        told = {"samples": str(tmp_path / "s.tsv"), "workload": "esm2"}
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(told))
+        asked = ["--config", tmp_path / "my.yaml", "--model", "mill_t6_8M"]
+    page, answer, _ = audit(*asked)
+    assert answer["inputs"] == [str(path)]
     assert "1 protein, 76 residues;" in page and answer["records"] == 2
     assert columns_of(answer["dtypes"][0])["mean_layer_6"]["cosine_min"] > 0.9999
 

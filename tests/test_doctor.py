@@ -183,31 +183,28 @@ def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
 
 
 def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path, monkeypatch):
-    """By a folder, or by the config of a run, whose batches count then."""
+    """By the config of a run, whose batches count."""
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "bert", "protbert")
     (tmp_path / "in.fa").write_text(">p\nMKV\n")
-    options = {"model": "bert", "alphabet": "proteins", "batch_tokens": 50_000}
+    options = {"model": "bert", "alphabet": "proteins"}
     config = {"inputs": "in.fa", "workload": "encoder", "options": options}
-    (tmp_path / "my.yaml").write_text(json.dumps(config))
     gpu = Device("cuda", "GPU-0", "a GPU", has_bf16=True, memory_mb=80_000, num_multiprocessors=132)
 
-    def need(**given):
-        asked = {"config": None, "set": None, "model": None, "workload": "esm2"} | given
-        wanted = findings.wanted(argparse.Namespace(**asked))
+    def need(model=None, **options):
+        told = json.dumps({**config, "options": {**config["options"], **options}})
+        (tmp_path / "my.yaml").write_text(told)
+        path = None if model else Path("my.yaml")
+        asked = argparse.Namespace(config=path, set=None, model=model)
+        wanted = findings.wanted(asked)
         return wanted.need(wanted.weights(), gpu)
 
-    usual = need(model="./bert", workload="encoder")
+    usual = need()
     assert (usual.dtype, usual.batch_tokens) == ("bf16", 16_896)
-    large = need(config=Path("my.yaml"))
+    large = need(batch_tokens=50_000)
     assert large.batch_tokens == 50_000 and large.memory_mb > usual.memory_mb
-    for given, sentence in (
-        ({"model": "bert", "workload": "geneformer"}, "needs more than a model; .* --config"),
-        ({"model": "bert", "workload": "pac"}, "workload pac takes no model"),
-        ({"model": "nowhere", "workload": "encoder"}, "there is no such file or folder"),
-    ):
-        with pytest.raises(UserError, match=sentence):
-            need(**given)
+    with pytest.raises(UserError, match=r"nowhere\.pt: this file does not exist"):
+        need(model="nowhere.pt")
 
 
 MIXED = (

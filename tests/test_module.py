@@ -74,7 +74,7 @@ def test_a_workflow_uses_two_runs_side_by_side(tmp_path, environment):
     # The screen is the importing workflow's own.
     for words in ("rule families:", "rule reference_merge:", "checkpoint query_plan:"):
         assert words in said
-    assert "have features" not in said
+    assert "have features:\n" not in said
     assert not (tmp_path / "results" / "reference" / "report.html").exists(), "nobody asked for it"
     assert "Nothing to be done" in snakemake(tmp_path, environment, "results/families.tsv")
 
@@ -280,8 +280,13 @@ def test_without_a_rule_of_its_own_the_first_imported_run_is_the_target(tmp_path
             {},
             "modules here and below both compute results/a; give each config a `run` of its own.",
         ),
+        (
+            [HOST.replace("module here:\n", 'module here:\n    prefix: "x"\n')],
+            {"inputs": [], "samples": "s.tsv"},
+            "samples: a module with a prefix takes `inputs` only; leave one out.",
+        ),
     ],
-    ids=["an unknown key", "a missing input", "no config", "one run twice"],
+    ids=["an unknown key", "a missing input", "no config", "one run twice", "samples"],
 )
 def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sentence):
     host(tmp_path, order, **change)
@@ -375,7 +380,7 @@ def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment)
     said = finish(folder, environment, *workflow, "--cores", "2", path=path)
     assert f"{site}/featuremill" in finish(folder, environment, python, "-c", WHERE)
     families = pd.read_csv(folder / "results" / "families.tsv", sep="\t").set_index("id")["family"]
-    assert len(families) == 8 and "28 of 28 records have features" in said
+    assert len(families) == 8 and "28 of 28 records have features:" in said
     toxins = ["A6YR24|COC1D_CONCL", "B1P1B3|JZT52_CHIGU", "B3EWQ0|JURTX_AVIJU"]
     assert set(families[[f"sp|{name}" for name in toxins]]) == {"toxin"}
     assert list((tmp_path / "cache").rglob("mill_t6_8M*.safetensors"))

@@ -643,7 +643,7 @@ SAMPLE_EDITS = st.lists(
         st.sampled_from(["one", "other"]),
         st.booleans(),
         st.sampled_from(["extract", "merge", "plan"]),
-        st.integers(0, 90).map(lambda number: (number + 14) % 91),
+        st.integers(0, 119).map(lambda number: (number + 14) % 120),
         st.booleans(),
     ),
     min_size=1,

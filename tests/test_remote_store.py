@@ -7,11 +7,12 @@ import threading
 from functools import partial
 
 import pytest
-from test_store import FORTY, Run, flip, fresh, parts_of
+from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
 
 from featuremill.base.errors import UserError
 from featuremill.merge import store_command
 from featuremill.store import shared, shared_index
+from featuremill.store.parts import columns_of
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -103,7 +104,12 @@ def test_what_fsspec_reads_is_a_store(tmp_path, store):
 
 @pytest.mark.parametrize(
     ("harm", "problem"),
-    [("damaged", "it is not what was published"), ("gone", "it is gone"), ("renamed", "another")],
+    [
+        ("damaged", "it is not what was published"),
+        ("gone", "it is gone"),
+        ("renamed", "another"),
+        ("columns", "its columns are not"),
+    ],
 )
 def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
     tmp_path, store, server, harm, problem, caplog
@@ -113,10 +119,12 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
         flip(victim)
     elif harm == "gone":  # after it was listed
         server.harm[victim.name] = "gone"
-    else:
+    elif harm == "renamed":
         for suffix in (".arrows", ".json"):
             other.with_suffix(suffix).replace(victim.with_suffix(suffix))
     run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    if harm == "columns":
+        run.columns = NARROW
     assert run.num_rows(run.finish()) > 4
     assert run.data() == fresh(tmp_path / "fresh", run)
     address = f"{server.url}/alice/{victim.parent.name}/{victim.name}: "
@@ -124,6 +132,7 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
         assert address in line and problem in line
     for path in parts_of(tmp_path / "mine"):
         assert shared_index.digest_of_file(path) == path.stem
+        assert columns_of(path) == run.columns
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])

@@ -18,6 +18,7 @@ import featuremill
 from featuremill import config, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
+from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.plan import reading
 from featuremill.steps import heads
@@ -282,6 +283,25 @@ def test_failures_are_told_and_retried_by_sample(tmp_path, environment):
     assert "no record of b failed" in verbs("retry", root, "--sample", "b")
 
 
+def test_the_report_lists_some_of_many_files(of_samples, monkeypatch):
+    from featuremill.report import facts, page
+
+    run, _ = of_samples
+    found = facts.read(run.root)
+    drawn = page.draw(found)
+    told = ("<bdi>b.fa</bdi>", "  b.fa&#39;")
+    page.write_report(run.root / "report.html", found, drawn)
+    text = (run.root / "report.html").read_text()
+    assert all(one in text for one in told) and "manifest.json" not in text
+    monkeypatch.setattr(page, "MOST_INPUTS", 3)
+    monkeypatch.setattr(page, "MOST_CHECKED", 3)
+    page.write_report(run.root / "report.html", found, drawn)
+    text = (run.root / "report.html").read_text()
+    assert not any(one in text for one in told)
+    assert "<p>1 more: manifest.json, beside this page, has all.</p>" in text
+    assert "# 1 more file: manifest.json has the digests" in text
+
+
 def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_samples):
     from featuremill.report import facts, page
 
@@ -304,6 +324,12 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
         facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
+    assert '"early/p1"' in text and '"late/p1"' in text, "points of the map"
+    read = list(facts._columns(Table(run.root / "embeddings.parquet"), ["id", "length"]))
+    assert [name for batch in read for name in batch["id"].to_pylist()] == [
+        f"{sample}/{id}" for sample, id, _ in ROWS
+    ]
+    assert read[0].schema.names == ["id", "length"]
     assert '<td class="text">early</td>' in text and text.count("<meter") == 2
     assert "samples: samples.tsv" in text and "column: site" in text
 
@@ -326,8 +352,10 @@ def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, enviro
     def run(samples=None, inputs=(), name="test"):
         asked = {"samples": samples} if samples else {"inputs": inputs}
         told = yaml.safe_load((tmp_path / "config.yaml").read_text())
-        told = {key: value for key, value in told.items() if key not in ("inputs", "samples")}
+        old = ("inputs", "samples", "groups")
+        told = {key: value for key, value in told.items() if key not in old}
         told |= {**asked, "run": name, "outputs": "parquet"}
+        told |= {"groups": {"each": {"pool": "sum"}}} if samples else {}
         (tmp_path / "config.yaml").write_text(yaml.safe_dump(told))
 
     ask("ab")
@@ -343,6 +371,9 @@ def test_a_killed_run_of_samples_ends_as_each_sample_does_alone(tmp_path, enviro
     new = {sequence for _, sequence in lots["c"]} - {s for lot in "ab" for _, s in lots[lot]}
     assert sorted(work.news()) == sorted(new)
     found = featuremill.load(tmp_path / "results/test")
+    each = pq.read_table(tmp_path / "results/test/groups/each.parquet").to_pylist()
+    sums = found.groupby("sample")["letters"].sum()
+    assert {row["group"]: row["sum"] for row in each} == {s: sums[s].tolist() for s in lots}
     for name in lots:
         run(inputs=f"{name}.fa", name=f"alone-{name}")
         work()

@@ -9,6 +9,8 @@ import os
 import re
 import signal
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import debian
 import numpy as np
@@ -20,12 +22,17 @@ from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.config import files_of
+from featuremill.flow import preflight
+from featuremill.flow.context import validated
+from featuremill.flow.screen import RefusedError
 from featuremill.inputs import labels as labels_of
 from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
 from featuremill.steps.translate import names as names_of
+from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
 
@@ -348,6 +355,90 @@ def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
 
 def files_in(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# ---- the config ----
+
+GC = {"labels": "kinds.tsv", "column": "kind", "vectors": "composition"}
+ALONE = {"column": "kind", "vectors": "composition"}
+SOIL = {
+    "run": "soil",
+    "samples": "samples.tsv",
+    "translate": {"by": "chunks"},
+    "features": {
+        "proteins": {"workload": "composition"},
+        "dna": {"of": "nucleotides", "workload": "composition"},
+    },
+    "heads": {"gc": GC},
+    "verdicts": {},
+}
+
+
+@pytest.fixture
+def soil(tmp_path, monkeypatch):
+    """Be in a folder with a sheet of samples, and a table of labels."""
+    monkeypatch.chdir(tmp_path)
+    write_sheet(tmp_path, CONTIGS, site={sample: sample for sample in CONTIGS})
+    (tmp_path / "kinds.tsv").write_text("sample\tid\tkind\na\tc1\tx\n")
+    return tmp_path
+
+
+def test_features_are_of_the_sheets_that_translate_makes(soil):
+    found = begun(SOIL)
+    sheets = {name.rpartition("/")[2]: run.config.samples for name, run in found.runs.items()}
+    assert sheets == {
+        "proteins": "results/soil/translate/proteins.samples.parquet",
+        "dna": "results/soil/translate/nucleotides.samples.parquet",
+    }
+    assert all(files_of(run.config) == [run.config.samples] for run in found.runs.values())
+    before, after = found.made_around
+    assert before[0].made_of == found.files == ["samples.tsv", "a.fa", "b.fa", "none.fa"]
+    assert before[0].stands() == "no"
+    translate(Path("samples.tsv"), Path("results/soil/translate"), "chunks")
+    assert before[0].stands() == "yes"
+    assert before[0].figures()["contigs"] == 5
+    assert files_of(found.runs["soil/dna"].config)[1:] == [
+        f"results/soil/translate/sample={sample}/nucleotides.fna.gz" for sample in "ab"
+    ]
+    (soil / "b.fa").write_text(">c1\nGCTGCTGCTGCTGCA\n")
+    assert before[0].stands() == "older"
+    assert [one.label for one in after] == ["heads.gc", "predictions.gc", "verdicts"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"heads": {"gc": ALONE}}, "heads.gc.column: samples.tsv: there is "),
+        ({"heads": {"gc": {**GC, "group": "patient"}}}, "heads.gc.group: kinds.tsv: there is no c"),
+        ({"heads": {"gc": {**GC, "labels": "bare.tsv"}}}, "no column 'sample'; add it"),
+        ({"samples": "", "inputs": "a.fa", "heads": {"gc": ALONE}}, "name a table"),
+        ({"samples": "gone.tsv"}, "samples: gone.tsv:2: gone.fa: this file does not exist"),
+        ({"features": {"proteins": {**SOIL["features"]["proteins"], "labels": {"column": "lake"}}}},
+         "samples: samples.tsv: there is no column 'lake'"),
+    ],
+)  # fmt: skip
+def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem):
+    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\n")
+    (soil / "gone.tsv").write_text("sample\tfile\na\tgone.fa\n")
+    with pytest.raises((RefusedError, UserError)) as refused:
+        begun({key: value for key, value in {**SOIL, **change}.items() if value})
+    assert problem in str(refused.value)
+    columns = [{**GC, "group": "site"}, {**GC, "labels": None, "column": "site"}]
+    columns.append({**GC, "group": "id"})
+    for head in columns:
+        begun({**SOIL, "heads": {"gc": head}})
+
+
+def begun(config):
+    """Validate a config, as the main process does before the first job."""
+    workflow = SimpleNamespace(
+        configfiles=[],
+        is_main_process=True,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+    )
+    found = validated(config, workflow)
+    preflight.refuse_missing_of_steps(workflow, found)
+    return found
 
 
 # ---- the whole line ----

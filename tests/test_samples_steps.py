@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from programs import Verbs, fasta, random_records
 
+import featuremill
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.config import project
@@ -111,12 +112,15 @@ def test_groups_of_a_table_are_within_a_sample(run, tmp_path, vectors):
         (True, {"table": "t.tsv", "column": "gene"}, "no column 'sample'; add it"),
         (True, {"table": "t.tsv"}, "groups.g.table: name its column of groups"),
         (False, {}, "groups.g: name a table with groups"),
+        (True, {"of": "results/known"}, "groups.g: results/known is a run without samples"),
     ],
 )
 def test_groups_that_cannot_be_are_refused_before(tmp_path, monkeypatch, samples, section, problem):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.tsv").write_text("sample\tfile\tsite\na\ta.fa\tx\n")
     (tmp_path / "t.tsv").write_text("id\tgene\np0\tg\n")
+    (tmp_path / "results/known").mkdir(parents=True)
+    (tmp_path / "results/known/manifest.json").touch()
     asked = {"samples": "s.tsv"} if samples else {"inputs": "a.fa"}
     with pytest.raises(UserError, match=problem):
         told = project.validate({**asked, "workload": "composition", "groups": {"g": section}})
@@ -167,6 +171,26 @@ def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, t
     found = transferred(tmp_path, run, labels, group="sample")
     judged = [row for row in found.rows if row["known"]]
     assert judged and all(split_id(row["nearest"])[0] != row["sample"] for row in judged)
+
+
+# ---- search ----
+
+
+def test_a_search_takes_and_gives_sample_and_id(run, vectors):
+    def ask(queries, **how):
+        how = {"column": "mean", "metric": "l2", **how}
+        return featuremill.search(run, queries, 3, **how)["id"].tolist()
+
+    near = sorted(vectors, key=lambda one: ((vectors[one] - vectors["b", "p1"]) ** 2).sum())
+    assert ask("b/p1") == ["/".join(one) for one in near[:3]]
+    others = [one for one in near if one != ("b", "p1")]
+    assert ask("b/p1", exclude_self=True) == ["/".join(one) for one in others[:3]]
+    with pytest.raises(UserError, match="'p1' is the accession of several records, such as a/p1"):
+        ask("p1")
+    with pytest.raises(UserError, match="'a/fails' has no vector: it failed"):
+        ask("a/fails")
+    with pytest.raises(UserError, match="a file does not name samples"):
+        ask({"p1": "MKV"}, exclude_self=True)
 
 
 # ---- autoencoders ----

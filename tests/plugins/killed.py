@@ -1,6 +1,9 @@
 """`python -m killed NUMBER PROGRAM WORDS…`: a program that SIGKILL takes just before that change of
-a file, lock or process, whichever of its processes comes to it."""
+a file, lock or process, or when a file was opened for it, whichever of its processes comes to it.
+"""
 
+import builtins
+import io
 import os
 import runpy
 import signal
@@ -10,7 +13,7 @@ CHANGES = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.chmo
 CHANGES |= {"fcntl.flock", "fcntl.lockf", "subprocess.Popen"}
 WRITES = os.O_WRONLY | os.O_RDWR
 left = int(sys.argv[1])
-fsync = os.fsync
+fsync, opening = os.fsync, io.open
 
 
 def count(event, given):
@@ -26,7 +29,15 @@ def counted_fsync(file):
     fsync(file)
 
 
+def counted_open(file, mode="r", *others, **named):
+    opened = opening(file, mode, *others, **named)
+    if {*mode} & {*"wax+"}:
+        count("open", (file, mode, WRITES))
+    return opened
+
+
 sys.addaudithook(count)
 os.fsync = counted_fsync
+io.open = builtins.open = counted_open
 program, *sys.argv[1:] = sys.argv[2:]
 runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -18,9 +18,6 @@ from typing import Any
 from featuremill.base.text import one_line, plain
 
 NAME = "run.log"
-OLD_NAME = "run.old.log"
-MOST_BYTES = 32 * 1024 * 1024
-"""A plan that finds a larger one (about 100,000 shards) begins a new one and keeps this one."""
 MOST_LETTERS = 500
 """Of what an error says."""
 STAGES = ("wait", "load", "prepare", "run", "write")
@@ -50,13 +47,6 @@ def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
         raise
     finally:
         _append(root, verb, shard, told, time.monotonic() - begun)
-
-
-def begin_anew(root: Path) -> None:
-    """Set a log aside that has become too long."""
-    with contextlib.suppress(OSError):
-        if (root / NAME).stat().st_size > MOST_BYTES:
-            (root / NAME).replace(root / OLD_NAME)
 
 
 def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:

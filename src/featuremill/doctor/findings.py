@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, get_args, get_origin
-
-from pydantic import ValidationError
+from typing import Any, Literal, NamedTuple
 
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
@@ -239,8 +237,8 @@ class Wanted(NamedTuple):
         workload = find_workload(self.workload)
         if not isinstance(workload, TellsMemory):
             raise UserError(
-                f"workload {self.workload} does not report the memory of its models; leave --model "
-                "or --config out to look at the machine alone."
+                f"workload {self.workload} does not report the memory of its models; leave "
+                "--config out to look at the machine alone."
             )
         return workload.weights_ahead(self.options)
 
@@ -256,31 +254,16 @@ class Wanted(NamedTuple):
 
 
 def wanted(arguments: argparse.Namespace) -> Wanted:
-    """Return what the doctor was asked about."""
+    """Return what the doctor was asked about: a run, or a model of the default workload."""
+    name, given = DEFAULT, {"model": arguments.model}
     if arguments.config:
         config = project.read_one(arguments.config, arguments.set)
-        options = find_workload(config.workload).Options.model_validate(config.options)
-        return Wanted(config.workload, options)
-    name: str = arguments.workload
-    if not arguments.model:
+        name, given = config.workload, config.options
+    elif not arguments.model:
         return Wanted(name)
-    given = {"model": arguments.model}
-    keys = find_workload(name).Options
-    if "model" not in keys.model_fields:
-        raise UserError(f"--model {arguments.model}: workload {name} takes no model.")
-    for key, field_of in keys.model_fields.items():  # any of the choices: they take the same memory
-        choices = get_args(field_of.annotation)
-        if field_of.is_required() and get_origin(field_of.annotation) is Literal:
-            given[key] = choices[0]
-    try:
-        options = keys.model_validate(given)
-    except ValidationError:
-        raise UserError(
-            f"--model {arguments.model}: workload {name} needs more than a model; name the config "
-            "of a run with --config."
-        ) from None
-    weights_verb.refuse_missing(arguments.model, name)
-    return Wanted(name, options)
+    else:
+        weights_verb.refuse_missing(arguments.model, name)
+    return Wanted(name, find_workload(name).Options.model_validate(given))
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

@@ -312,6 +312,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
     with screen.refusing():
         named, places = sources(config, workflow)
         checked = project.validate(config, named, places)
+        imported.refuse_sheet(workflow, checked.samples)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
             # What a step makes of the inputs has a name of ours.

@@ -23,6 +23,12 @@ _makers: dict[str, tuple[str, str]] = {}
 """The rule that makes each weights/<name>.json, and of which model."""
 
 
+def refuse_sheet(workflow: Any, samples: str) -> None:
+    """Refuse a sheet of samples below a prefix: it names files as they are without."""
+    if samples and internals.below_prefix(workflow, "a") != "a":
+        raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
+
+
 def config_below_prefix(workflow: Any, config: Config) -> Config:
     """Return the config with its files named as they are found from here."""
 
@@ -38,8 +44,6 @@ def config_below_prefix(workflow: Any, config: Config) -> Config:
         key: moved(value) if value and key in paths and value[0] != "~" else value
         for key, value in config.options.items()
     }
-    if config.samples and moved("a") != "a":
-        raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
     file = config.labels.file and moved(config.labels.file)
     return config.model_copy(
         update={

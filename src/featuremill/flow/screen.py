@@ -2,7 +2,7 @@
 
 The verbs say what happens to the records. Snakemake's talk about its own scheduling is kept off;
 its count of steps, warnings and errors stay. What it says of a failed job (twenty lines of paths)
-becomes one line, and a summary at the end (`after.py`). Now and then comes a line of totals. Its
+becomes one line, and a summary at the end (`summary.py`). Now and then comes a line of totals. Its
 log file under .snakemake/log keeps everything, and so does the screen of a dry run, with
 --printshellcmds or --verbose, and where another workflow imports this one.
 """

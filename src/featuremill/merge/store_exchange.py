@@ -31,7 +31,7 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import Part, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt, UsedDevice
-from featuremill.store.shared_index import NUM_BUCKETS, chosen, joined, keep_index, levels_of
+from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of
 from featuremill.workload import Device, TakesPublished, find_workload, workloads
 from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workload.weights import model_told
@@ -156,17 +156,10 @@ def _rows_to_give(
             for number, shelf in enumerate(shelves)
             for level in levels_of(shelf, Path(scratch, str(number)))
         ]
-        among = [
-            np.array([numbers.get(name, -1) for name in one.parts], np.int32) for one in levels
-        ]
+        numbered = [(level, level.numbered(numbers)) for level in levels]
         given: list[list[npt.NDArray[np.int32]]] = [[] for _ in numbers]
         for bucket in range(NUM_BUCKETS):
-            sha256, part, row = joined(
-                [
-                    chosen(level.bucket(bucket), usable)
-                    for level, usable in zip(levels, among, strict=True)
-                ]
-            )
+            sha256, part, row = chosen(numbered, bucket)
             is_first = np.ones(len(sha256), bool)
             is_first[1:] = sha256[1:] != sha256[:-1]
             part, row = part[is_first], row[is_first]

@@ -80,7 +80,6 @@ def run(arguments: argparse.Namespace) -> None:
         )
     found = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     folder = Results(arguments.run_folder)
-    run_log.begin_anew(folder.root)
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))

@@ -22,7 +22,7 @@ from featuremill.store.parts import OTHER_COLUMNS, columns_of
 from featuremill.store.plan import PlannedShard, Settings, SharedPart
 from featuremill.store.remote import RemoteShelf
 from featuremill.store.results import Results
-from featuremill.store.shared_index import Level, chosen, find, keep_index, levels_of
+from featuremill.store.shared_index import Level, Numbers, find, keep_index, levels_of
 from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("part", "<i4"), ("row", "<i4")])
@@ -31,7 +31,7 @@ TRIES = 5
 """How often levels are looked for again that became one with others meanwhile."""
 log = logging.getLogger("featuremill.plan")
 
-Levels = list[tuple[Level, npt.NDArray[np.int32]]]
+Levels = list[tuple[Level, Numbers]]
 """Each with the numbers of its parts among all; -1 for one that is not to be used."""
 
 
@@ -138,15 +138,14 @@ def _are_refused(lookup: Lookup, found: Found, wanted: Collection[int]) -> bool:
     """Fetch those of the `wanted` parts that are not here; note those that cannot be used, and tell
     whether there are any. One here that cannot be read is left to merge."""
     bad: dict[str, tuple[shared.Identity, str]] = {}
-    settings = lookup.settings.as_json()
     parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
     fetched = Progress(log, "fetching", "parts")
     for number, (name, path) in enumerate(parts, 1):
         if shelf := found.remote.get(name):
-            if problem := shelf.take(lookup.stores[0], lookup.recipe, settings, name):
+            if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
                 bad[shelf.part(name)] = None, problem
-                continue
             fetched.at(number, len(parts))
+            continue
         identity = shared.identity_of(path)
         with suppress(OSError, pa.ArrowException):
             if not columns_of(path).equals(lookup.values):
@@ -171,8 +170,7 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
                 numbers[name], found.paths[name] = len(found.paths), path
                 if shelf:
                     found.remote[name] = shelf
-        usable = [numbers.get(name, -1) for name in level.parts]
-        found.levels.append((level, np.array(usable, np.int32)))
+        found.levels.append((level, level.numbered(numbers)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
@@ -183,7 +181,7 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
     for url in lookup.remote:
         for shelf in remote.shelves(url, lookup.recipe):
             there = {name: own.part(name) for name in shelf.parts()}
-            for level in shelf.levels(lookup.stores[0], lookup.recipe) if there else ():
+            for level in shelf.levels(lookup.stores[0]) if there else ():
                 add(level, there, shelf)
     return found
 
@@ -194,7 +192,7 @@ def _look_up_bucket(spools: Sequence[Path], number: int, levels: Levels, to: Pat
     left: Integers = np.arange(len(sha256))
     with (to / str(number)).open("wb") as file:
         for level, numbers in levels:
-            where, part, row = find(sha256[left], chosen(level.bucket(number), numbers))
+            where, part, row = find(sha256[left], level.chosen(number, numbers))
             hits = np.empty(len(where), HIT)
             hits["position"], hits["part"], hits["row"] = left[where], part, row
             file.write(hits.tobytes())

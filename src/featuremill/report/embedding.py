@@ -144,10 +144,13 @@ def figure(found: Projection | str, labels: Labels | None, unit: str) -> Figure:
 
 
 def _rows(found: Projection, labels: Labels | None) -> list[dict[str, Any]]:
+    ids = found.ids
+    if found.samples:
+        ids = [f"{sample}/{id}" for sample, id in zip(found.samples, found.ids, strict=True)]
     rows: list[dict[str, Any]] = [
         {"id": clipped(id), "length": length, "x": x, "y": y}
         for id, length, x, y in zip(
-            found.ids,
+            ids,
             found.lengths,
             *([float(f"{value:.4g}") for value in axis] for axis in found.xy.T),
             strict=True,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+import pyarrow as pa
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
@@ -22,7 +25,7 @@ from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.ledger import SAMPLE
+from featuremill.store.ledger import SAMPLE, with_full_ids
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
 from featuremill.workload.figures import Figure
@@ -161,9 +164,14 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     if not isinstance(workload, DrawsFigures):
         return ()
     with plugin_errors.attributed_to(name, "figures"):
-        return workload.figures(
-            table.schema.names, lambda columns: (batch for _, batch in table.batches(columns))
-        )
+        return workload.figures(table.schema.names, partial(_columns, table))
+
+
+def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield some columns of a table; an id is `<sample>/<id>` where it has samples."""
+    of_sample = [SAMPLE] if SAMPLE in table.schema.names and "id" in columns else []
+    for _, batch in table.batches([*columns, *of_sample]):
+        yield with_full_ids(batch) if of_sample else batch
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:

@@ -34,6 +34,10 @@ ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
 MAX_SAMPLES = 200
 """Rows of the table of samples."""
+MOST_INPUTS = 100
+"""Files that are listed."""
+MOST_CHECKED = 20
+"""Files whose digests are compared before a run is done again."""
 MEANINGS = {
     "ok": "have their features",
     "failed": "were tried and have no features",
@@ -80,6 +84,7 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         tiles=_tiles(facts),
         samples=_samples(facts),
         num_samples=len(facts.samples),
+        most_inputs=MOST_INPUTS,
         # A name, such as mill_t6_8M, keeps its letters.
         warnings=[
             text if "_" in text.split()[0] else text[0].upper() + text[1:]
@@ -373,8 +378,10 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     limit = f" --resources gpu={gpus}" if gpus else ""
     checks = "".join(
         f"echo {shlex.quote(f'{file.sha256}  {file.path}')} | sha256sum --check\n"
-        for file in delivery.inputs[:20]
+        for file in delivery.inputs[:MOST_CHECKED]
     )
+    if num_left := len(delivery.inputs[MOST_CHECKED:]):
+        checks += f"# {words.counted(num_left, 'more file')}: manifest.json has the digests\n"
     name = shlex.quote(f"{run}.yaml")
     return {
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=10_000),

@@ -94,9 +94,9 @@ def _of_receipt(shard: Shard) -> list[Point]:
 def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -> Iterator[Point]:
     """Yield the samples of one attempt, averaged to about `most` points at most, of all devices."""
     held = {device.uuid: device for event in attempt.devices for device in _devices_of(event)}
-    samples = _with_rates([s for s in attempt.samples if s.get("stage", "wait") != "wait"])
+    samples = [s for s in attempt.samples if s.get("stage", "wait") != "wait"]
     size = max(1, -(-len(samples) * max(1, len(held)) // most))
-    chunks = iter(samples)
+    chunks = _with_rates(samples)
     while chunk := list(islice(chunks, size)):
         moment = sum(sample["time"] for sample in chunk) / len(chunk)
         for uuid, values in _values(chunk).items():
@@ -104,28 +104,17 @@ def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -
             yield Point(moment, device, shard.name, f"{device} {shard.name} {number}", values)
 
 
-def _with_rates(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the samples with their `rate` over some seconds before each, where that is known.
-
-    Work counts when its batch is committed. Between two commits nobody knows the rate: it is that
-    from one to the other, and a sample that saw none has none.
-    """
-    found: list[dict[str, Any]] = []
-    commits: list[dict[str, Any]] = []
-    first = 0
+def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the samples, those in which a batch ended with their `rate` over some seconds."""
+    rates = telemetry.Rates()
     for sample in samples:
-        rates = {}
-        has_begun = sample.get("stage") != "load" and "cost_done" in sample
-        if has_begun and (not commits or sample["cost_done"] > commits[-1]["cost_done"]):
-            commits.append(sample)
-            since = sample["time"] - RATE_SECONDS
-            while first + 1 < len(commits) and commits[first + 1]["time"] <= since:
-                first += 1
-            seconds = sample["time"] - commits[first]["time"]
-            if seconds > RATE_SECONDS / 2:
-                rates["rate"] = (sample["cost_done"] - commits[first]["cost_done"]) / seconds
-        found.append({key: value for key, value in sample.items() if key != "rate"} | rates)
-    return found
+        is_computing = sample.get("stage") != "load" and "cost_done" in sample
+        if is_computing and rates.take(sample["time"], sample["cost_done"]):
+            rate = rates.over(RATE_SECONDS, sample["time"], RATE_SECONDS / 2)
+        else:
+            rate = None
+        told = {key: value for key, value in sample.items() if key != "rate"}  # early files have it
+        yield told if rate is None else {**told, "rate": rate}
 
 
 def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:

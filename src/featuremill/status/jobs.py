@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from featuremill.status.shards import Holder, Shard
-from featuremill.store.telemetry import TAIL_BYTES, State, events_of, followed
+from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
 SPEED_SECONDS = 30.0
 """What "of late" means for the speed that is shown."""
 PACE_SECONDS = 300.0
 """And for the time that is left."""
-MOST_CHANGES = 600
-"""Moments that rates are taken from; there is one a batch, or one a second."""
 LEAST_SILENCE_SECONDS = 20.0
 MISSED = 4
 """Samples that may be late before a job counts as silent."""
@@ -28,8 +25,7 @@ class TelemetryTail:
 
     def __init__(self, path: Path) -> None:
         self.state: State | None = None
-        self.changes: deque[tuple[float, float]] = deque(maxlen=MOST_CHANGES)
-        """When the job had computed how much, by its own clock: the moments when that changed."""
+        self._rates = Rates()
         self._path = path
         self._offset = 0
         self._heard = 0.0
@@ -60,31 +56,17 @@ class TelemetryTail:
         before, self.state = self.state, followed(self.state, event)
         kind, now = event["event"], event["time"]
         if kind in ("start", "device"):
-            self.changes.clear()
+            self._rates = Rates()
         elif kind == "sample":
             if before and before.sample:
                 self._gap = max(1.0, now - before.sample["time"])
             if event.get("stage") in COMPUTING and "cost_done" in event:
-                self._take_cost(now, event["cost_done"])
-
-    def _take_cost(self, now: float, cost: float) -> None:
-        if self.changes and cost < self.changes[-1][1]:  # another worker
-            self.changes.clear()
-        if not self.changes or cost > self.changes[-1][1]:
-            self.changes.append((now, cost))
+                self._rates.take(now, event["cost_done"])
 
     def rate(self, seconds: float) -> float | None:
-        """Return the cost a second over about the last `seconds`, whole batches of it; None before
-        the first one."""
-        if len(self.changes) < 2 or self.state is None or self.state.sample is None:
-            return None
-        now, newest = float(self.state.sample["time"]), self.changes[-1][1]
-        started, cost = self.changes[0]
-        for moment, there in self.changes:
-            if moment > now - seconds or there == newest:
-                break
-            started, cost = moment, there
-        return (newest - cost) / (now - started) if now > started else None
+        """Return the cost a second over about the last `seconds`; None before a batch."""
+        sample = self.state and self.state.sample
+        return self._rates.over(seconds, float(sample["time"])) if sample else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 STATUSES = ("planned", "refused", "duplicate")
 READ_ROWS = 100_000
 """Rows that are read together, and that stand together in a row group."""
@@ -69,12 +71,13 @@ def split_id(full: str) -> tuple[str, str]:
     return sample, id
 
 
-def with_full_ids(rows: pa.Table) -> pa.Table:
+def with_full_ids(rows: Rows) -> Rows:
     """Return `rows` with what `full_ids` returns in place of the ids, and without samples."""
     if SAMPLE not in rows.schema.names:
         return rows
     place = rows.schema.get_field_index("id")
-    return rows.set_column(place, "id", full_ids(rows)).drop_columns([SAMPLE])
+    named: Rows = rows.set_column(place, "id", full_ids(rows)).drop_columns([SAMPLE])
+    return named
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 import logging
 import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
+import pyarrow as pa
+
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import shared
 from featuremill.store.files import digest_of
-from featuremill.store.parts import checked
+from featuremill.store.parts import OTHER_COLUMNS, checked
+from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt
 from featuremill.store.shared_index import Level, opened
 
@@ -73,6 +76,11 @@ class RemoteShelf(NamedTuple):
     path: str
     """What that calls the folder."""
 
+    @property
+    def recipe(self) -> str:
+        """That of the parts."""
+        return self.path.rpartition("/")[2]
+
     def below(self, name: str) -> RemoteShelf:
         return RemoteShelf(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
@@ -83,7 +91,9 @@ class RemoteShelf(NamedTuple):
         except FileNotFoundError:
             return []
         names = {unquote(path.rstrip("/").rpartition("/")[2]) for path in paths}
-        return sorted(name.removesuffix(suffix) for name in names if name.endswith(suffix))
+        # Apache lists links that sort its list, "?C=N;O=D".
+        found = [name for name in names if name.endswith(suffix) and name[:1] not in (".", "?", "")]
+        return sorted(name.removesuffix(suffix) for name in found)
 
     def parts(self) -> Collection[str]:
         """Return the names of the parts."""
@@ -93,7 +103,7 @@ class RemoteShelf(NamedTuple):
         """Return the address of a part."""
         return f"{self.url}/{name}.arrows"
 
-    def levels(self, store: Path, recipe: str) -> list[Level]:
+    def levels(self, store: Path) -> list[Level]:
         """Fetch the index into `store` as far as it is not there, and return it.
 
         Raises:
@@ -101,9 +111,8 @@ class RemoteShelf(NamedTuple):
         """
         index = self.below("index")
         names = [name for name in index.listed(".arrow") if DIGEST.fullmatch(name)]
-        folder = shared.own_folder(store) / recipe / "remote" / digest_of([self.url.encode()])
-        for place in reversed([folder, *folder.parents][: len(folder.relative_to(store).parts)]):
-            shared.open_folder(place, store)
+        folder = shared.own_folder(store) / self.recipe / "remote" / digest_of([self.url.encode()])
+        shared.open_folder(folder, store)
         found = []
         for path in {*folder.glob("*.arrow"), *(folder / f"{name}.arrow" for name in names)}:
             if path.stem not in names:  # became one with others
@@ -125,8 +134,9 @@ class RemoteShelf(NamedTuple):
             log.warning("%s/%s: it is damaged, so its parts are not taken.", self.url, path.name)
         return level
 
-    def take(self, store: Path, recipe: str, settings: Mapping[str, Any], name: str) -> str:
-        """Publish a part in `store`; return what is wrong with it, "" where nothing is.
+    def take(self, name: str, store: Path, settings: Settings, values: pa.Schema) -> str:
+        """Publish a part with these `values` in `store`; return what is wrong with it, "" where
+        nothing is.
 
         Raises:
             UserError: when the connection breaks.
@@ -141,12 +151,14 @@ class RemoteShelf(NamedTuple):
                 return f"{self.part(name)}: it is gone"
             try:
                 receipt = Receipt.read(path.with_suffix(".json"))
-                checked(path, [receipt], receipt.rows)
+                part = checked(path, [receipt], receipt.rows)
             except (IntegrityError, UserError):
                 return f"{self.part(name)}: it is not what was published"
-            if (receipt.part, receipt.recipe) != (name, recipe):
+            if (receipt.part, receipt.recipe) != (name, self.recipe):
                 return f"{self.part(name)}: it is another part"
-            shared.publish(store, recipe, settings, path, receipt)
+            if not part.values.equals(values):
+                return f"{self.part(name)}: {OTHER_COLUMNS}"
+            shared.publish(store, self.recipe, settings.as_json(), path, receipt)
         return ""
 
     def _fetch(self, name: str, to: Path) -> None:

@@ -180,8 +180,11 @@ def _try_to_write(store: Path) -> None:
 
 
 def open_folder(folder: Path, store: Path) -> None:
-    """Make a folder of this user's in `store`, as open to readers as the store itself."""
+    """Make a folder of this user's in `store` and those above it, as open to readers as the store
+    itself."""
     if not folder.is_dir():
+        if folder.parent != store:
+            open_folder(folder.parent, store)
         folder.mkdir(exist_ok=True)
         _open_to_readers(folder, store, FOLDER_MODE)
 
@@ -214,7 +217,6 @@ def publish(
     is_there = target.exists() and _is_whole(shelf.receipt(receipt.part))
     if is_there and (target.samefile(part) or digest_of_file(target) == receipt.part):
         return False  # else it is damaged, and this one takes its place
-    open_folder(shelf.folder.parent, store)
     open_folder(shelf.folder, store)
     # The receipt before the part: what has its name always has its receipt beside it.
     told = {shelf.receipt(receipt.part): receipt.as_json()}
@@ -290,8 +292,7 @@ def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         told = Reference(str(root), plan.recipe, sorted(parts), now)
         with contextlib.suppress(OSError):
-            for place in (path.parent.parent, path.parent):
-                open_folder(place, store)
+            open_folder(path.parent, store)
             with publishing(path, store) as new:
                 new.write_text(files.as_text(told._asdict()), "utf-8")
 

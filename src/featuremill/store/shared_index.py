@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +42,8 @@ GROWTH = 4
 """A level that is not so many times larger than all smaller ones together becomes one with them."""
 log = logging.getLogger("featuremill.store")
 
-Entries = tuple[Digests, npt.NDArray[np.int32], npt.NDArray[np.int32]]
+Numbers: TypeAlias = npt.NDArray[np.int32]
+Entries = tuple[Digests, Numbers, Numbers]
 """sha256, part and row, in the order of sha256."""
 
 
@@ -57,6 +58,16 @@ class Level(NamedTuple):
     @property
     def size(self) -> int:
         return sum(self.parts.values())
+
+    def numbered(self, numbers: Mapping[str, int]) -> Numbers:
+        """Return the number of each of its parts; -1 where `numbers` has none."""
+        return np.array([numbers.get(name, -1) for name in self.parts], np.int32)
+
+    def chosen(self, bucket: int, numbers: Numbers) -> Entries:
+        """Return the entries of a bucket whose part has a number, which they get; -1 is none."""
+        sha256, part, row = self.bucket(bucket)
+        new = numbers[part]
+        return sha256[new >= 0], new[new >= 0], row[new >= 0]
 
     def bucket(self, number: int) -> Entries:
         """Return the entries whose sha256 begins with this byte."""
@@ -198,28 +209,20 @@ def _grown(levels: Iterable[Level], there: Collection[str], folder: Path) -> lis
     parts: dict[str, int] = {}
     numbers = []
     for level in together:
-        names = [name if name in there and name not in parts else "" for name in level.parts]
-        parts |= {name: level.parts[name] for name in names if name}
-        place = {name: number for number, name in enumerate(parts)}
-        numbers.append(np.array([place.get(name, -1) for name in names], np.int32))
+        new = [name for name in level.parts if name in there and name not in parts]
+        numbers.append(level.numbered({name: n for n, name in enumerate(new, len(parts))}))
+        parts |= {name: level.parts[name] for name in new}
 
     def buckets() -> Iterator[Entries]:
         for bucket in range(NUM_BUCKETS):
-            yield joined(
-                [
-                    chosen(level.bucket(bucket), new)
-                    for level, new in zip(together, numbers, strict=True)
-                ]
-            )
+            yield chosen(zip(together, numbers, strict=True), bucket)
 
     return [_written(folder, parts, buckets()), *left]
 
 
-def chosen(entries: Entries, numbers: npt.NDArray[np.int32]) -> Entries:
-    """Return the entries of parts that have a number, which they get; -1 is none."""
-    sha256, part, row = entries
-    new = numbers[part]
-    return sha256[new >= 0], new[new >= 0], row[new >= 0]
+def chosen(levels: Iterable[tuple[Level, Numbers]], bucket: int) -> Entries:
+    """Return the entries of a bucket of all levels together, of the parts that have numbers."""
+    return joined([level.chosen(bucket, numbers) for level, numbers in levels])
 
 
 def find(sha256: Digests, entries: Entries) -> tuple[npt.NDArray[np.int64], ...]:

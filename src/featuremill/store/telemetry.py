@@ -33,6 +33,8 @@ import logging
 import math
 import os
 import time
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,6 +52,8 @@ AGAIN_BYTES = 16 * 1024
 READ_BYTES = 4 * 1024 * 1024
 """Of a larger file, which no job writes, only the end is read."""
 TAIL_BYTES = 4 * AGAIN_BYTES
+MOST_MOMENTS = 600
+"""That rates are taken from; there is one a batch, or one a second."""
 TEXTS = frozenset(("event", "shard", "recipe", "host", "cost_unit", "kind", "uuid", "name")).union(
     ("slot", "stage", "status", "message")
 )
@@ -166,6 +170,36 @@ class State(NamedTuple):
     """Of the last line, in seconds since 1970."""
 
 
+class Rates:
+    """The cost a second of a worker, out of the moments when what it has computed grew: whole
+    batches. Between two of them nobody knows it."""
+
+    def __init__(self) -> None:
+        self._grown: deque[tuple[float, float]] = deque(maxlen=MOST_MOMENTS)
+
+    def take(self, moment: float, cost: float) -> bool:
+        """Take it that so much was computed then; tell whether that is more than before."""
+        if self._grown and cost < self._grown[-1][1]:  # another worker
+            self._grown.clear()
+        has_grown = not self._grown or cost > self._grown[-1][1]
+        if has_grown:
+            self._grown.append((moment, cost))
+        return has_grown
+
+    def over(self, seconds: float, now: float, least: float = 0.0) -> float | None:
+        """Return that over about the last `seconds`; None before a batch, or where it would be over
+        no more than `least`."""
+        if len(self._grown) < 2:
+            return None
+        begun = self._grown[0]
+        for one in islice(reversed(self._grown), 1, None):
+            if one[0] <= now - seconds:
+                begun = one
+                break
+        passed, grown = now - begun[0], self._grown[-1][1] - begun[1]
+        return grown / passed if passed > least else None
+
+
 def read(path: str | Path) -> list[Attempt]:
     """Return the attempts in the file at `path`; none where it cannot be read."""
     found: list[Attempt] = []
@@ -182,14 +216,6 @@ def read(path: str | Path) -> list[Attempt]:
         elif kind == "end":
             found[-1] = found[-1]._replace(end=event)
     return found
-
-
-def tail(path: Path) -> State | None:
-    """Return how the last attempt stands, out of the file's end; None where nothing says it."""
-    state: State | None = None
-    for event in events_of(path, TAIL_BYTES)[0]:
-        state = followed(state, event)
-    return state
 
 
 def followed(state: State | None, event: dict[str, Any]) -> State | None:

@@ -131,7 +131,8 @@ def _asked(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."
         )
-    inputs = arguments.inputs or [Path(name) for name in (run.inputs if run else ())]
+    named = config.files_of(run)[bool(run.samples) :] if run else ()
+    inputs = arguments.inputs or [Path(name) for name in dict.fromkeys(named)]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = dict(run.options) if run else {}

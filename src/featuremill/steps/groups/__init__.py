@@ -96,6 +96,8 @@ def problems_of_files(
         is_ours = of in project.features.values()
         sheet = Path(project.samples) if is_ours and project.samples else None
         of_samples = bool(sheet) or (not is_ours and features.has_samples(of))
+        if not (one.table or of_samples) and Path(of, "manifest.json").exists():
+            yield (name,), f"{of} is a run without samples; name a table with groups."
         try:
             if one.table and one.column and Path(one.table).exists():
                 labels.check(Path(one.table), one.column, of_samples)

@@ -162,6 +162,11 @@ class Reader:
             yield Queries(some, self._searched.take(np.array(places, np.int64)), places)
 
     def _of_file(self, path: Path) -> Iterator[Queries]:
+        if self._wants_own and self._searched.has_samples:
+            raise UserError(
+                f"{self._searched.folder.root}: --exclude-self needs ids as queries, such as "
+                "<sample>/<id>, as a file does not name samples."
+            )
         self._recipe = recipe = self._recipe or self._make_recipe()
         for some in _in_pieces(self._good(recipe.records(path)), self._num_at_once):
             vectors = recipe.vectors(
@@ -191,11 +196,6 @@ class Reader:
         """Return the row of each record that is one of the run's, by its id and its sequence."""
         if not self._wants_own:
             return [NOWHERE] * len(records)
-        if self._searched.has_samples:
-            raise UserError(
-                f"{self._searched.folder.root}: --exclude-self needs ids as queries, such as "
-                "<sample>/<id>, as a file does not name samples."
-            )
         rows = self._searched.rows_of({record.id for record in records})
         stored = self._searched.records_of(np.array(list(rows.values()), np.int64))
         sha256_of = {row: record.sha256 for row, record in stored.items()}

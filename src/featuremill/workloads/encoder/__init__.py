@@ -246,7 +246,7 @@ def caution(options: Options) -> str:
         is_esm2 = bool(esm2_folder.facts_of(place_of(options.model)))
     except UserError:
         return ""
-    faster = "workload: esm2 computes the same features about twice as fast (docs/esm2.md)"
+    faster = "workload: esm2 computes the same features faster (docs/esm2.md)"
     return f"{options.model} is an ESM-2: {faster}" if is_esm2 else ""
 
 
