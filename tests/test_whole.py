@@ -145,7 +145,7 @@ def digest_share(payload, salt):
 class FakeRun:
     """What a head reads of a finished run, with vectors of the payloads alone."""
 
-    column, recipe, settings, width = "marks", None, None, WIDTH
+    column, recipe, settings, width, has_samples = "marks", None, None, WIDTH, False
 
     def __init__(self, name, payloads, failed, order):
         self.name = name
