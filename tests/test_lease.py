@@ -359,7 +359,7 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
     for number in range(3):
         gpu, said = leases("--index-mode", "--devices", number, "--wait", 0)
         assert gpu == str(number)
-        assert f"GPU {number}: 1300 MB are in use by a display; it is taken all the same" in said
+        assert f"GPU {number}: 1300 MB are in use by a display; it is used anyway" in said
     leases.node.gpus[0].more["error.nvmlDeviceGetGraphicsRunningProcesses"] = 999
     leases.node.write()
     assert leases("--index-mode", "--devices", 0, "--wait", 0)[0] == "0", "only that is not known"

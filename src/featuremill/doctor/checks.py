@@ -63,7 +63,7 @@ REMEDIES = {
     "no-answer": "Look for Xid in dmesg; reset it or leave it out with --devices.",
     "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
     "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
-    "is a display, FEATUREMILL_POLICY=memory takes the GPU all the same.",
+    "is a display, FEATUREMILL_POLICY=memory uses the GPU anyway.",
     "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
     "too-old": "The command below leaves it out; with dtype: fp16 a run may use all.",
     "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",

@@ -96,7 +96,7 @@ class FailedJob(internals.JobError):
         if self.reason and not said:
             return self.reason
         ended = self.ending or "failed"
-        return said or f"it {ended} without a word of why; it was stopped, killed or never began."
+        return said or f"it {ended} without a message; it was stopped or killed, or never started."
 
 
 class Failures:

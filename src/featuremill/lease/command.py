@@ -47,9 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--watch",
         action="store_true",
-        help="stay beside the command: a GPU that fails it quickly again and again gets a rest",
+        help="stay, and leave a GPU out for a while on which the command fails again and again",
     )
-    add("--list", action="store_true", help="say who has which slot, and end")
+    add("--list", action="store_true", help="print who has which slot, and exit")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -103,7 +103,7 @@ def used_by_others(condition: Condition, holders: Collection[int]) -> str:
     if not holders and unknown_mb > (DISPLAY_MB if condition.display.is_active else IDLE_MB):
         return (
             f"{condition.used_mb} MB in use without a lease; if that is a display, "
-            "FEATUREMILL_POLICY=memory takes the GPU all the same"
+            "FEATUREMILL_POLICY=memory uses the GPU anyway"
         )
     return ""
 
@@ -112,7 +112,7 @@ def used_by_display(condition: Condition) -> str:
     """Return what a display uses of a device that `used_by_others` allows; empty for nothing."""
     if condition.used_mb <= IDLE_MB:
         return ""
-    return f"{condition.used_mb} MB are in use by a display; it is taken all the same"
+    return f"{condition.used_mb} MB are in use by a display; it is used anyway"
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:

@@ -16,7 +16,7 @@ from featuremill.base.arguments import add_runs
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill status`."""
     add_runs(parser)
-    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(
         "--verify", action="store_true", help="also hash inputs, parts and results: reads them all"
     )

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "same proteins in any order give the same sample; default: %(default)s",
     )
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), help="default: auto")
-    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:

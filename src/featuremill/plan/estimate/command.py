@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="what a job takes besides computing; a cluster's queue adds seconds to each",
     )
-    add("--json", action="store_true", help="the same for programs")
+    add("--json", action="store_true", help="print JSON, for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:

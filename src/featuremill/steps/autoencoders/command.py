@@ -125,7 +125,7 @@ def _add_watch(acts: Acts) -> argparse.ArgumentParser:
     parser = _add(acts, "watch", "show how far a training is")
     add = parser.add_argument
     add("sae", type=Path, metavar="FOLDER", help="the autoencoder's folder")
-    add("--once", action="store_true", help="one look, then end")
+    add("--once", action="store_true", help="print the screen once, and exit")
     add("--json", action="store_true", help="for programs: the last line of training.jsonl")
     add("--every", type=float, default=10.0, metavar="SECONDS", help="between looks (default 10)")
     return parser

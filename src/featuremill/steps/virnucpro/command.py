@@ -157,7 +157,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="write all results anew, from what is computed and stored",
     )
-    ignored = parser.add_argument_group("taken, and without effect")
+    ignored = parser.add_argument_group("accepted and ignored")
     for entry in WITHOUT_EFFECT:
         remember: dict[str, Any] = {"action": "append_const", "const": entry}
         if entry.has_value:

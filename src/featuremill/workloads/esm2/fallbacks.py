@@ -127,7 +127,7 @@ class Fallbacks:
         failed, instead = names[0], _way(getattr(self, kind)[0])
         hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
-            "%s: %s of %s fails its check (%s), so %s stands in: %s.",
+            "%s: %s of %s fails its check (%s), so %s computes it instead: %s.",
             *(place, fault.operation, failed, fault.text, instead, hints[kind]),
         )
 
