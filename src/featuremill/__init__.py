@@ -14,19 +14,7 @@ featuremill.SNAKEFILE                      the workflow's path, for `module: sna
 from __future__ import annotations
 
 # What this imports, every verb does before it answers Ctrl-C: so neither typing nor pathlib.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-    from featuremill.api import compute, engine, forget_model
-    from featuremill.features.loading import load, load_matrix
-
-    embed: Callable[..., Any]
-    search: Callable[..., Any]
-    SNAKEFILE: str
-    """The workflow: in the wheel beside this file, in a checkout at its root."""
-
+# The types are in __init__.pyi.
 __version__ = "0.1.0"
 __all__ = [
     "SNAKEFILE",
@@ -49,7 +37,7 @@ _WHERE = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Look up what is asked for only now, so that `import featuremill` costs nothing."""
     from importlib import import_module
 
@@ -58,9 +46,9 @@ def __getattr__(name: str) -> Any:
 
         return getattr(find_workload(DEFAULT), name)
     if name == "search":  # a step brings it, with the command of this name
-        from featuremill.step.finding import commands
+        from featuremill.step.finding import step_of
 
-        return getattr(import_module(commands()[name].module), name)
+        return getattr(import_module(step_of("transfer").COMMANDS[name].module), name)
     if name not in _WHERE:
         raise AttributeError(f"module 'featuremill' has no attribute {name!r}")
     return getattr(import_module(f"featuremill.{_WHERE[name]}"), name)

@@ -61,9 +61,10 @@ def sections(of: list[str]) -> type[BaseModel]:
 
 
 def commands() -> dict[str, Command]:
-    """Return the commands of all steps; a step that cannot be loaded has none."""
+    """Return the commands of all steps, of two with one name the first step's; a step that cannot
+    be loaded has none."""
     every: dict[str, Command] = {}
     for key in known():
         with contextlib.suppress(UserError):  # reported where the step is used
-            every |= step_of(key).COMMANDS
+            every = {**step_of(key).COMMANDS, **every}
     return every
