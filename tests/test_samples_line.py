@@ -429,6 +429,24 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
         begun({**SOIL, "heads": {"gc": head}})
 
 
+def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
+    """Those of a finished run may have samples where the project has none, and the reverse."""
+    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\n")
+    known = soil / "results/known"
+    known.mkdir(parents=True)
+    (known / "manifest.json").touch()
+    bare = {**GC, "labels": "bare.tsv", "of": "results/known"}
+    begun({**SOIL, "verdicts": None, "heads": {"gc": bare}})
+    with pytest.raises(RefusedError, match=r"heads.gc.column: results/known is a run without sa"):
+        begun({**SOIL, "verdicts": None, "heads": {"gc": {**ALONE, "of": "results/known"}}})
+    of_samples = {**GC, "of": str(runs[0])}
+    none = {"run": "none", "inputs": "a.fa", "workload": "composition"}
+    begun({**none, "heads": {"gc": of_samples, "alone": {**ALONE, "of": str(runs[0])}}})
+    begun({**none, "heads": {"gc": {**of_samples, "group": "patient"}}})
+    with pytest.raises(RefusedError, match="no column 'sample'; add it"):
+        begun({**none, "heads": {"gc": {**of_samples, "labels": "bare.tsv"}}})
+
+
 def begun(config):
     """Validate a config, as the main process does before the first job."""
     workflow = SimpleNamespace(
