@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -35,6 +36,7 @@ from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
+from featuremill.store.results import Results
 
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
@@ -187,6 +189,18 @@ def test_labels_may_be_of_samples(runs, tmp_path):
     ]:
         with pytest.raises(UserError, match=problem):
             read(of, None, column, group)
+
+
+def test_labels_of_a_table_need_no_sheet(runs, labels, tmp_path):
+    """Where results were copied without the records of their plan."""
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[0], copy)
+    Results(copy).records.unlink()
+    of = features.open(copy, "composition")
+    assert read(of, labels, "kind", None).of_id == read(of, labels, "kind", "sample").of_id
+    for table, column, group in [(None, "site", None), (labels, "kind", "patient")]:
+        with pytest.raises(UserError, match=r"records.parquet: there is no such file.*; copy it"):
+            read(of, table, column, group)
 
 
 def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):

@@ -35,12 +35,13 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
-    about = of.samples()
     if table is None:
-        return _of_samples(of, about, column, group)
+        return _of_samples(of, _sheet_of(of), column, group)
     group_of: dict[str, str] = {}
-    if group in about and group not in labels.names_of(table):
-        group_of = dict(zip(about[SAMPLE], about[group], strict=True))
+    if of.has_samples and group and group not in labels.names_of(table):
+        about = _sheet_of(of)
+        if group in about:
+            group_of = dict(zip(about[SAMPLE], about[group], strict=True))
     by = None if group_of else group
     found, num_empty = labels.read(table, column, by, of.has_samples)
     if group_of:
@@ -52,6 +53,20 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
     used = card.TableUsed(file=str(table), sha256=sha256_of(table), column=column)
     used = used.model_copy(update={"group": group or (SAMPLE if of.has_samples else None)})
     return Labels(found, num_empty, used)
+
+
+def _sheet_of(of: Features) -> dict[str, list[str]]:
+    """Return the sheet of samples as the plan has it.
+
+    Raises:
+        UserError: it is not beside these results.
+    """
+    if of.has_samples and not of.folder.records.exists():
+        raise UserError(
+            f"{of.folder.records}: there is no such file, which has the sheet of samples of these "
+            "results; copy it with them, or name a table of labels that has the groups, too."
+        )
+    return of.samples()
 
 
 def _without_group(sample: str, group: str | None) -> UserError:
