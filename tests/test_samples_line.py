@@ -203,6 +203,19 @@ def test_labels_of_a_table_need_no_sheet(runs, labels, tmp_path):
             read(of, table, column, group)
 
 
+def test_labels_of_an_edited_sheet_wait_for_its_results(runs, labels, tmp_path, environment):
+    copy = tmp_path / "one"
+    shutil.copytree(runs[0].parents[1], copy)
+    verbs = Verbs(copy, environment)
+    (copy / "samples.tsv").write_text((copy / "samples.tsv").read_text().replace("lake", "pond"))
+    verbs.plan([], more=("--threads", "1"), samples="samples.tsv", inputs=[], options={})
+    of = features.open(verbs.run_folder.root, "composition")
+    assert read(of, labels, "kind", None).used.group == "sample"
+    for table, column, group in [(None, "site", None), (labels, "kind", "patient")]:
+        with pytest.raises(UserError, match="sheet of samples was planned anew after these resul"):
+            read(of, table, column, group)
+
+
 def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):
     (tmp_path / "none").mkdir()
     verbs = Verbs(tmp_path / "none", environment)

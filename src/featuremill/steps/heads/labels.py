@@ -14,6 +14,7 @@ from featuremill.features import Features, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import SAMPLE, Label
 from featuremill.steps.heads import card
+from featuremill.store import command_line
 from featuremill.store.files import sha256_of
 
 
@@ -59,12 +60,18 @@ def _sheet_of(of: Features) -> dict[str, list[str]]:
     """Return the sheet of samples as the plan has it.
 
     Raises:
-        UserError: it is not beside these results.
+        UserError: it is not beside these results, or is of a later plan.
     """
     if of.has_samples and not of.folder.records.exists():
         raise UserError(
             f"{of.folder.records}: there is no such file, which has the sheet of samples of these "
             "results; copy it with them, or name a table of labels that has the groups, too."
+        )
+    if of.plan and not of.delivery.is_of(of.plan):
+        again = command_line.again(of.folder.root)
+        raise UserError(
+            f"{of.name}: its sheet of samples was planned anew after these results, so they may "
+            f"not be of the same samples; make the results anew: {again}"
         )
     return of.samples()
 
