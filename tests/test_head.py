@@ -744,7 +744,7 @@ def test_a_class_of_which_each_fold_has_copies_is_refused(group):
     copies = names if group else [name[-1] for name in names]
     told = examples(copies)
     assert (told.payload_N == np.unique(copies, return_inverse=True)[1]).all()
-    said = "its values of sample or its sequences" if group else "its sequences"
+    said = f"{'each sample with other classes, or ' if group else ''}its sequences"
     with pytest.raises(UserError, match=f"t.tsv: 'kind': the class 'x' shares {said} with"):
         _refuse_unfit(told, used)
 
@@ -852,7 +852,8 @@ TORN = [
          "'0' and '1' of family, and a head needs 3 values of family of each class"),
         (TORN, ("--group", "family"), "the class 'y' shares each family with other classes"),
         (every(lambda n: "xy"[n % 2], 8), ("--group", "family"),
-         "4 different values of family are too few"),
+         "4 different values of family are too few for 5 folds; label more, or name another column "
+         "of groups, or the group id, which is each record."),
         ([*XY, ("p3", "x", 1)], (), "labels.csv:42: 'p3' has a label in line 5 already"),
         ([*XY, ("", "x", 1)], (), "labels.csv:42: this row has no id of a record"),
         ([*XY, ("p50", "x", "")], ("--group", "family"), "labels.csv:42: 'p50' has no family"),

@@ -166,7 +166,9 @@ def test_a_group_is_the_sample_unless_a_column_says_otherwise(runs, labels):
     assert {patients.of_id[id].group for id in ("a/p1", "b/p2")} == {"one"}
     assert patients.of_id["c/p1"].group == "c"
     own = read(of, labels, "kind", "id")
-    assert own.of_id["c/p1"].group == "p1"
+    assert all(one.group == id for id, one in own.of_id.items())
+    labels.write_text(labels.read_text().replace("sample,id", "sample,accession"))
+    assert read(of, labels, "kind", "id") == own._replace(used=read(of, labels, "kind", "id").used)
     with pytest.raises(UserError, match=r"sample '[cf]' has no site in the sheet"):
         read(of, labels, "kind", "site")
 
@@ -183,6 +185,9 @@ def test_labels_may_be_of_samples(runs, tmp_path):
         "d",
         "e",
     }
+    own = read(of, None, "site", "id")
+    assert own.of_id == {id: one._replace(group=id) for id, one in found.of_id.items()}
+    assert own.used.group == "id"
     for column, group, problem in [
         ("kind", None, "no column 'kind'; it has sample, patient and site"),
         ("site", "genus", "no column 'genus'"),
@@ -453,6 +458,9 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
     columns = [{**GC, "group": "site"}, {**GC, "labels": None, "column": "site"}]
     columns.append({**GC, "group": "id"})
     for head in columns:
+        begun({**SOIL, "heads": {"gc": head}})
+    (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\n")
+    for head in ({**GC, "group": "id"}, {**ALONE, "column": "site", "group": "id"}):
         begun({**SOIL, "heads": {"gc": head}})
 
 

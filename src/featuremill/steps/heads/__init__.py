@@ -44,7 +44,7 @@ class Head(Section):
     group: str | None = None
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
-    samples, each sample."""
+    samples, each sample. `id` makes each record or contig a group."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     folder: str | None = None
@@ -176,6 +176,8 @@ def _check_column(head: Head, key: str, column: str, project: Project) -> None:
     """Raise UserError where labels or groups have no such column, or a table is no such."""
     from featuremill.inputs import labels, samples
 
+    if key == "group" and column == labels.ID:
+        return
     first = features_of(head, project)[0]
     of_samples, is_ours = has_samples(project, first), first in project.features.values()
     sheet = samples.read(Path(project.samples)) if is_ours and of_samples else None

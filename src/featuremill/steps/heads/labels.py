@@ -39,7 +39,7 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
     if table is None:
         return _of_samples(of, _sheet_of(of), column, group)
     group_of: dict[str, str] = {}
-    if of.has_samples and group and group not in labels.names_of(table):
+    if of.has_samples and group not in (None, labels.ID, *labels.names_of(table)):
         about = _sheet_of(of)
         if group in about:
             group_of = dict(zip(about[SAMPLE], about[group], strict=True))
@@ -92,13 +92,14 @@ def _of_samples(
             "table with --labels."
         )
     group = group or SAMPLE
-    for name in (column, group):
+    by = SAMPLE if group == labels.ID else group
+    for name in (column, by):
         if name not in about:
             raise UserError(
                 f"{of.name}: its sheet of samples has no column {name!r}; it has {listed(about)}."
             )
     of_sample: dict[str, Label] = {}
-    for sample, label, its_group in zip(about[SAMPLE], about[column], about[group], strict=True):
+    for sample, label, its_group in zip(about[SAMPLE], about[column], about[by], strict=True):
         if label and not its_group:
             raise _without_group(sample, group)
         if label:
@@ -107,6 +108,8 @@ def _of_samples(
         raise UserError(f"{of.name}: no sample has a label in {column!r}; fill it in.")
     ids = chain(of.ids_of(np.arange(of.num_rows)), (failure.id for failure in of.failures()))
     found = {id: of_sample[sample] for id in ids if (sample := split_id(id)[0]) in of_sample}
+    if group == labels.ID:
+        found = {id: label._replace(group=id) for id, label in found.items()}
     sheet = of.delivery.inputs[0]
     used = card.TableUsed(file=sheet.path, sha256=sheet.sha256, column=column, group=group)
     return Labels(found, len(about[SAMPLE]) - len(of_sample), used)

@@ -299,13 +299,14 @@ def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
     if (num_groups := len(set(examples.groups_N.tolist()))) < figures.FOLDS:
         raise UserError(
             f"{where}: {num_groups} different values of {group} are too few for "
-            f"{figures.FOLDS} folds; label more, or name another column of groups."
+            f"{figures.FOLDS} folds; label more, or name another column of groups, or the group "
+            "id, which is each record."
         )
     for number in _torn_from_its_class(examples):
         raise UserError(
-            f"{where}: the class {clipped(examples.classes[number])!r} shares its "
-            f"{'values of ' + group + ' or its ' if group else ''}sequences with other examples in "
-            "such a way that a fold would leave none of it to learn from; label more of the class "
+            f"{where}: the class {clipped(examples.classes[number])!r} shares "
+            f"{f'each {group} with other classes, or ' if group else ''}its sequences with other "
+            "records, so that a fold would leave none of it to learn from; label more of the class "
             "elsewhere, or leave it out."
         )
 
