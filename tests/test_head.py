@@ -34,6 +34,7 @@ from featuremill.features import records as feature_records
 from featuremill.features.columns import Column
 from featuremill.features.records import Features
 from featuremill.features.table import Stored, Table
+from featuremill.inputs.labels import Label
 from featuremill.merge.command import merge
 from featuremill.steps.heads import (
     calibration,
@@ -49,6 +50,7 @@ from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
 from featuremill.steps.heads.joined import Joined
 from featuremill.steps.heads.predict import _refuse_other_recipes
+from featuremill.steps.heads.train import _examples, _refuse_unfit
 from featuremill.store.results import Results
 
 COLUMN = ["--vectors", "composition"]
@@ -632,13 +634,13 @@ def test_no_fit_lacks_a_class_that_has_three_groups():
 
 def test_scores_of_a_rare_class_are_probabilities():
     x, y, groups = rare()
-    scores = out_of_fold(Logistic(), x, y, groups)
+    scores = out_of_fold(Logistic(), x, y, groups, np.arange(len(y)))
     assert abs(scores[:, 1].mean() - y.mean()) < 0.02  # though the fit counts classes alike
     assert figures.brier(scores, y) < figures.of_guesses(y, 2)["brier"] - 0.008
     assert np.isclose(figures.brier(scores, y), np.mean((scores[:, 1] - y) ** 2))
     for one in figures.reliability(scores, y):
         assert one.items < 30 or abs(one.share - one.mean_score) < 0.15
-    fitted = chosen_and_fitted(Logistic(), x, y, groups, 2)
+    fitted = chosen_and_fitted(Logistic(), x, y, groups, np.arange(len(y)), 2)
     raw = network_of.logits(Logistic().fit(x, y, fitted.setting, 2), x)
     calibrated = fitted.calibration.logits(raw)
     np.testing.assert_allclose(network_of.logits(fitted.head, x), calibrated, atol=1e-9)
@@ -693,11 +695,58 @@ def test_no_fit_sees_half_a_group_and_the_best_setting_is_chosen():
     x, y, groups = rare(120, share=0.4)
     x[:, 0], x[:, 2] = groups, y + x[:, 2] / 9
     spy = Spy()
-    out_of_fold(spy, x, y, groups)
+    out_of_fold(spy, x, y, groups, np.arange(len(y)))
     assert len(spy.groups) == 5 * (5 * 3 + 1)
     assert all((counts == 2).all() for _, counts in spy.groups)
     assert 30 < min(len(numbers) for numbers, _ in spy.groups) < 45  # of 60
-    assert chosen_and_fitted(spy, x, y, groups, 2).setting == 2
+    assert chosen_and_fitted(spy, x, y, groups, np.arange(len(y)), 2).setting == 2
+
+
+def test_no_fit_sees_a_copy_of_what_it_is_judged_by():
+    """Neither the fit that is judged nor those that choose its setting."""
+    x, y, _ = rare(600, share=0.4)
+    payloads, groups = np.arange(600), np.arange(600) // 5
+    payloads[:60] = payloads[-60:]
+    x[:, 0] = payloads
+    spy = Spy()
+    out_of_fold(spy, x, y, groups, payloads)
+    seen = iter(set(numbers) for numbers, _ in spy.groups)
+    outer = fitting.outer_folds(groups, y)
+    for fold in range(5):
+        held_out = outer == fold
+        learnt = ~np.isin(payloads, payloads[held_out])
+        assert learnt.sum() < (~held_out).sum()
+        inner = fitting.inner_folds(groups[learnt], y[learnt])
+        for number in np.unique(inner):
+            judged = {*payloads[learnt][inner == number]}
+            for _ in range(3):
+                assert next(seen) == {*payloads[learnt]} - judged
+        assert next(seen) == {*payloads[learnt]}
+    assert next(seen, None) is None
+
+
+@pytest.mark.parametrize("group", [None, "sample"])
+def test_a_class_of_which_each_fold_has_copies_is_refused(group):
+    ids = [f"S{sample}/{number}" for sample in range(6) for number in range(20)]
+    names = [id.partition("/")[2] for id in ids]
+    found = {
+        id: Label("xy"[int(name) % 2], id[:2] if group else id, 0)
+        for id, name in zip(ids, names, strict=True)
+    }
+    joined = SimpleNamespace(blocks=lambda tell: iter([(ids, np.zeros((120, 2)))]))
+    used = SimpleNamespace(file="t.tsv", column="kind", group=group)
+
+    def examples(sha256s):
+        first = SimpleNamespace(digests=lambda: zip(ids, sha256s, strict=True))
+        return _examples(joined, first, found, used, [])
+
+    _refuse_unfit(examples(ids), used)
+    copies = names if group else [name[-1] for name in names]
+    told = examples(copies)
+    assert (told.payload_N == np.unique(copies, return_inverse=True)[1]).all()
+    said = f"{'each sample with other classes, or ' if group else ''}its sequences"
+    with pytest.raises(UserError, match=f"t.tsv: 'kind': the class 'x' shares {said} with"):
+        _refuse_unfit(told, used)
 
 
 def test_an_interval_is_of_groups_and_not_of_their_records():
@@ -741,7 +790,8 @@ def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
     x = {
         dtype: featuremill.embed(sequences, dtype=dtype, device="cpu") for dtype in ("bf16", "fp32")
     }
-    found = chosen_and_fitted(Logistic(), x["bf16"], is_virus.astype(int), groups, 2)
+    y, all_differ = is_virus.astype(int), np.arange(len(groups))
+    found = chosen_and_fitted(Logistic(), x["bf16"], y, groups, all_differ, 2)
     bf16, fp32 = (network_of.logits(found.head, vectors).argmax(1) for vectors in x.values())
     assert len(sequences) == 1000 and (bf16 == fp32).mean() >= 0.995
 
@@ -802,7 +852,8 @@ TORN = [
          "'0' and '1' of family, and a head needs 3 values of family of each class"),
         (TORN, ("--group", "family"), "the class 'y' shares each family with other classes"),
         (every(lambda n: "xy"[n % 2], 8), ("--group", "family"),
-         "4 different values of family are too few"),
+         "4 different values of family are too few for 5 folds; label more, or name another column "
+         "of groups, or the group id, which is each record."),
         ([*XY, ("p3", "x", 1)], (), "labels.csv:42: 'p3' has a label in line 5 already"),
         ([*XY, ("", "x", 1)], (), "labels.csv:42: this row has no id of a record"),
         ([*XY, ("p50", "x", "")], ("--group", "family"), "labels.csv:42: 'p50' has no family"),

@@ -90,9 +90,13 @@ def test_a_config_with_samples_is_checked(keys, problem):
 
 
 def test_a_step_that_does_not_know_samples_is_refused(monkeypatch):
-    monkeypatch.delattr(heads, "TAKES_SAMPLES")
     told = {"samples": "s.tsv", "heads": {"h": {"labels": "l.csv", "column": "c"}}}
-    with pytest.raises(UserError, match="heads: this step takes no samples; leave it out"):
+    refused = pytest.raises(UserError, match="heads: this step takes no samples; leave it out")
+    monkeypatch.setattr(heads, "TAKES_SAMPLES", False)
+    with refused:
+        project.validate({"workload": "composition", **told})
+    monkeypatch.delattr(heads, "TAKES_SAMPLES")
+    with refused:
         project.validate({"workload": "composition", **told})
 
 
@@ -319,6 +323,9 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     frame.to_parquet(table.with_suffix(".parquet"))
     found = facts.read(run.root, False, table.with_suffix(".parquet"), "kind")
     assert found.labels.texts == [None, "y", None, "x", None]
+    table.write_text("sample\tid\tkind\nlate\tp9\tx\n")
+    mismatch = facts.read(run.root, False, table, "kind").labels.mismatch
+    assert mismatch.endswith("its first is 'late/p9', the run's first is 'early/p3'")
     frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
     with pytest.raises(UserError, match="there is no column 'sample'"):
         facts.read(run.root, False, table, "kind")

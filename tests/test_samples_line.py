@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -35,6 +36,7 @@ from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
+from featuremill.store.results import Results
 
 SAMPLES = "abcdef"
 PATIENT = {"a": "one", "b": "one"}
@@ -164,7 +166,9 @@ def test_a_group_is_the_sample_unless_a_column_says_otherwise(runs, labels):
     assert {patients.of_id[id].group for id in ("a/p1", "b/p2")} == {"one"}
     assert patients.of_id["c/p1"].group == "c"
     own = read(of, labels, "kind", "id")
-    assert own.of_id["c/p1"].group == "p1"
+    assert all(one.group == id for id, one in own.of_id.items())
+    labels.write_text(labels.read_text().replace("sample,id", "sample,accession"))
+    assert read(of, labels, "kind", "id") == own._replace(used=read(of, labels, "kind", "id").used)
     with pytest.raises(UserError, match=r"sample '[cf]' has no site in the sheet"):
         read(of, labels, "kind", "site")
 
@@ -181,12 +185,40 @@ def test_labels_may_be_of_samples(runs, tmp_path):
         "d",
         "e",
     }
+    own = read(of, None, "site", "id")
+    assert own.of_id == {id: one._replace(group=id) for id, one in found.of_id.items()}
+    assert own.used.group == "id"
     for column, group, problem in [
         ("kind", None, "no column 'kind'; it has sample, patient and site"),
         ("site", "genus", "no column 'genus'"),
     ]:
         with pytest.raises(UserError, match=problem):
             read(of, None, column, group)
+
+
+def test_labels_of_a_table_need_no_sheet(runs, labels, tmp_path):
+    """Where results were copied without the records of their plan."""
+    copy = tmp_path / "copy"
+    shutil.copytree(runs[0], copy)
+    Results(copy).records.unlink()
+    of = features.open(copy, "composition")
+    assert read(of, labels, "kind", None).of_id == read(of, labels, "kind", "sample").of_id
+    for table, column, group in [(None, "site", None), (labels, "kind", "patient")]:
+        with pytest.raises(UserError, match=r"records.parquet: there is no such file.*; copy it"):
+            read(of, table, column, group)
+
+
+def test_labels_of_an_edited_sheet_wait_for_its_results(runs, labels, tmp_path, environment):
+    copy = tmp_path / "one"
+    shutil.copytree(runs[0].parents[1], copy)
+    verbs = Verbs(copy, environment)
+    (copy / "samples.tsv").write_text((copy / "samples.tsv").read_text().replace("lake", "pond"))
+    verbs.plan([], more=("--threads", "1"), samples="samples.tsv", inputs=[], options={})
+    of = features.open(verbs.run_folder.root, "composition")
+    assert read(of, labels, "kind", None).used.group == "sample"
+    for table, column, group in [(None, "site", None), (labels, "kind", "patient")]:
+        with pytest.raises(UserError, match="sheet of samples was planned anew after these resul"):
+            read(of, table, column, group)
 
 
 def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, environment, capfd):
@@ -427,6 +459,27 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
     columns.append({**GC, "group": "id"})
     for head in columns:
         begun({**SOIL, "heads": {"gc": head}})
+    (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\n")
+    for head in ({**GC, "group": "id"}, {**ALONE, "column": "site", "group": "id"}):
+        begun({**SOIL, "heads": {"gc": head}})
+
+
+def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
+    """Those of a finished run may have samples where the project has none, and the reverse."""
+    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\n")
+    known = soil / "results/known"
+    known.mkdir(parents=True)
+    (known / "manifest.json").touch()
+    bare = {**GC, "labels": "bare.tsv", "of": "results/known"}
+    begun({**SOIL, "verdicts": None, "heads": {"gc": bare}})
+    with pytest.raises(RefusedError, match=r"heads.gc.column: results/known is a run without sa"):
+        begun({**SOIL, "verdicts": None, "heads": {"gc": {**ALONE, "of": "results/known"}}})
+    of_samples = {**GC, "of": str(runs[0])}
+    none = {"run": "none", "inputs": "a.fa", "workload": "composition"}
+    begun({**none, "heads": {"gc": of_samples, "alone": {**ALONE, "of": str(runs[0])}}})
+    begun({**none, "heads": {"gc": {**of_samples, "group": "patient"}}})
+    with pytest.raises(RefusedError, match="no column 'sample'; add it"):
+        begun({**none, "heads": {"gc": {**of_samples, "labels": "bare.tsv"}}})
 
 
 def begun(config):

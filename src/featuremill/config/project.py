@@ -133,7 +133,8 @@ def validate(
     sections = {key: one for key, one in asked.items() if one}  # none of no names
     if raw.get("samples"):
         for key in sections:
-            if not isinstance(step_of(key), TakesSamples):
+            one = step_of(key)
+            if not (isinstance(one, TakesSamples) and one.TAKES_SAMPLES):
                 where = configs.place_of(source, places, (key,))
                 raise UserError(
                     f"{where}: {key}: this step takes no samples; leave it out, or name the files "

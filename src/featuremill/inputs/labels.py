@@ -16,6 +16,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.inputs import RowOptions, columns, format_of, rows, source, table
 
+ID = "id"
+"""In place of a column of groups: each record is one."""
 SAMPLE = "sample"
 """The column that says whose record an id is, where records are of samples."""
 
@@ -76,12 +78,13 @@ def read(
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each id in the table `path` (CSV, TSV or Parquet, plain or compressed),
     and how many rows have none. If the records are `of_samples`, the table has a column `sample`,
-    and an id is `<sample>/<id>` here, as those of features are.
+    and an id is `<sample>/<id>` here, as those of features are. The `group` "id" is the record.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
-    wanted = (column, *([group] if group else []))
+    by = None if group == ID else group
+    wanted = (column, *([by] if by else []))
     for name in wanted:
         check(path, name, of_samples)
     found: dict[str, Label] = {}
@@ -105,7 +108,7 @@ def read(
                 f"{where}: {clipped(id)!r} has a label in line {found[id].line} already; leave one "
                 "of them."
             )
-        of_group = cells[group] if group else cells[SAMPLE] if of_samples else id
+        of_group = cells[by] if by else cells[SAMPLE] if of_samples and group != ID else id
         if not of_group:
             raise UserError(
                 f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "

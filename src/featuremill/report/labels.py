@@ -82,7 +82,7 @@ def read(path: Path, column: str, ids: Sequence[str], samples: Sequence[str] = (
     with refusing_damage(path):
         rows = _parquet if format_of(path).module == "parquet" else _delimited
         for sample, id, text in rows(path, column, bool(samples)):
-            example = example or id
+            example = example or (id and _full(sample, id))
             for place in wanted.get((sample, id), ()):
                 if text and texts[place] is None:
                     texts[place] = text
@@ -91,9 +91,14 @@ def read(path: Path, column: str, ids: Sequence[str], samples: Sequence[str] = (
     there = f"its first is {clipped(example)!r}" if example else "it has no row with one"
     mismatch = (
         f"{path}: no record on the map has a {column} there, by its id: {there}, the run's first "
-        f"is {clipped(ids[0])!r}"
+        f"is {clipped(_full(samples[0] if samples else '', ids[0]))!r}"
     )
     return Labels(column, path, texts, mismatch)
+
+
+def _full(sample: str, id: str) -> str:
+    """Return what tells a record from all others."""
+    return f"{sample}/{id}" if sample else id
 
 
 def _places(path: Path, names: Sequence[str], column: str, of_samples: bool) -> list[int]:

@@ -59,3 +59,12 @@ def _is_other(card: Path, late: Sequence[str]) -> bool:
         return False
     known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
     return any(known.get(path) != sha256_of(Path(path)) for path in late)
+
+
+def has_samples(project: Project, folder: str) -> bool:
+    """Return whether the features in `folder` are of samples: those of the project, or of a
+    finished run elsewhere."""
+    from featuremill import features  # here: it loads pyarrow
+
+    is_ours = folder in project.features.values()
+    return bool(project.samples) if is_ours else features.has_samples(folder)

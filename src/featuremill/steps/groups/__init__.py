@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table
+from featuremill.steps.tables import Table, has_samples
 
 KEY = "groups"
 TAKES_SAMPLES = True
@@ -95,7 +95,7 @@ def problems_of_files(
         of = project.features_of(one.of)
         is_ours = of in project.features.values()
         sheet = Path(project.samples) if is_ours and project.samples else None
-        of_samples = bool(sheet) or (not is_ours and features.has_samples(of))
+        of_samples = has_samples(project, of)
         if not (one.table or of_samples) and Path(of, "manifest.json").exists():
             yield (name,), f"{of} is a run without samples; name a table with groups."
         try:

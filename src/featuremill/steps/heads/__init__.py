@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
+from featuremill.steps.tables import has_samples
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -43,7 +44,7 @@ class Head(Section):
     group: str | None = None
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
-    samples, each sample."""
+    samples, each sample. `id` makes each record or contig a group."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     folder: str | None = None
@@ -128,7 +129,8 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
             continue
         if len(head.vectors) not in (0, 1, len(sets)):
             yield (name, "vectors"), f"give one for all, or one for each of {listed(sets)}."
-        if head.column and not (head.labels or project.samples):
+        is_ours = sets[0] in project.features.values()  # of another run, its files tell
+        if head.column and not head.labels and is_ours and not project.samples:
             yield (name, "column"), "labels and column belong together: name a table with labels."
         for more, runs in head.predict.items():
             if len(runs) != len(sets):
@@ -142,18 +144,14 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels without the column, missing heads, and heads of other features."""
     from featuremill.features import chosen
-    from featuremill.inputs import samples
     from featuremill.steps.heads.card import CARD, Card
 
-    about: list[str] = []
-    if project.samples:
-        about = [*samples.read(Path(project.samples)).about]
     for name, head in asked.items():
         if head.column:
             for key in ("column", "group"):
                 try:
                     if column := getattr(head, key):
-                        _check_column(head, key, column, project.samples, about)
+                        _check_column(head, key, column, project)
                 except UserError as error:
                     is_there = not head.labels or Path(head.labels).is_file()
                     yield (name, key if is_there else "labels"), str(error)
@@ -174,14 +172,22 @@ def problems_of_files(
             yield (name, "folder"), problem
 
 
-def _check_column(head: Head, key: str, column: str, sheet: str, about: Sequence[str]) -> None:
+def _check_column(head: Head, key: str, column: str, project: Project) -> None:
     """Raise UserError where labels or groups have no such column, or a table is no such."""
-    from featuremill.inputs import columns, labels
+    from featuremill.inputs import labels, samples
 
+    if key == "group" and column == labels.ID:
+        return
+    first = features_of(head, project)[0]
+    of_samples, is_ours = has_samples(project, first), first in project.features.values()
+    sheet = samples.read(Path(project.samples)) if is_ours and of_samples else None
     if head.labels is None:
-        columns.find_named(Path(sheet), about, column)
-    elif key != "group" or column not in about:
-        labels.check(Path(head.labels), column, of_samples=bool(sheet))
+        if sheet:
+            sheet.refuse_unknown(column)
+        elif not of_samples and Path(first, "manifest.json").exists():
+            raise UserError(f"{first} is a run without samples; name a table with labels.")
+    elif key != "group" or not of_samples or (sheet and column not in sheet.about):
+        labels.check(Path(head.labels), column, of_samples)
 
 
 def _unfit(card: Card, asked: Head, project: Project) -> str:

@@ -171,14 +171,19 @@ class Fitted(NamedTuple):
 
 
 def chosen_and_fitted(
-    kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any], num_classes: int
+    kind: Classifier,
+    x_NF: Matrix,
+    y_N: Labels,
+    groups_N: npt.NDArray[Any],
+    payload_N: npt.NDArray[Any],
+    num_classes: int,
 ) -> Fitted:
     """Return the head fitted with the setting that folds of whole groups choose: the one with the
-    least log-loss of calibrated scores on items of unseen groups. The calibration comes from the
-    same logits."""
+    least log-loss of calibrated scores on items of unseen groups and payloads. The calibration
+    comes from the same logits."""
     folds_N = inner_folds(groups_N, y_N)
     folds = np.unique(folds_N).tolist()  # of few groups some folds are empty
-    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, num_classes) for fold in folds]
+    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, payload_N, num_classes) for fold in folds]
     choices, losses = [], []
     for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
         logits_NC = np.empty((len(y_N), num_classes))
@@ -202,6 +207,13 @@ def outer_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64
     return folds_of(groups_N, y_N, FOLDS, 0)
 
 
+def apart_from(
+    is_held_out_N: npt.NDArray[np.bool_], payload_N: npt.NDArray[Any]
+) -> npt.NDArray[np.bool_]:
+    """Return which items a fit may see: none that is held out, and no copy of one."""
+    return ~np.isin(payload_N, payload_N[is_held_out_N])
+
+
 class Tried(NamedTuple):
     """The results of one setting on items that the fit did not see."""
 
@@ -210,17 +222,18 @@ class Tried(NamedTuple):
 
 
 def _tried(
-    kind: Classifier, x_NF: Matrix, y_N: Labels, is_held_out_N: Matrix, num_classes: int
+    kind: Classifier,
+    x_NF: Matrix,
+    y_N: Labels,
+    is_held_out_N: npt.NDArray[np.bool_],
+    payload_N: npt.NDArray[Any],
+    num_classes: int,
 ) -> list[Tried]:
     """Return the results of settings on the held-out items, until several in a row are no
     better."""
     tried, losses = list[Tried](), list[float]()
-    x, y, others, true = (
-        x_NF[~is_held_out_N],
-        y_N[~is_held_out_N],
-        x_NF[is_held_out_N],
-        y_N[is_held_out_N],
-    )
+    learns_N = apart_from(is_held_out_N, payload_N)
+    x, y, others, true = x_NF[learns_N], y_N[learns_N], x_NF[is_held_out_N], y_N[is_held_out_N]
     for setting, head in kind.candidates(x, y, num_classes):
         tried.append(Tried(setting, logits(head, others)))
         scores_NC = softmax(
@@ -233,15 +246,22 @@ def _tried(
 
 
 def out_of_fold(
-    kind: Classifier, x_NF: Matrix, y_N: Labels, groups_N: npt.NDArray[Any]
+    kind: Classifier,
+    x_NF: Matrix,
+    y_N: Labels,
+    groups_N: npt.NDArray[Any],
+    payload_N: npt.NDArray[Any],
 ) -> npt.NDArray[np.float64]:
-    """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group."""
+    """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group and
+    none with its payload."""
     num_classes = int(y_N.max()) + 1
     scores_NC = np.empty((len(y_N), num_classes))
     folds_N = outer_folds(groups_N, y_N)
     for fold in range(FOLDS):
-        outside = folds_N != fold
-        one = chosen_and_fitted(kind, x_NF[outside], y_N[outside], groups_N[outside], num_classes)
-        scores_NC[~outside] = softmax(logits(one.head, x_NF[~outside]))
+        held_out_N = folds_N == fold
+        learns_N = apart_from(held_out_N, payload_N)
+        learnt = x_NF[learns_N], y_N[learns_N], groups_N[learns_N], payload_N[learns_N]
+        one = chosen_and_fitted(kind, *learnt, num_classes)
+        scores_NC[held_out_N] = softmax(logits(one.head, x_NF[held_out_N]))
         log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
     return scores_NC

@@ -1,4 +1,4 @@
-"""Scores of a head's training records, each by a head that saw no record of its group.
+"""Scores of a head's training records, each by a head that saw no record of its group and no copy.
 
 The head's own score of such a record is no prediction: it has seen the label. Records are found by
 the sha256 of their payload, since other samples may have the same ids.
@@ -83,6 +83,7 @@ class Seen:
             return
         pairs = zip(self._held_out.ids, self._held_out.sha256s, strict=True)
         by_pair = {pair: row for row, pair in enumerate(pairs)}
+        # The score of any copy will do: it is of a head that saw none.
         by_sha256 = {sha256: row for (_, sha256), row in by_pair.items()}
         for id, sha256 in features.digests():
             if sha256 in by_sha256:

@@ -14,6 +14,7 @@ from featuremill.features import Features, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import SAMPLE, Label
 from featuremill.steps.heads import card
+from featuremill.store import command_line
 from featuremill.store.files import sha256_of
 
 
@@ -35,12 +36,13 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
-    about = of.samples()
     if table is None:
-        return _of_samples(of, about, column, group)
+        return _of_samples(of, _sheet_of(of), column, group)
     group_of: dict[str, str] = {}
-    if group in about and group not in labels.names_of(table):
-        group_of = dict(zip(about[SAMPLE], about[group], strict=True))
+    if of.has_samples and group not in (None, labels.ID, *labels.names_of(table)):
+        about = _sheet_of(of)
+        if group in about:
+            group_of = dict(zip(about[SAMPLE], about[group], strict=True))
     by = None if group_of else group
     found, num_empty = labels.read(table, column, by, of.has_samples)
     if group_of:
@@ -52,6 +54,26 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
     used = card.TableUsed(file=str(table), sha256=sha256_of(table), column=column)
     used = used.model_copy(update={"group": group or (SAMPLE if of.has_samples else None)})
     return Labels(found, num_empty, used)
+
+
+def _sheet_of(of: Features) -> dict[str, list[str]]:
+    """Return the sheet of samples as the plan has it.
+
+    Raises:
+        UserError: it is not beside these results, or is of a later plan.
+    """
+    if of.has_samples and not of.folder.records.exists():
+        raise UserError(
+            f"{of.folder.records}: there is no such file, which has the sheet of samples of these "
+            "results; copy it with them, or name a table of labels that has the groups, too."
+        )
+    if of.plan and not of.delivery.is_of(of.plan):
+        again = command_line.again(of.folder.root)
+        raise UserError(
+            f"{of.name}: its sheet of samples was planned anew after these results, so they may "
+            f"not be of the same samples; make the results anew: {again}"
+        )
+    return of.samples()
 
 
 def _without_group(sample: str, group: str | None) -> UserError:
@@ -70,13 +92,14 @@ def _of_samples(
             "table with --labels."
         )
     group = group or SAMPLE
-    for name in (column, group):
+    by = SAMPLE if group == labels.ID else group
+    for name in (column, by):
         if name not in about:
             raise UserError(
                 f"{of.name}: its sheet of samples has no column {name!r}; it has {listed(about)}."
             )
     of_sample: dict[str, Label] = {}
-    for sample, label, its_group in zip(about[SAMPLE], about[column], about[group], strict=True):
+    for sample, label, its_group in zip(about[SAMPLE], about[column], about[by], strict=True):
         if label and not its_group:
             raise _without_group(sample, group)
         if label:
@@ -85,6 +108,8 @@ def _of_samples(
         raise UserError(f"{of.name}: no sample has a label in {column!r}; fill it in.")
     ids = chain(of.ids_of(np.arange(of.num_rows)), (failure.id for failure in of.failures()))
     found = {id: of_sample[sample] for id in ids if (sample := split_id(id)[0]) in of_sample}
+    if group == labels.ID:
+        found = {id: label._replace(group=id) for id, label in found.items()}
     sheet = of.delivery.inputs[0]
     used = card.TableUsed(file=sheet.path, sha256=sheet.sha256, column=column, group=group)
     return Labels(found, len(about[SAMPLE]) - len(of_sample), used)

@@ -23,6 +23,7 @@ from featuremill.steps.heads.fitting import (
     Classifier,
     Logistic,
     Perceptron,
+    apart_from,
     chosen_and_fitted,
     inner_folds,
     out_of_fold,
@@ -77,9 +78,13 @@ class Examples(NamedTuple):
     """Records with features and a label."""
 
     ids: list[str]
+    sha256s: list[str]
+    """Of the payloads: copies have the same."""
     x_NF: Matrix
     y_N: figures.Labels
     groups_N: npt.NDArray[np.str_]
+    payload_N: npt.NDArray[np.int64]
+    """The number of each payload."""
     classes: list[str]
 
 
@@ -110,7 +115,7 @@ def train(chosen: Chosen) -> card.Card:
         used = used.model_copy(update={"group": used.group or "contig"})
     joined = Joined(parts, found)
     missing: list[Lacking] = []
-    examples = _examples(joined, found, used, missing)
+    examples = _examples(joined, parts[0], found, used, missing)
     missing += _without_record(joined, found, examples.ids, missing, used)
     _refuse_unfit(examples, used)
 
@@ -125,10 +130,11 @@ def train(chosen: Chosen) -> card.Card:
         f"{joined.width:,}",
         f"no {used.group} is on both sides of a fold" if used.group else "folds by record",
     )
-    scores_NC = out_of_fold(kind, examples.x_NF, examples.y_N, examples.groups_N)
+    learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
+    scores_NC = out_of_fold(kind, *learnt)
     scores, confusion = judged(scores_NC, examples)
     num_classes = len(examples.classes)
-    fitted = chosen_and_fitted(kind, examples.x_NF, examples.y_N, examples.groups_N, num_classes)
+    fitted = chosen_and_fitted(kind, *learnt, num_classes)
     counts = {
         "records": len(examples.ids),
         "groups": len(np.unique(examples.groups_N)),
@@ -157,7 +163,7 @@ def train(chosen: Chosen) -> card.Card:
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
             held_out_sha256=held_out.write(
                 folder / card.HELD_OUT,
-                _held_out(examples, scores_NC, parts[0]),
+                _held_out(examples, scores_NC),
                 examples.classes,
                 joined.has_samples,
             ),
@@ -206,7 +212,11 @@ def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[O
 
 
 def _examples(
-    joined: Joined, found: dict[str, Label], used: card.TableUsed, missing: list[Lacking]
+    joined: Joined,
+    first: Source,
+    found: dict[str, Label],
+    used: card.TableUsed,
+    missing: list[Lacking],
 ) -> Examples:
     ids: list[str] = []
     lots: list[Matrix] = []
@@ -224,17 +234,18 @@ def _examples(
     names = [found[id].name for id in ids]
     classes, y_N = np.unique(names, return_inverse=True)
     groups_N = np.array([found[id].group for id in ids])
-    return Examples(ids, np.concatenate(lots), y_N, groups_N, classes.tolist())
-
-
-def _held_out(
-    examples: Examples, scores_NC: npt.NDArray[np.float64], first: Source
-) -> held_out.HeldOut:
-    wanted = set(examples.ids)
+    wanted = set(ids)
     sha256_of_id = {id: sha256 for id, sha256 in first.digests() if id in wanted}
+    sha256s = [sha256_of_id[id] for id in ids]
+    payload_N = np.unique(sha256s, return_inverse=True)[1]
+    x_NF = np.concatenate(lots)
+    return Examples(ids, sha256s, x_NF, y_N, groups_N, payload_N, classes.tolist())
+
+
+def _held_out(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> held_out.HeldOut:
     return held_out.HeldOut(
         examples.ids,
-        [sha256_of_id[id] for id in examples.ids],
+        examples.sha256s,
         [examples.classes[number] for number in examples.y_N],
         examples.groups_N.tolist(),
         scores_NC,
@@ -288,27 +299,31 @@ def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
     if (num_groups := len(set(examples.groups_N.tolist()))) < figures.FOLDS:
         raise UserError(
             f"{where}: {num_groups} different values of {group} are too few for "
-            f"{figures.FOLDS} folds; label more, or name another column of groups."
+            f"{figures.FOLDS} folds; label more, or name another column of groups, or the group "
+            "id, which is each record."
         )
     for number in _torn_from_its_class(examples):
         raise UserError(
-            f"{where}: the class {clipped(examples.classes[number])!r} shares each {group} with "
-            "other classes in such a way that a fold would hold all of it; label more of the "
-            "class elsewhere, or leave it out."
+            f"{where}: the class {clipped(examples.classes[number])!r} shares "
+            f"{f'each {group} with other classes, or ' if group else ''}its sequences with other "
+            "records, so that a fold would leave none of it to learn from; label more of the class "
+            "elsewhere, or leave it out."
         )
 
 
 def _torn_from_its_class(examples: Examples) -> list[int]:
-    """Return the classes for which one fold would hold all training examples."""
-    y_N, groups_N = examples.y_N, examples.groups_N
+    """Return the classes for which one fold would hold all training examples, or copies of them."""
+    y_N, groups_N, payload_N = examples.y_N, examples.groups_N, examples.payload_N
+    classes, folds = {*range(len(examples.classes))}, range(figures.FOLDS)
     outer_N = outer_folds(groups_N, y_N)
-    sides = [np.ones(len(y_N), bool), *(outer_N != fold for fold in range(figures.FOLDS))]
+    sides = [np.ones(len(y_N), bool), *(apart_from(outer_N == fold, payload_N) for fold in folds)]
     found = set[int]()
     for side in sides:
-        inner_N = inner_folds(groups_N[side], y_N[side])
-        for fold in range(figures.FOLDS):
-            learnt = np.bincount(y_N[side][inner_N != fold], minlength=len(examples.classes))
-            found.update(np.flatnonzero(learnt == 0).tolist())
+        y, payloads = y_N[side], payload_N[side]
+        found |= classes - {*y.tolist()}
+        inner_N = inner_folds(groups_N[side], y) if len(y) else y
+        for fold in folds:
+            found |= classes - {*y[apart_from(inner_N == fold, payloads)].tolist()}
     return sorted(found)
 
 

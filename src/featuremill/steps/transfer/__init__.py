@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table
+from featuremill.steps.tables import Table, has_samples
 
 KEY = "transfer"
 TAKES_SAMPLES = True
@@ -101,7 +101,6 @@ def problems_of_files(
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield columns that a table of labels lacks, vectors that the features will not have, and a
     reference of other features."""
-    from featuremill import features
     from featuremill.inputs import labels
 
     for name, one in asked.items():
@@ -109,9 +108,7 @@ def problems_of_files(
             wanted = getattr(one, key)
             try:
                 if wanted and Path(one.labels).exists():
-                    known = features_of(one, project)[-1]
-                    is_ours = known in project.features.values()
-                    of_samples = bool(project.samples) if is_ours else features.has_samples(known)
+                    of_samples = has_samples(project, features_of(one, project)[-1])
                     labels.check(Path(one.labels), wanted, of_samples)
             except UserError as error:
                 yield (name, key), str(error)
