@@ -107,13 +107,13 @@ class Translation(JsonFile):
         """Return whether it was made of the files `paths` as they are, of which those in `late`
         were written since; those that are gone may be."""
         wanted, late = ([str(Path(path)) for path in some] for some in (paths, late))
-        if [str(Path(entry.path)) for entry in self.inputs] != wanted:
+        if [entry.path for entry in self.inputs] != wanted:
             return False
         there = [entry for entry in self.inputs if Path(entry.path).exists()]
         return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
             sha256_of(Path(entry.path)) == entry.sha256
             for entry in there
-            if str(Path(entry.path)) in late and entry.bytes <= MOST_HASHED
+            if entry.path in late and entry.bytes <= MOST_HASHED
         )
 
     def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
