@@ -163,6 +163,14 @@ def test_a_touched_table_is_not_another_one(run, tmp_path):
     assert figures == {"groups": 7, "pooled": 31, "missing": 3}
 
 
+def test_a_job_asks_for_memory_that_machines_have():
+    _, _, after = groups.RULES.read_text().partition("mem_mb=")
+    asked = eval(after.partition(",\n    params:")[0])
+    of = {size: asked(None, SimpleNamespace(size_mb=size), 1) for size in (0, 10, 100, 10_000)}
+    assert of == {0: 2_000, 10: 5_600, 100: 32_000, 10_000: 32_000}
+    assert asked(None, SimpleNamespace(size_mb=100), 2) == 64_000
+
+
 def test_vectors_that_will_not_be_there_are_known_beforehand(tmp_path):
     schema = pa.schema({"mean": pa.list_(pa.float32(), 12)})
     project = Project("one", [], {"one": "results/one"}, {}, {"one": Ahead(schema, {})}.get)

@@ -16,12 +16,13 @@ import yaml
 
 import featuremill
 from featuremill import config, features
-from featuremill.base.errors import UserError
+from featuremill.base.errors import UserError, WorkloadError
 from featuremill.config import project
 from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.plan import reading
 from featuremill.steps import heads
+from featuremill.workload import Record
 from featuremill.workloads import scores
 
 SHEET = "sample\tfile\tsite\n"
@@ -69,10 +70,7 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
             (1, "b.fa"),
         ]
         assert sheet.shared == ["b.fa"]
-        assert [numbers for _, numbers in sheet.passes()] == [
-            {"x.fa": 0, "b.fa": 0},
-            {"b.fa": 1},
-        ]
+        assert [*sheet.passes()] == [{"x.fa": 0, "b.fa": 0}, {"b.fa": 1}]
     with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
         found[0].refuse_missing(["b.fa"])
 
@@ -140,8 +138,8 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
     asked = config.validate({"samples": str(tmp_path / "s.tsv"), "workload": "scores"})
 
     def records():
-        chunks = reading._chunks(asked, scores, options, samples.read(tmp_path / "s.tsv"))
-        found = list(chunks)
+        sheet = samples.read(tmp_path / "s.tsv")
+        found = list(reading._chunks(asked, scores, options, tmp_path, sheet))
         assert [chunk.first for chunk in found] == [0, 4, 8]
         return [
             one
@@ -159,6 +157,59 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
     table.write_text("id\tvariant\nx1\tK2A\nw1\tK2A\n")
     with pytest.raises(UserError, match=r"v\.tsv:3: no protein of the inputs is called 'w1'"):
         records()
+
+
+def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
+    """However many have it; and all its records come in the place of each of them."""
+    names = [f"s{n:02}" for n in range(20)]
+    for name in (*names, "control"):
+        (tmp_path / f"{name}.fa").write_text(f">{name}\nMKV\n>p\nMAV\n")
+    rows = [(s, file) for s in names for file in (s, "control")]
+    monkeypatch.chdir(tmp_path)
+    text = "".join(f"{sample}\t{file}.fa\n" for sample, file in rows)
+    (tmp_path / "s.tsv").write_text(f"sample\tfile\n{text}")
+    (tmp_path / "v.tsv").write_text("id\tvariant\ns19\tK2A\ncontrol\tK2A\n")
+    opened = []
+    monkeypatch.setattr(scores, "records", _noting(opened, scores.records))
+    options = scores.Options(variants="listed", variants_file="v.tsv")
+    asked = config.validate({"samples": "s.tsv", "workload": "scores"})
+    chunks = reading._chunks(asked, scores, options, tmp_path, samples.read(tmp_path / "s.tsv"))
+    found = [
+        one for chunk in chunks for one in zip(chunk.samples, chunk.sources, chunk.ids, strict=True)
+    ]
+    assert found == [
+        (number, f"{file}.fa", id)
+        for number, s in enumerate(names)
+        for file in (s, "control")
+        for id in (file, "p")
+    ]
+    assert opened == ["s00.fa", "control.fa", *(f"{s}.fa" for s in names[1:])]
+
+
+def _noting(opened, records):
+    """Return `records` that notes what it is to read."""
+
+    def noted(paths, options):
+        opened.extend(map(str, paths))
+        return records(paths, options)
+
+    return noted
+
+
+def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tmp_path):
+    files = ["a.fa", "b.fa", "a.fa"]
+    of = iter([Record(f"r{n}", "", b"M", file, n) for n, file in enumerate(files)])
+    with (tmp_path / "kept").open("w+b") as kept:
+        once = reading._Once(of, {"b.fa"}, kept)
+        assert [[one.id for one in once.of(file)] for file in ("a.fa", "b.fa", "b.fa")] == [
+            ["r0"],
+            ["r1"],
+            ["r1"],
+        ]
+        with pytest.raises(
+            WorkloadError, match=r"a\.fa:2: this record comes after those of another"
+        ):
+            once.refuse_more()
 
 
 @pytest.fixture(scope="module")

@@ -289,6 +289,18 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
         assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
 
 
+def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
+    """Else status would ask for ever for what a run does not do."""
+    done = translated(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    paths = [f"./{entry.path}" for entry in done.inputs]
+    assert done.is_of_files(paths, [])
+    assert not done.is_of_files(paths[1:], [])
+    letters = (tmp_path / "a.fa").read_text()
+    (tmp_path / "a.fa").write_text(letters[:-2] + "G" + letters[-1])
+    assert done.is_of_files(paths, []) and not done.is_of_files(paths, ["./a.fa"])
+
+
 def test_an_edited_sheet_translates_what_is_new(tmp_path):
     """And a sheet is another one where only the content of a file is: Snakemake looks at it."""
     first = translated(tmp_path)

@@ -57,16 +57,16 @@ class Sheet(NamedTuple):
         """The files that several samples have."""
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
-    def passes(self) -> Iterator[tuple[list[Path], dict[str, int]]]:
+    def passes(self) -> Iterator[dict[str, int]]:
         """Yield the files in their order, and the sample of each; so many together that none of
         them stands there twice."""
         samples: dict[str, int] = {}
         for row in self.rows:
             if row.file in samples:
-                yield list(map(Path, samples)), samples
+                yield samples
                 samples = {}
             samples[row.file] = row.sample
-        yield list(map(Path, samples)), samples
+        yield samples
 
     def refuse_unknown(self, column: str) -> None:
         """Refuse a column that the sheet does not have."""

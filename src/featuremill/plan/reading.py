@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import os
+import pickle
+import tempfile
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from featuremill.base.errors import UserError
+from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.config import Config
 from featuremill.inputs.samples import Sheet
@@ -21,7 +24,6 @@ from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
 from featuremill.workload import Record, Workload, optional, plugin_errors
-from featuremill.workload.option_files import paths_of
 
 log = logging.getLogger("featuremill.plan")
 
@@ -99,7 +101,7 @@ def read_records(
 ) -> Spooled:
     """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`; the
     processes are started if it takes more than a chunk."""
-    chunks = with_progress(_chunks(config, workload, options, sheet))
+    chunks = with_progress(_chunks(config, workload, options, folder, sheet))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
         processes.start()
@@ -114,36 +116,67 @@ def read_records(
 
 
 def _chunks(
-    config: Config, workload: Workload, options: Any, sheet: Sheet | None
+    config: Config, workload: Workload, options: Any, folder: Path, sheet: Sheet | None
 ) -> Iterator[Chunk]:
-    inputs: tuple[list[Path], dict[str, int]] = ([Path(path) for path in config.inputs], {})
-    passes = [*sheet.passes()] if sheet else [inputs]
-    # Files of options may name records, and a workload holds such names against all inputs.
-    everything = dict.fromkeys(chain.from_iterable(paths for paths, _ in passes))
+    files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
+    read = list(map(Path, files))
+    records = plugin_errors.records_of(config.workload, workload, read, options)
+    if not (sheet and sheet.shared):
+        samples = {row.file: row.sample for row in sheet.rows} if sheet else {}
+        yield from chunks_of(records, 0, samples)
+        return
     first = 0
-    for number, (paths, samples) in enumerate(passes, 1):
-        others: dict[str, Path] = {}
-        if len(passes) > 1 and paths_of(options):
-            others = {str(path): path for path in everything if str(path) not in samples}
-        read = [*paths, *others.values()]
-        records = plugin_errors.records_of(config.workload, workload, read, options)
-        if others:
-            records = _without(records, others, to_the_end=number == len(passes))
-        for chunk in chunks_of(records, first, samples):
-            yield chunk
-            first = chunk.first + len(chunk.ids)
+    with tempfile.TemporaryFile(dir=folder) as kept:
+        once = _Once(records, sheet.shared, kept)
+        for samples in sheet.passes():
+            for chunk in chunks_of(chain.from_iterable(map(once.of, samples)), first, samples):
+                yield chunk
+                first = chunk.first + len(chunk.ids)
+        once.refuse_more()
 
 
-def _without(
-    records: Iterator[Record], others: Mapping[str, Path], to_the_end: bool
-) -> Iterator[Record]:
-    """Yield the records before those of the files `others`, which are read, too, if
-    `to_the_end`."""
-    for record in records:
-        if record.source not in others:
-            yield record
-        elif not to_the_end:
+class _Once:
+    """The records of files that are read once, in their order, though samples share some."""
+
+    def __init__(self, records: Iterator[Record], shared: Iterable[str], kept: IO[bytes]) -> None:
+        """Keep the records of files that are `shared` in the file `kept`."""
+        self._records = records
+        self._ahead: Record | None = None
+        """The first record of the next file."""
+        self._shared = set(shared)
+        self._file = kept
+        self._kept: dict[str, tuple[int, int]] = {}
+        """Where those of a file begin there, and how many they are."""
+
+    def of(self, file: str) -> Iterator[Record]:
+        """Yield the records of a file."""
+        if file in self._kept:
+            begin, times = self._kept[file]
+            self._file.seek(begin)
+            for _ in range(times):
+                yield pickle.load(self._file)  # noqa: S301  (this process wrote it)
             return
+        begin, times = self._file.seek(0, os.SEEK_END), 0
+        self._ahead = self._ahead or next(self._records, None)
+        while self._ahead and self._ahead.source == file:
+            if file in self._shared:
+                pickle.dump(self._ahead, self._file, pickle.HIGHEST_PROTOCOL)
+                times += 1
+            yield self._ahead
+            self._ahead = next(self._records, None)
+        self._kept[file] = begin, times
+
+    def refuse_more(self) -> None:
+        """Refuse records that are left when those of all files were asked for.
+
+        Raises:
+            WorkloadError: a file's records do not follow one another, in the order of the files.
+        """
+        if left := self._ahead or next(self._records, None):
+            raise WorkloadError(
+                f"{left.source}:{left.line}: this record comes after those of another file; that "
+                "is for the author of the workload to fix."
+            )
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:

@@ -27,8 +27,11 @@ rule groups:
     conda:
         str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
     resources:
-        # 24 bytes a number of each group, of 1,280 numbers and four rows of 20 letters a group.
-        mem_mb=lambda wildcards, input, attempt: attempt * (2000 + round(400 * input.size_mb)),
+        # 28 bytes a number of each group, of 1,280 numbers and five rows of 20 letters a group. More
+        # than 840,000 such groups wait for a second attempt: large tables often have large groups.
+        mem_mb=lambda wildcards, input, attempt: (
+            attempt * (2000 + min(30_000, round(360 * input.size_mb)))
+        ),
     params:
         run=subpath(input.manifest, parent=True),
         table=lambda wildcards, input: [f"--table={path}" for path in input.table],

@@ -106,7 +106,8 @@ class Translation(JsonFile):
     def is_of_files(self, paths: Sequence[str], late: Sequence[str]) -> bool:
         """Return whether it was made of the files `paths` as they are, of which those in `late`
         were written since; those that are gone may be."""
-        if [entry.path for entry in self.inputs] != list(paths):
+        wanted, late = ([str(Path(path)) for path in some] for some in (paths, late))
+        if [entry.path for entry in self.inputs] != wanted:
             return False
         there = [entry for entry in self.inputs if Path(entry.path).exists()]
         return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
