@@ -1,11 +1,13 @@
 """Stores that are read from afar: a real web server on this machine, whole, damaged and cut off."""
 
+import hashlib
 import http.server
 import shutil
 import sys
 import threading
 from functools import partial
 
+import pyarrow as pa
 import pytest
 from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
 
@@ -13,6 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.merge import store_command
 from featuremill.store import shared, shared_index
 from featuremill.store.parts import columns_of
+from featuremill.store.receipt import Receipt
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -188,3 +191,50 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
     monkeypatch.setenv("FEATUREMILL_STORE", server.url)
     with pytest.raises(UserError, match=r"^store: name the store's folder"):
         store_command.run(store_command.argparse.Namespace(act=None))
+
+
+def write_index(store, change):
+    """Let the index of `store` say other entries: `change` gets each row of a bucket's columns."""
+    (level,) = store.glob("*/*/index/*.arrow")
+    with pa.ipc.open_file(level.read_bytes()) as file:
+        buckets = [file.get_batch(n).to_pylist() for n in range(file.num_record_batches)]
+        schema = file.schema
+    new = level.with_name("new")
+    with pa.ipc.new_file(str(new), schema) as file:
+        for number, rows in enumerate(buckets):
+            rows = sorted(change(number, rows), key=lambda row: row["sha256"])
+            file.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    level.unlink()
+    new.rename(level.with_name(f"{shared_index.digest_of_file(new)}.arrow"))
+
+
+@pytest.mark.parametrize("lie", ["payload", "row", "part", "beyond"])
+def test_a_remote_index_that_lies_changes_no_value(tmp_path, store, server, lie):
+    lacking = hashlib.sha256(FORTY[39].encode()).digest()
+
+    def change(number, rows):
+        told = {"row": {"row": 0}, "part": {"part": 99}, "beyond": {"row": 10**6}}.get(lie, {})
+        more = [{"sha256": lacking, "part": 0, "row": 0}]
+        return [row | told for row in rows] + more * (lie == "payload" and number == lacking[0])
+
+    write_index(store, change)
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    computed = run.num_rows(run.finish())
+    assert computed == (40 if lie in ("part", "beyond") else 4)
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def test_a_remote_part_that_is_no_arrow_file_is_not_taken(tmp_path, store, server):
+    victim = parts_of(store)[0]
+    receipt = Receipt.read(victim.with_suffix(".json"))
+    victim.chmod(0o644)
+    victim.write_bytes(b"no arrow" * 10)
+    name = shared_index.digest_of_file(victim)
+    victim.rename(victim.with_name(f"{name}.arrows"))
+    receipt.model_copy(update={"part": name}).write(victim.with_name(f"{name}.json"))
+    (level,) = store.glob("*/*/index/*.arrow")
+    level.write_bytes(level.read_bytes().replace(victim.stem.encode(), name.encode()))
+    level.rename(level.with_name(f"{shared_index.digest_of_file(level)}.arrow"))
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert run.num_rows(run.finish()) == 4 + receipt.rows
+    assert run.data() == fresh(tmp_path / "fresh", run)

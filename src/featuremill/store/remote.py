@@ -129,9 +129,10 @@ class RemoteShelf(NamedTuple):
         except FileNotFoundError:  # its publisher made it one with others just now
             return None
         level = opened(path)
-        if level is None:
+        if level is None or not level.is_sound():
             path.unlink(missing_ok=True)
             log.warning("%s/%s: it is damaged, so its parts are not taken.", self.url, path.name)
+            return None
         return level
 
     def take(self, name: str, store: Path, settings: Settings, values: pa.Schema) -> str:
