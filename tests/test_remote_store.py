@@ -1,5 +1,6 @@
 """Stores that are read from afar: a real web server on this machine, whole, damaged and cut off."""
 
+import errno
 import hashlib
 import http.server
 import shutil
@@ -13,7 +14,7 @@ from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
 
 from featuremill.base.errors import UserError
 from featuremill.merge import store_command
-from featuremill.store import shared, shared_index
+from featuremill.store import remote, shared, shared_index
 from featuremill.store.parts import columns_of
 from featuremill.store.receipt import Receipt
 
@@ -26,6 +27,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         how = next((how for end, how in self.server.harm.items() if self.path.endswith(end)), "")
         if how == "gone":
             self.send_error(404)
+        elif how.isdigit():
+            self.send_error(int(how))
         elif how == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "1000")
@@ -48,6 +51,11 @@ def published(tmp_path_factory):
     own = shared.own_folder(place / "shelf")
     own.rename(own.with_name("alice"))
     return place / "shelf"
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch):
+    monkeypatch.setattr(remote, "PAUSES", (0, 0))
 
 
 @pytest.fixture
@@ -238,3 +246,32 @@ def test_a_remote_part_that_is_no_arrow_file_is_not_taken(tmp_path, store, serve
     run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
     assert run.num_rows(run.finish()) == 4 + receipt.rows
     assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+@pytest.mark.parametrize("how", ["401", "403", "410"])
+def test_what_is_closed_in_a_remote_store_is_left_out_and_said(
+    tmp_path, store, server, how, caplog
+):
+    shutil.copytree(store / "alice", store / "bob")
+    victim = parts_of(store)[0]
+    server.harm |= {f"/bob/{victim.parent.name}/": how, victim.name: how}
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert 4 < run.num_rows(run.finish()) < 40
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    for closed in (f"bob/{victim.parent.name}", f"{victim.parent.name}/{victim.name}"):
+        assert f"{closed}: it is closed" in caplog.text
+
+
+def test_a_file_is_no_publisher(tmp_path, store):
+    (store / "README").write_text("read me")
+    run = Run(tmp_path / "second", tmp_path / "mine", f"file://{store}").write(FORTY)
+    assert run.plan().num_taken == 36
+
+
+def test_a_full_disk_is_not_the_fault_of_the_store(tmp_path, server, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(remote.RemoteShelf, "_fetch", lambda self, *_: self._ask(self.url, full))
+    with pytest.raises(OSError, match="No space left"):
+        Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY).plan()

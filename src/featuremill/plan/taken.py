@@ -138,9 +138,9 @@ def _hit(hits: Path) -> set[int]:
 
 def _is_changed(lookup: Lookup, found: Found, wanted: Collection[int], asked: set[str]) -> bool:
     """Fetch those of the `wanted` parts that are not here, and add their addresses to `asked`; note
-    those that cannot be used. Tell whether there are any of these: a part that was fetched is looked
-    up anew, by what it holds and not by what its publisher says. One here that cannot be read is
-    left to merge."""
+    those that cannot be used. Tell whether there are any of either: a part that was fetched is
+    looked up anew, by what it holds and not by what its publisher says. One here that cannot be
+    read is left to merge."""
     num_before = len(asked)
     bad: dict[str, tuple[shared.Identity, str]] = {}
     parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
