@@ -119,6 +119,7 @@ def test_what_fsspec_reads_is_a_store(tmp_path, store):
         ("damaged", "it is not what was published"),
         ("gone", "it is gone"),
         ("renamed", "another"),
+        ("newer", "a newer featuremill wrote its receipt"),
         ("columns", "its columns are not"),
     ],
 )
@@ -130,6 +131,11 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
         flip(victim)
     elif harm == "gone":  # after it was listed
         server.harm[victim.name] = "gone"
+    elif harm == "newer":
+        receipt = Receipt.read(victim.with_suffix(".json"))
+        told = receipt.model_copy(update={"version": Receipt.NEWEST + 1})
+        victim.with_suffix(".json").chmod(0o644)
+        told.write(victim.with_suffix(".json"))
     elif harm == "renamed":
         for suffix in (".arrows", ".json"):
             other.with_suffix(suffix).replace(victim.with_suffix(suffix))
@@ -275,3 +281,13 @@ def test_a_full_disk_is_not_the_fault_of_the_store(tmp_path, server, monkeypatch
     monkeypatch.setattr(remote.RemoteShelf, "_fetch", lambda self, *_: self._ask(self.url, full))
     with pytest.raises(OSError, match="No space left"):
         Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY).plan()
+
+
+def test_a_remote_part_that_is_there_again_is_taken(tmp_path, store, server):
+    victim = parts_of(store)[0]
+    server.harm[victim.name] = "gone"
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert run.plan().num_taken < 36
+    server.harm.clear()
+    assert run.num_rows(run.finish()) == 4
+    assert not any("is gone" in line for line in run.delivery.warnings)

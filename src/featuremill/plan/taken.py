@@ -103,6 +103,7 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
         OSError: where a store cannot be read.
         UserError: where a remote one cannot.
     """
+    shared.forget_remote(lookup.folder)
     hits = scratch / "hits"
     hits.mkdir()
     left = TRIES
@@ -157,7 +158,7 @@ def _is_changed(lookup: Lookup, found: Found, wanted: Collection[int], asked: se
             if not columns_of(path).equals(lookup.values):
                 bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
     for _, problem in bad.values():
-        log.warning("%s; its records are computed again.", problem)
+        log.warning("%s; it is not taken.", problem)
     shared.note_unusable(lookup.folder, bad)
     return bool(bad) or len(asked) > num_before
 

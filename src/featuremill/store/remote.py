@@ -167,7 +167,9 @@ class RemoteShelf(NamedTuple):
             try:
                 receipt = Receipt.read(path.with_suffix(".json"))
                 part = checked(path, [receipt], receipt.rows)
-            except (IntegrityError, UserError):
+            except UserError:
+                return f"{self.part(name)}: a newer featuremill wrote its receipt"
+            except IntegrityError:
                 return f"{self.part(name)}: it is not what was published"
             if (receipt.part, receipt.recipe) != (name, self.recipe):
                 return f"{self.part(name)}: it is another part"

@@ -43,6 +43,7 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o444
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
 """One of several stores with `:` between: an address, perhaps with a port, or a folder."""
 log = logging.getLogger("featuremill.store")
+AGAIN = "its records were computed again"
 _noting = threading.Lock()
 Identity = tuple[int, int, int] | None
 """What changes when a file is written again: bytes, time, number; None of one that is not there."""
@@ -357,6 +358,18 @@ def unusable(folder: Results) -> set[str]:
     }
 
 
+def forget_remote(folder: Results) -> None:
+    """Forget which remote parts could not be used: each plan asks for them again."""
+    known = read_json(_unusable_path(folder)) or {}
+    if any(map(is_remote, known)):
+        kept = {path: told for path, told in known.items() if not is_remote(path)}
+        write_json(_unusable_path(folder), kept)
+
+
 def problems(folder: Results) -> list[str]:
-    """Return what was wrong with parts of stores that the run would have taken."""
-    return [told["problem"] for told in (read_json(_unusable_path(folder)) or {}).values()]
+    """Return, in a sentence each, what was wrong with parts of stores that the run would have
+    taken."""
+    return [
+        f"{told['problem']}; {'it was not taken' if is_remote(path) else AGAIN}."
+        for path, told in (read_json(_unusable_path(folder)) or {}).items()
+    ]
