@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
 
+from featuremill import config
 from featuremill.base.errors import UserError
 from featuremill.merge import store_command
 from featuremill.store import remote, shared, shared_index
@@ -291,3 +292,15 @@ def test_a_remote_part_that_is_there_again_is_taken(tmp_path, store, server):
     server.harm.clear()
     assert run.num_rows(run.finish()) == 4
     assert not any("is gone" in line for line in run.delivery.warnings)
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown(monkeypatch):
+    address = "https://user:secret@example.org/shelf"
+    told = {"inputs": ["my.fa"], "workload": "composition", "store": ["shelf", address]}
+    with pytest.raises(UserError, match="user or password") as refused:
+        config.validate(told)
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("FEATUREMILL_STORE", f"shelf:{address}")
+    with pytest.raises(UserError, match=r"^store: an address has a user or password") as refused:
+        shared.open_layers([])
+    assert "secret" not in str(refused.value)

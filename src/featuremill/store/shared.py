@@ -42,6 +42,11 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Of what is published, where the store's own folder lets everybody read."""
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
 """One of several stores with `:` between: an address, perhaps with a port, or a folder."""
+WITH_USER = re.compile(r"://[^/]*@")
+WITHOUT_USER = (
+    "an address has a user or password in it, which files of the run would show; leave them out of "
+    "it, and give them to fsspec in its own configuration"
+)
 log = logging.getLogger("featuremill.store")
 AGAIN = "its records were computed again"
 _noting = threading.Lock()
@@ -51,7 +56,13 @@ Identity = tuple[int, int, int] | None
 
 def layers(asked: Sequence[str]) -> list[str]:
     """Return the stores that a config asks for, or else the environment: all are read, and the
-    first is written; none where a run keeps its parts to itself."""
+    first is written; none where a run keeps its parts to itself.
+
+    Raises:
+        UserError: for an address with a password, which would be written to files.
+    """
+    if any(map(WITH_USER.search, asked or [STORE.value()])):
+        raise UserError(f"store: {WITHOUT_USER}.")
     found = asked or LAYER.findall(STORE.value())
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in found]
 
