@@ -1,18 +1,23 @@
 """Stores that are read from afar: a real web server on this machine, whole, damaged and cut off."""
 
+import errno
+import hashlib
 import http.server
 import shutil
 import sys
 import threading
 from functools import partial
 
+import pyarrow as pa
 import pytest
 from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
 
+from featuremill import config
 from featuremill.base.errors import UserError
 from featuremill.merge import store_command
-from featuremill.store import shared, shared_index
+from featuremill.store import remote, shared, shared_index
 from featuremill.store.parts import columns_of
+from featuremill.store.receipt import Receipt
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -23,6 +28,8 @@ class Handler(http.server.SimpleHTTPRequestHandler):
         how = next((how for end, how in self.server.harm.items() if self.path.endswith(end)), "")
         if how == "gone":
             self.send_error(404)
+        elif how.isdigit():
+            self.send_error(int(how))
         elif how == "cut":
             self.send_response(200)
             self.send_header("Content-Length", "1000")
@@ -45,6 +52,11 @@ def published(tmp_path_factory):
     own = shared.own_folder(place / "shelf")
     own.rename(own.with_name("alice"))
     return place / "shelf"
+
+
+@pytest.fixture(autouse=True)
+def without_pauses(monkeypatch):
+    monkeypatch.setattr(remote, "PAUSES", (0, 0))
 
 
 @pytest.fixture
@@ -108,6 +120,7 @@ def test_what_fsspec_reads_is_a_store(tmp_path, store):
         ("damaged", "it is not what was published"),
         ("gone", "it is gone"),
         ("renamed", "another"),
+        ("newer", "a newer featuremill wrote its receipt"),
         ("columns", "its columns are not"),
     ],
 )
@@ -119,6 +132,11 @@ def test_a_part_that_is_damaged_or_gone_is_computed_and_said(
         flip(victim)
     elif harm == "gone":  # after it was listed
         server.harm[victim.name] = "gone"
+    elif harm == "newer":
+        receipt = Receipt.read(victim.with_suffix(".json"))
+        told = receipt.model_copy(update={"version": Receipt.NEWEST + 1})
+        victim.with_suffix(".json").chmod(0o644)
+        told.write(victim.with_suffix(".json"))
     elif harm == "renamed":
         for suffix in (".arrows", ".json"):
             other.with_suffix(suffix).replace(victim.with_suffix(suffix))
@@ -188,3 +206,101 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
     monkeypatch.setenv("FEATUREMILL_STORE", server.url)
     with pytest.raises(UserError, match=r"^store: name the store's folder"):
         store_command.run(store_command.argparse.Namespace(act=None))
+
+
+def write_index(store, change):
+    """Let the index of `store` say other entries: `change` gets each row of a bucket's columns."""
+    (level,) = store.glob("*/*/index/*.arrow")
+    with pa.ipc.open_file(level.read_bytes()) as file:
+        buckets = [file.get_batch(n).to_pylist() for n in range(file.num_record_batches)]
+        schema = file.schema
+    new = level.with_name("new")
+    with pa.ipc.new_file(str(new), schema) as file:
+        for number, rows in enumerate(buckets):
+            rows = sorted(change(number, rows), key=lambda row: row["sha256"])
+            file.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
+    level.unlink()
+    new.rename(level.with_name(f"{shared_index.digest_of_file(new)}.arrow"))
+
+
+@pytest.mark.parametrize("lie", ["payload", "row", "part", "beyond"])
+def test_a_remote_index_that_lies_changes_no_value(tmp_path, store, server, lie):
+    lacking = hashlib.sha256(FORTY[39].encode()).digest()
+
+    def change(number, rows):
+        told = {"row": {"row": 0}, "part": {"part": 99}, "beyond": {"row": 10**6}}.get(lie, {})
+        more = [{"sha256": lacking, "part": 0, "row": 0}]
+        return [row | told for row in rows] + more * (lie == "payload" and number == lacking[0])
+
+    write_index(store, change)
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    computed = run.num_rows(run.finish())
+    assert computed == (40 if lie in ("part", "beyond") else 4)
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def test_a_remote_part_that_is_no_arrow_file_is_not_taken(tmp_path, store, server):
+    victim = parts_of(store)[0]
+    receipt = Receipt.read(victim.with_suffix(".json"))
+    victim.chmod(0o644)
+    victim.write_bytes(b"no arrow" * 10)
+    name = shared_index.digest_of_file(victim)
+    victim.rename(victim.with_name(f"{name}.arrows"))
+    receipt.model_copy(update={"part": name}).write(victim.with_name(f"{name}.json"))
+    (level,) = store.glob("*/*/index/*.arrow")
+    level.write_bytes(level.read_bytes().replace(victim.stem.encode(), name.encode()))
+    level.rename(level.with_name(f"{shared_index.digest_of_file(level)}.arrow"))
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert run.num_rows(run.finish()) == 4 + receipt.rows
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+@pytest.mark.parametrize("how", ["401", "403", "410"])
+def test_what_is_closed_in_a_remote_store_is_left_out_and_said(
+    tmp_path, store, server, how, caplog
+):
+    shutil.copytree(store / "alice", store / "bob")
+    victim = parts_of(store)[0]
+    server.harm |= {f"/bob/{victim.parent.name}/": how, victim.name: how}
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert 4 < run.num_rows(run.finish()) < 40
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    for closed in (f"bob/{victim.parent.name}", f"{victim.parent.name}/{victim.name}"):
+        assert f"{closed}: it is closed" in caplog.text
+
+
+def test_a_file_is_no_publisher(tmp_path, store):
+    (store / "README").write_text("read me")
+    run = Run(tmp_path / "second", tmp_path / "mine", f"file://{store}").write(FORTY)
+    assert run.plan().num_taken == 36
+
+
+def test_a_full_disk_is_not_the_fault_of_the_store(tmp_path, server, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(remote.RemoteShelf, "_fetch", lambda self, *_: self._ask(self.url, full))
+    with pytest.raises(OSError, match="No space left"):
+        Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY).plan()
+
+
+def test_a_remote_part_that_is_there_again_is_taken(tmp_path, store, server):
+    victim = parts_of(store)[0]
+    server.harm[victim.name] = "gone"
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
+    assert run.plan().num_taken < 36
+    server.harm.clear()
+    assert run.num_rows(run.finish()) == 4
+    assert not any("is gone" in line for line in run.delivery.warnings)
+
+
+def test_an_address_with_a_password_is_refused_and_not_shown(monkeypatch):
+    address = "https://user:secret@example.org/shelf"
+    told = {"inputs": ["my.fa"], "workload": "composition", "store": ["shelf", address]}
+    with pytest.raises(UserError, match="user or password") as refused:
+        config.validate(told)
+    assert "secret" not in str(refused.value)
+    monkeypatch.setenv("FEATUREMILL_STORE", f"shelf:{address}")
+    with pytest.raises(UserError, match=r"^store: an address has a user or password") as refused:
+        shared.open_layers([])
+    assert "secret" not in str(refused.value)

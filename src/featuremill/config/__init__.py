@@ -26,7 +26,7 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.step import Section, finding, plain_name
-from featuremill.store import formats
+from featuremill.store import formats, shared
 from featuremill.workload import (
     DEFAULT,
     WorkloadOptions,
@@ -131,6 +131,8 @@ class Records(Section):
                 raise ValueError("one of the names is empty; name a file, or take it out")
             if value.startswith("~") and "/" in value:
                 raise ValueError(f"{value}: ~ works only in a shell; write the whole path")
+            if shared.WITH_USER.search(value):
+                raise ValueError(shared.WITHOUT_USER)
         return values
 
     @field_validator("inputs")

@@ -230,8 +230,8 @@ def _write(
     paths = {name: place.root / format_of(name).file for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
     found = delivery_of(plan, receipts, counts, written, told)
-    again = [f"{what}; its records were computed again." for what in shared.problems(folder)]
-    return found.model_copy(update={"warnings": [*found.warnings, *again]})
+    warnings = [*found.warnings, *shared.problems(folder)]
+    return found.model_copy(update={"warnings": warnings})
 
 
 def open_parts(

@@ -91,6 +91,8 @@ class Found(NamedTuple):
     """Where each is, or is going to be when it is fetched."""
     remote: dict[str, RemoteShelf]
     """Where those are that are not here."""
+    sizes: dict[str, int]
+    """How many rows each has."""
 
 
 def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Processes) -> Offer:
@@ -101,16 +103,18 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
         OSError: where a store cannot be read.
         UserError: where a remote one cannot.
     """
-    try:
-        keep_index(lookup.stores[0], lookup.recipe)
-    except OSError as error:  # another run of this user keeps it just now; it only saves time
-        if error.errno not in (errno.ENOENT, errno.ESTALE):
-            raise
+    shared.forget_remote(lookup.folder)
     hits = scratch / "hits"
     hits.mkdir()
     left = TRIES
+    asked = set[str]()
     while True:
-        found = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)))
+        try:
+            keep_index(lookup.stores[0], lookup.recipe)
+        except OSError as error:  # another run of this user keeps it just now; it only saves time
+            if error.errno not in (errno.ENOENT, errno.ESTALE):
+                raise
+        found = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
         tasks = [(spools, number, found.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
@@ -120,10 +124,9 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _are_refused(lookup, found, _hit(hits)):
+        if not _is_changed(lookup, found, _hit(hits), asked):
             break
-    sizes = {name: size for level, _ in found.levels for name, size in level.parts.items()}
-    parts = [OldShard(name, sizes[name], 0, 0) for name in found.paths]
+    parts = [OldShard(name, found.sizes[name], 0, 0) for name in found.paths]
     return Offer(found.paths, parts, hits)
 
 
@@ -134,14 +137,18 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _are_refused(lookup: Lookup, found: Found, wanted: Collection[int]) -> bool:
-    """Fetch those of the `wanted` parts that are not here; note those that cannot be used, and tell
-    whether there are any. One here that cannot be read is left to merge."""
+def _is_changed(lookup: Lookup, found: Found, wanted: Collection[int], asked: set[str]) -> bool:
+    """Fetch those of the `wanted` parts that are not here, and add their addresses to `asked`; note
+    those that cannot be used. Tell whether there are any of either: a part that was fetched is
+    looked up anew, by what it holds and not by what its publisher says. One here that cannot be
+    read is left to merge."""
+    num_before = len(asked)
     bad: dict[str, tuple[shared.Identity, str]] = {}
     parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
     fetched = Progress(log, "fetching", "parts")
     for number, (name, path) in enumerate(parts, 1):
         if shelf := found.remote.get(name):
+            asked.add(shelf.part(name))
             if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
                 bad[shelf.part(name)] = None, problem
             fetched.at(number, len(parts))
@@ -151,16 +158,17 @@ def _are_refused(lookup: Lookup, found: Found, wanted: Collection[int]) -> bool:
             if not columns_of(path).equals(lookup.values):
                 bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
     for _, problem in bad.values():
-        log.warning("%s; its records are computed again.", problem)
+        log.warning("%s; it is not taken.", problem)
     shared.note_unusable(lookup.folder, bad)
-    return bool(bad)
+    return bool(bad) or len(asked) > num_before
 
 
-def _found(lookup: Lookup, scratch: Path) -> Found:
-    """Return the indices of all publishers' parts, and the parts that can be used."""
-    bad = shared.unusable(lookup.folder)
+def _found(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Found:
+    """Return the indices of all publishers' parts, and the parts that can be used; without remote
+    ones that were `asked` for."""
+    bad = shared.unusable(lookup.folder).union(asked)
     numbers: dict[str, int] = {}
-    found = Found([], {}, {})
+    found = Found([], {}, {}, {})
 
     def add(level: Level, there: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
         for name in level.parts:
@@ -168,9 +176,16 @@ def _found(lookup: Lookup, scratch: Path) -> Found:
             address = shelf.part(name) if shelf else str(path)
             if path and name not in found.paths and address not in bad:
                 numbers[name], found.paths[name] = len(found.paths), path
+                found.sizes[name] = level.parts[name]
                 if shelf:
                     found.remote[name] = shelf
-        found.levels.append((level, level.numbered(numbers)))
+        # An index counts for the parts beside it alone.
+        own = {
+            name: numbers[name]
+            for name, path in there.items()
+            if found.paths.get(name) == path and found.remote.get(name) is shelf
+        }
+        found.levels.append((level, level.numbered(own)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):

@@ -153,7 +153,10 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     receipt = next((found for found in receipts if found.part == digest), None)
     if receipt is None:
         raise _damaged(path, "its bytes are not those that were written")
-    sha256, reasons = read_columns(path)
+    try:
+        (sha256, reasons), values = read_columns(path), columns_of(path)
+    except (pa.ArrowException, KeyError, ValueError):
+        raise _damaged(path, "it is no part") from None
     if len(sha256) != num_records or len(np.unique(sha256)) != num_records:
         raise _damaged(
             path, f"it holds {counted(len(sha256), 'row')} for {counted(num_records, 'record')}"
@@ -161,7 +164,7 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     num_failed = len(reasons) - reasons.null_count
     if not receipt.counts(len(sha256), num_failed):
         raise _damaged(path, "its receipt counts other records")
-    return Part(path, receipt, columns_of(path), num_failed)
+    return Part(path, receipt, values, num_failed)
 
 
 def columns_of(path: Path) -> pa.Schema:

@@ -7,9 +7,11 @@ that their publisher's index has are found.
 
 from __future__ import annotations
 
+import errno
 import logging
 import re
 import tempfile
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,8 +29,12 @@ from featuremill.store.shared_index import Level, opened
 
 SILENT_SECONDS = 60.0
 """A web server that sends nothing for so long is given up."""
-TRIES = 3
-"""How often a file is asked for while the connection breaks."""
+PAUSES = (1.0, 4.0)
+"""Seconds until a file is asked for again when the connection broke."""
+CLOSED = (401, 403, 410)
+"""What a web server answers for what it does not give."""
+NOT_REMOTE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errors of the disk that is written."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
 log = logging.getLogger("featuremill.store")
 
@@ -43,7 +49,7 @@ def shelves(url: str, recipe: str) -> list[RemoteShelf]:
         import fsspec
 
         files, root = fsspec.core.url_to_fs(url, **_limits(url))
-    except (ImportError, ValueError) as error:
+    except (ImportError, ValueError, OSError) as error:  # that of ftp connects
         raise UserError(
             f"store: {url}: {error}; pip install 'featuremill[remote]' for https, and what fsspec "
             "names for other addresses."
@@ -88,6 +94,9 @@ class RemoteShelf(NamedTuple):
         """Return the names in the folder that end so, without that; none where it is not there."""
         try:
             paths = self._ask(self.url, self.files.ls, f"{self.path}/", False)
+        except PermissionError:
+            log.warning("%s: it is closed, so what it has is not taken.", self.url)
+            return []
         except FileNotFoundError:
             return []
         names = {unquote(path.rstrip("/").rpartition("/")[2]) for path in paths}
@@ -128,10 +137,14 @@ class RemoteShelf(NamedTuple):
                     self._fetch(path.name, new)
         except FileNotFoundError:  # its publisher made it one with others just now
             return None
+        except PermissionError:
+            log.warning("%s/%s: it is closed, so its parts are not taken.", self.url, path.name)
+            return None
         level = opened(path)
-        if level is None:
+        if level is None or not level.is_sound():
             path.unlink(missing_ok=True)
             log.warning("%s/%s: it is damaged, so its parts are not taken.", self.url, path.name)
+            return None
         return level
 
     def take(self, name: str, store: Path, settings: Settings, values: pa.Schema) -> str:
@@ -149,10 +162,14 @@ class RemoteShelf(NamedTuple):
                     self._fetch(file.name, file)
             except FileNotFoundError:
                 return f"{self.part(name)}: it is gone"
+            except PermissionError:
+                return f"{self.part(name)}: it is closed"
             try:
                 receipt = Receipt.read(path.with_suffix(".json"))
                 part = checked(path, [receipt], receipt.rows)
-            except (IntegrityError, UserError):
+            except UserError:
+                return f"{self.part(name)}: a newer featuremill wrote its receipt"
+            except IntegrityError:
                 return f"{self.part(name)}: it is not what was published"
             if (receipt.part, receipt.recipe) != (name, self.recipe):
                 return f"{self.part(name)}: it is another part"
@@ -165,17 +182,23 @@ class RemoteShelf(NamedTuple):
         self._ask(f"{self.url}/{name}", self.files.get_file, f"{self.path}/{name}", str(to))
 
     def _ask(self, url: str, ask: Callable[..., Any], *arguments: Any) -> Any:
-        left = TRIES
-        while True:
+        for pause in (*PAUSES, None):
             try:
                 return ask(*arguments)
-            except FileNotFoundError:
+            except (FileNotFoundError, NotADirectoryError):
+                raise FileNotFoundError(url) from None
+            except PermissionError:
                 raise
             except Exception as error:  # each protocol raises its own
-                left -= 1
-                if not left:
+                if isinstance(error, OSError) and error.errno in NOT_REMOTE:
+                    raise
+                if getattr(error, "status", None) in CLOSED:
+                    raise PermissionError(url) from None
+                if pause is None:
                     told = " ".join(f"{type(error).__name__} {error}".split())
                     raise UserError(
                         f"store: {url}: it cannot be read ({told}); run the same command again, "
                         "which keeps what it fetched, or leave this store out."
                     ) from None
+                time.sleep(pause)
+        raise AssertionError("the last try returns or raises")

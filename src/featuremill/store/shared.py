@@ -42,7 +42,13 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Of what is published, where the store's own folder lets everybody read."""
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
 """One of several stores with `:` between: an address, perhaps with a port, or a folder."""
+WITH_USER = re.compile(r"://[^/]*@")
+WITHOUT_USER = (
+    "an address has a user or password in it, which files of the run would show; leave them out of "
+    "it, and give them to fsspec in its own configuration"
+)
 log = logging.getLogger("featuremill.store")
+AGAIN = "its records were computed again"
 _noting = threading.Lock()
 Identity = tuple[int, int, int] | None
 """What changes when a file is written again: bytes, time, number; None of one that is not there."""
@@ -50,7 +56,13 @@ Identity = tuple[int, int, int] | None
 
 def layers(asked: Sequence[str]) -> list[str]:
     """Return the stores that a config asks for, or else the environment: all are read, and the
-    first is written; none where a run keeps its parts to itself."""
+    first is written; none where a run keeps its parts to itself.
+
+    Raises:
+        UserError: for an address with a password, which would be written to files.
+    """
+    if any(map(WITH_USER.search, asked or [STORE.value()])):
+        raise UserError(f"store: {WITHOUT_USER}.")
     found = asked or LAYER.findall(STORE.value())
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in found]
 
@@ -357,6 +369,18 @@ def unusable(folder: Results) -> set[str]:
     }
 
 
+def forget_remote(folder: Results) -> None:
+    """Forget which remote parts could not be used: each plan asks for them again."""
+    known = read_json(_unusable_path(folder)) or {}
+    if any(map(is_remote, known)):
+        kept = {path: told for path, told in known.items() if not is_remote(path)}
+        write_json(_unusable_path(folder), kept)
+
+
 def problems(folder: Results) -> list[str]:
-    """Return what was wrong with parts of stores that the run would have taken."""
-    return [told["problem"] for told in (read_json(_unusable_path(folder)) or {}).values()]
+    """Return, in a sentence each, what was wrong with parts of stores that the run would have
+    taken."""
+    return [
+        f"{told['problem']}; {'it was not taken' if is_remote(path) else AGAIN}."
+        for path, told in (read_json(_unusable_path(folder)) or {}).items()
+    ]

@@ -59,6 +59,24 @@ class Level(NamedTuple):
     def size(self) -> int:
         return sum(self.parts.values())
 
+    def is_sound(self) -> bool:
+        """Tell whether each entry is of a row of a part that the level covers, as of one that
+        somebody else wrote."""
+        rows = np.array([*self.parts.values()], np.int64)
+        try:
+            with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
+                if not file.schema.equals(LEVEL) or file.num_record_batches != NUM_BUCKETS:
+                    return False
+            for number in range(NUM_BUCKETS):
+                _, part, row = self.bucket(number)
+                if len(part) and (part.min() < 0 or part.max() >= len(rows) or row.min() < 0):
+                    return False
+                if (row >= rows[part]).any():
+                    return False
+        except (pa.ArrowException, ValueError):
+            return False
+        return True
+
     def numbered(self, numbers: Mapping[str, int]) -> Numbers:
         """Return the number of each of its parts; -1 where `numbers` has none."""
         return np.array([numbers.get(name, -1) for name in self.parts], np.int32)
