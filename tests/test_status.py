@@ -492,6 +492,7 @@ def keys_of(value):
 def test_every_key_is_documented_and_always_there(failed, run):
     with_reasons, done = found(failed.run_folder.root), found(run.root)
     assert set(with_reasons) == set(done)
+    assert f"| `version` | {done['version']} |" in DOCUMENT and done["version"] == 2
     first(run, "receipts/*/*.json").write_text("")
     for answer in (with_reasons, done, found(run.root)):
         assert {key for key in keys_of(answer) if f"`{key}`" not in DOCUMENT} == set()

@@ -234,15 +234,26 @@ def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypa
 def test_a_held_lock_without_news_is_said(run):
     job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
+    os.utime(job.path, (job.clock, job.clock))
     scene = RunReader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
     assert scene.speed is None and scene.time_left is None
 
 
+def test_a_job_whose_clock_is_late_is_not_silent_while_its_lock_is_held(run):
+    job = run.start(0, A, clock=run.now - 70)
+    for cost_done in (100, 200, 300):
+        job.sample(cost_done)
+    scene = RunReader(run.folder.root).look()
+    assert not scene.jobs[0].is_silent and scene.speed == 10 and scene.time_left.jobs == 1
+
+
 def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
     run = RunningRun(tmp_path, 2)
-    run.start(0, A, clock=run.now - 600).sample(0)
+    silent = run.start(0, A, clock=run.now - 600)
+    silent.sample(0)
+    os.utime(silent.path, (silent.clock, silent.clock))
     other = run.start(1, B, clock=run.now - 30)
     for _ in range(3):
         other.sample(other.cost_done + 100)

@@ -199,7 +199,7 @@ class RunReader:
         assert self._plan
         path = self._results.telemetry(self._plan.recipe, name)
         tail = self._tails.setdefault(name, TelemetryTail(path))
-        tail.look()
+        tail.look(is_held=self._shards.by_name[name].state == "running")
         return tail
 
     def _read_reasons(self, state: RunState, plan: Plan, most: int | None) -> None:
