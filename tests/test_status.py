@@ -25,7 +25,7 @@ from programs import Desk, Verbs, wait_for
 from featuremill.base.errors import UserError
 from featuremill.config import runs
 from featuremill.flow.preflight import forget_what_is_not_whole
-from featuremill.merge.clean import check_whole
+from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
@@ -344,6 +344,14 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     forget_what_is_not_whole(str(run.root))
     older = run.root / "manifest.json"
     assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
+
+
+def test_a_quick_look_knows_whole_results_whose_parts_were_removed(run):
+    after_run(run.root, "results")
+    state = RunReader(run.root).look()
+    assert state.share == 1 and state.count("removed") == len(state.shards) > 0
+    edit(run.plan, run="other")  # then they are of an earlier plan
+    assert RunReader(run.root).look().share == 0
 
 
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
