@@ -32,6 +32,7 @@ from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.json_file import JsonFile
+from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = section(ROOT / "docs" / "json.md", "Top")
@@ -452,7 +453,11 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     monkeypatch.setattr(screen, "FIRST_SECONDS", 0.3)
     monkeypatch.setattr(screen, "EVERY_SECONDS", 0.1)
     monkeypatch.setattr(screen, "LOOK_SECONDS", 0.05)
-    is_over = screen.start_totals([run.folder.root])
+    damaged = run.folder.root.with_name("damaged")
+    damaged.mkdir()
+    (damaged / "store").mkdir()
+    Results(damaged).plan.write_text("{")
+    is_over = screen.start_totals([damaged, run.folder.root])
     said = ""
 
     def says_more():
@@ -467,7 +472,7 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     finally:
         is_over.set()
     assert said.splitlines()[0].startswith(
-        "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
+        "     top │ test: 6.2 % of the work · 50 of 800 records · 1 job"
     )
 
 
