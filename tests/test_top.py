@@ -173,6 +173,18 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     assert reader.look().done.records == 100
 
 
+def test_a_job_whose_lock_file_is_gone_is_no_job(run):
+    jobs = [run.start(number, A) for number in (0, 1)]
+    reader = RunReader(run.folder.root)
+    assert reader.look().count("running") == 2
+    for job, number in zip(jobs, (0, 1), strict=True):
+        job.die()
+        run.journal(number).with_suffix(".lock").unlink()
+    run.journal(1).with_suffix(".log").touch()  # of one, something is left
+    scene = reader.look()
+    assert (scene.phase, scene.count("running"), scene.jobs) == ("idle", 0, [])
+
+
 @pytest.mark.slow
 def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
     """Twentieths of a core at a look a second: processor time, drawing and all."""
