@@ -25,7 +25,7 @@ from programs import Desk, Verbs, wait_for
 from featuremill.base.errors import UserError
 from featuremill.config import runs
 from featuremill.flow.preflight import forget_what_is_not_whole
-from featuremill.merge.clean import check_whole
+from featuremill.merge.clean import after_run, check_whole
 from featuremill.merge.command import merge, merge_partial
 from featuremill.status import view
 from featuremill.status.command import run as run_status
@@ -346,6 +346,14 @@ def test_results_of_an_earlier_plan_are_not_done(run, environment):
     assert run.plan.stat().st_mtime_ns > older.stat().st_mtime_ns, "so that merge runs"
 
 
+def test_a_quick_look_knows_whole_results_whose_parts_were_removed(run):
+    after_run(run.root, "results")
+    state = RunReader(run.root).look()
+    assert state.share == 1 and state.count("removed") == len(state.shards) > 0
+    edit(run.plan, run="other")  # then they are of an earlier plan
+    assert RunReader(run.root).look().share == 0
+
+
 def test_every_verb_takes_the_same_results_for_those_of_the_plan(run):
     assert not merge_partial(run, ["npy"]).partial
     edit(run.plan, run="other")
@@ -492,6 +500,7 @@ def keys_of(value):
 def test_every_key_is_documented_and_always_there(failed, run):
     with_reasons, done = found(failed.run_folder.root), found(run.root)
     assert set(with_reasons) == set(done)
+    assert f"| `version` | {done['version']} |" in DOCUMENT and done["version"] == 2
     first(run, "receipts/*/*.json").write_text("")
     for answer in (with_reasons, done, found(run.root)):
         assert {key for key in keys_of(answer) if f"`{key}`" not in DOCUMENT} == set()

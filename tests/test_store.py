@@ -34,6 +34,8 @@ from featuremill.merge.command import merge
 from featuremill.plan.command import plan
 from featuremill.plan.retry import retry
 from featuremill.report import page
+from featuremill.status import view
+from featuremill.status.reader import RunReader
 from featuremill.store import journal, shared, shared_index
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.receipt import Receipt
@@ -314,13 +316,25 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     run = Run(tmp_path / "second", store).write(FORTY)
     run.compute(run.plan())
     victim = Path(run.results.read_plan().taken[0].path)
+    assert not RunReader(run.results.root).look_closely(verifies=True).problems
     harm(victim)
+    state = RunReader(run.results.root).look_closely(verifies=True)
+    (problem,) = state.problems
+    code, verb = ("part_damaged", "merge") if victim.exists() else ("part_missing", "plan")
+    assert problem.code == code and problem.is_in_the_way and str(victim) in problem.what
+    assert state.next[0].startswith(f"featuremill {verb} ")
+    assert view.verdict(state) == "all parts were computed, but a part is gone or damaged."
     with pytest.raises(IntegrityError, match="run the same command again to compute it anew"):
         merge(run.results, OUTPUTS, 0)
     assert not run.results.plan.exists(), "Snakemake has to plan again"
     assert run.finish()
     assert run.data() == fresh(tmp_path / "fresh", run)
     assert any(str(victim) in warning for warning in run.delivery.warnings)
+    for path in parts_of(store):  # whole results do not need them
+        path.unlink()
+    assert RunReader(run.results.root).look().phase == "idle"
+    found = RunReader(run.results.root).look_closely()
+    assert found.exit_status == 0 and {one.code for one in found.problems} <= {"part_missing"}
 
 
 def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(

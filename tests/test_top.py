@@ -32,6 +32,7 @@ from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.json_file import JsonFile
+from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 DOCUMENT = section(ROOT / "docs" / "json.md", "Top")
@@ -172,6 +173,18 @@ def test_a_shard_is_told_of_from_job_to_job(run):
     assert reader.look().done.records == 100
 
 
+def test_a_job_whose_lock_file_is_gone_is_no_job(run):
+    jobs = [run.start(number, A) for number in (0, 1)]
+    reader = RunReader(run.folder.root)
+    assert reader.look().count("running") == 2
+    for job, number in zip(jobs, (0, 1), strict=True):
+        job.die()
+        run.journal(number).with_suffix(".lock").unlink()
+    run.journal(1).with_suffix(".log").touch()  # of one, something is left
+    scene = reader.look()
+    assert (scene.phase, scene.count("running"), scene.jobs) == ("idle", 0, [])
+
+
 @pytest.mark.slow
 def test_2000_receipts_and_4_jobs_cost_little(tmp_path):
     """Twentieths of a core at a look a second: processor time, drawing and all."""
@@ -234,15 +247,26 @@ def test_one_look_waits_to_see_whether_a_job_of_another_node_lives(run, monkeypa
 def test_a_held_lock_without_news_is_said(run):
     job = run.start(0, A, clock=run.now - 600)
     job.sample(100)
+    os.utime(job.path, (job.clock, job.clock))
     scene = RunReader(run.folder.root).look()
     assert scene.phase == "computing" and scene.jobs[0].is_silent
     assert any("nothing heard for 9 min 5" in line for line in drawn(scene))
     assert scene.speed is None and scene.time_left is None
 
 
+def test_a_job_whose_clock_is_late_is_not_silent_while_its_lock_is_held(run):
+    job = run.start(0, A, clock=run.now - 70)
+    for cost_done in (100, 200, 300):
+        job.sample(cost_done)
+    scene = RunReader(run.folder.root).look()
+    assert not scene.jobs[0].is_silent and scene.speed == 10 and scene.time_left.jobs == 1
+
+
 def test_the_work_of_a_silent_job_is_not_left_out_of_the_time(tmp_path):
     run = RunningRun(tmp_path, 2)
-    run.start(0, A, clock=run.now - 600).sample(0)
+    silent = run.start(0, A, clock=run.now - 600)
+    silent.sample(0)
+    os.utime(silent.path, (silent.clock, silent.clock))
     other = run.start(1, B, clock=run.now - 30)
     for _ in range(3):
         other.sample(other.cost_done + 100)
@@ -441,7 +465,11 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     monkeypatch.setattr(screen, "FIRST_SECONDS", 0.3)
     monkeypatch.setattr(screen, "EVERY_SECONDS", 0.1)
     monkeypatch.setattr(screen, "LOOK_SECONDS", 0.05)
-    is_over = screen.start_totals([run.folder.root])
+    damaged = run.folder.root.with_name("damaged")
+    damaged.mkdir()
+    (damaged / "store").mkdir()
+    Results(damaged).plan.write_text("{")
+    is_over = screen.start_totals([damaged, run.folder.root])
     said = ""
 
     def says_more():
@@ -456,7 +484,7 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
     finally:
         is_over.set()
     assert said.splitlines()[0].startswith(
-        "     top │ 6.2 % of the work · 50 of 800 records · 1 job"
+        "     top │ test: 6.2 % of the work · 50 of 800 records · 1 job"
     )
 
 

@@ -243,17 +243,22 @@ def start_totals(run_folders: Sequence[Path]) -> threading.Event:
 
 def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
     from featuremill.config.runs import Runs  # here: jobs that wait for it need not
-    from featuremill.status.project import ProjectReader
+    from featuremill.status.project import ProjectState
+    from featuremill.status.reader import RunReader
     from featuremill.status.screen import totals_lines
 
-    reader, due = ProjectReader(Runs(Path(), [*run_folders])), 0.0
+    runs, due = Runs(Path(), [*run_folders]), 0.0
+    readers = dict(zip(runs.names, map(RunReader, runs.folders), strict=True))
     while not is_over.wait(LOOK_SECONDS):
         if time.monotonic() < due:
             continue
-        try:
-            lines = totals_lines(reader.look(), phases=("computing",))
-        except Exception:  # noqa: S112  what top cannot read now is no matter of the run
-            continue
+        lines = list[str]()
+        states = {}
+        for name, reader in readers.items():
+            with contextlib.suppress(Exception):  # what top cannot read now is no matter of the run
+                states[name] = reader.look()
+        with contextlib.suppress(Exception):
+            lines = totals_lines(ProjectState(runs, states), phases=("computing",))
         if lines:
             text = "".join(f"{'top':>8} │ {line}\n" for line in lines) if due else ""
             due = time.monotonic() + (EVERY_SECONDS if due else FIRST_SECONDS)

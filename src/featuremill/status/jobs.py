@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from featuremill.status.shards import Holder, Shard
+from featuremill.status.shards import Holder, Shard, mark_of
 from featuremill.store.telemetry import TAIL_BYTES, Rates, State, events_of, followed
 
 SPEED_SECONDS = 30.0
@@ -31,8 +31,8 @@ class TelemetryTail:
         self._heard = 0.0
         self._gap = 1.0
 
-    def look(self) -> None:
-        """Read what was appended since the last look."""
+    def look(self, is_held: bool = False) -> None:
+        """Read what was appended since the last look; `is_held` says that the job surely lives."""
         events, offset = events_of(self._path, TAIL_BYTES, self._offset)
         if offset < self._offset:  # another file by now
             self.__init__(self._path)  # type: ignore[misc]
@@ -40,8 +40,11 @@ class TelemetryTail:
         for event in events:
             self._take(event)
         if events:
-            # What was there before tells its age by the job's clock; growth no clock can deny.
+            # What was there before tells its age by the job's clock, which may be wrong: a job that
+            # lives is silent only if the file is as old. Growth no clock can deny.
             age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
+            if age and is_held and (mark := mark_of(self._path)):
+                age = min(age, max(0.0, time.time() - mark[1] / 1e9))
             self._heard = time.monotonic() - age
 
     def silent_seconds(self) -> float:

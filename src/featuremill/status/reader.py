@@ -17,7 +17,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
 from featuremill.status.commands import Commands, Fix, Problem
-from featuremill.status.delivered import read_delivery_state, taken_over
+from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.sources import (
@@ -30,6 +30,7 @@ from featuremill.status.sources import (
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
 from featuremill.status.time_left import time_left
 from featuremill.store import lock_holder, run_lock
+from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -114,6 +115,8 @@ class RunReader:
         if self._plan:
             if time.monotonic() >= self._anew_at:
                 self._shards.read()
+                if any(one.state == "waiting" for one in self._shards.by_name.values()):
+                    self._read_delivery(self._plan, self._results.find_delivery())
                 self._anew_at = time.monotonic() + ANEW_SECONDS
             for name in self._shards.look():
                 self._tail(name)  # which says how it ended
@@ -199,7 +202,7 @@ class RunReader:
         assert self._plan
         path = self._results.telemetry(self._plan.recipe, name)
         tail = self._tails.setdefault(name, TelemetryTail(path))
-        tail.look()
+        tail.look(is_held=self._shards.by_name[name].state == "running")
         return tail
 
     def _read_reasons(self, state: RunState, plan: Plan, most: int | None) -> None:
@@ -247,14 +250,20 @@ class RunReader:
         known = {} if verifies else taken_over(results, delivery)
         self._shards = Shards(results, plan, known)
         self._shards.read()
-        state.delivery = delivered = read_delivery_state(
-            results, plan, delivery, [*self._shards.by_name.values()], verifies
-        )
-        if delivery and delivered.is_merged:
-            self._shards.take_for_removed(delivery.receipts)
+        state.delivery = self._read_delivery(plan, delivery, verifies)
         self._say_how_far(state, plan)
         is_manifest_readable = not reads_reasons or self._read_failures(state, plan)
         _say_what_is_wrong(state, results, plan, is_manifest_readable)
+
+    def _read_delivery(
+        self, plan: Plan, delivery: Delivery | None, verifies: bool = False
+    ) -> DeliveryState:
+        """Return how the results stand; of whole ones, parts may have been removed."""
+        shards = [*self._shards.by_name.values()]
+        found = read_delivery_state(self._results, plan, delivery, shards, verifies)
+        if delivery and found.is_merged:
+            self._shards.take_for_removed(delivery.receipts)
+        return found
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
         """Tell why records failed; return whether records.parquet, which says whose, can be

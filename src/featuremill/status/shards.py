@@ -128,11 +128,14 @@ class Shards:
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
         for shard in [one for one in self.by_name.values() if not one.has_ended]:
-            name = shard.name
-            if name not in touched or (f"{name}.json" in declared and self._has_finished(shard)):
+            name, was_active = shard.name, shard.state in ("running", "unclear")
+            if not (was_active or name in touched):
+                continue
+            if f"{name}.json" in declared and self._has_finished(shard):
                 continue
             lock = self._journals / f"{name}.lock"
-            if lock.name not in journals or (mark := mark_of(lock)) == self._idle.get(name):
+            mark = mark_of(lock) if lock.name in journals else None
+            if not was_active and mark in (None, self._idle.get(name)):
                 continue
             state, holder = held_by(lock)
             if state:

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from featuremill.base.errors import IntegrityError
 from featuremill.base.log import last_error
 from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard, has_size
-from featuremill.store import run_lock
+from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
@@ -36,6 +37,7 @@ def check_sources(
 ) -> Iterator[Problem]:
     """Yield what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
     yield from _check_parts(results, plan, shards, verifies)
+    yield from _check_taken(results, plan, is_merged, verifies)
     yield from _check_manifest(results, plan, is_manifest_readable, verifies)
     yield from _check_inputs(results, plan, is_merged, verifies)
     yield from _check_weights(results, plan, not all(shard.has_ended for shard in shards))
@@ -162,6 +164,37 @@ def _check_parts(
         what = "the bytes of a part are not those that were written"
         fix = Fix("extract", tuple(damaged), seen_by="nobody")
         yield from problem("part_damaged", damaged, what, fix)
+
+
+def _check_taken(
+    results: Results, plan: Plan, is_merged: bool, verifies: bool
+) -> Iterator[Problem]:
+    """Yield which parts of stores are gone or damaged, which whole results do not need."""
+    gone, bad = list[str](), list[str]()
+    for part in plan.taken:
+        if (identity := shared.identity_of(Path(part.path))) is None:
+            gone.append(part.path)
+        elif identity[0] != part.bytes or (verifies and not _is_as_published(results, plan, part)):
+            bad.append(part.path)
+    # Merge notes which parts cannot be used; a plan that comes before would take them again.
+    for code, paths, what, fix in (
+        ("part_missing", gone, "is gone", Fix("plan")),
+        ("part_damaged", bad, "is not what was published", Fix("merge", seen_by="snakemake")),
+    ):
+        if paths:
+            more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
+            said = f"{paths[0]}{more}: a part taken from the store {what}."
+            yield Problem(code, said, fix, not is_merged)
+
+
+def _is_as_published(results: Results, plan: Plan, part: SharedPart) -> bool:
+    from featuremill.store.parts import open_taken  # brings pyarrow
+
+    try:
+        open_taken(results, plan, part, only_look=True)
+    except IntegrityError:
+        return False
+    return True
 
 
 def _is_damaged(results: Results, plan: Plan, shard: Shard) -> bool:

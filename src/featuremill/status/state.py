@@ -20,7 +20,7 @@ from featuremill.store.delivery import Written
 from featuremill.store.failed import Group
 from featuremill.store.plan import Plan
 
-VERSION, VERSION_NOW = 1, 2
+VERSION, VERSION_NOW = 2, 2
 """Of the JSON of `status`, and of `top`."""
 DONE, NOT_DONE, DONE_WITH_FAILURES = 0, 1, 2
 STATES = ("done", "unfinished", "done_with_failures")

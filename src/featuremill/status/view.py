@@ -145,6 +145,9 @@ def verdict(state: RunState) -> str:
         return "planning now." if state.activity.is_planning else "merging now."
     if done == total and state.delivery.is_merged:
         return "the results are complete, but something they were made of has changed or is gone."
+    lost = any(one.code in ("part_missing", "part_damaged") for one in state.problems)
+    if done == total and lost:
+        return "all parts were computed, but a part is gone or damaged."
     if done == total:
         return "all parts are computed, and the results are not delivered."
     text = f"not done: {done:,} of {counted(total, 'part')} finished"
