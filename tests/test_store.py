@@ -613,6 +613,21 @@ def test_published_vectors_are_taken_by_a_run_and_searched(tmp_path, store, writ
         store_act(store, "import", source, "--fasta", other, "--declared", "x")
 
 
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [([], "has no numbers"), ([1e300], "is not finite in float32"), (None, "HDF5 cannot read it")],
+)
+def test_vectors_that_cannot_be_imported_are_refused_with_their_file(tmp_path, numbers, problem):
+    source, fasta = tmp_path / "vectors.h5", tmp_path / "my.fa"
+    fasta.write_text(">A\nMKV\n")
+    with h5py.File(source, "w") as file:
+        file["A"] = np.array(numbers or [], np.float64)
+    if numbers is None:
+        source.write_bytes(source.read_bytes()[:100])
+    with pytest.raises(UserError, match=f"^{source}: .*{problem}"):
+        store_act(tmp_path / "mine", "import", source, "--fasta", fasta, "--declared", "x")
+
+
 # ---- several people ----
 
 GROUP, STRANGERS = 4242, 4243

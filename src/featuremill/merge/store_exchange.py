@@ -207,6 +207,8 @@ def _take_export(store: Path, source: Path) -> None:
             raise UserError(f"{source / name}: it is not as {CARD} lists it; copy it again.")
         with pq.ParquetFile(source / name, pre_buffer=False) as file:
             schema = file.schema_arrow
+            if schema.names[:1] != ["sha256"]:
+                raise UserError(f"{source / name}: it has no column sha256; export it again.")
             num_records += file.metadata.num_rows
             groups = map(file.read_row_group, range(file.num_row_groups))
             batches = itertools.chain.from_iterable(group.to_batches() for group in groups)

@@ -77,8 +77,9 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
                 f"{source}: the vector of {record.id} has {len(vector)} numbers in {vector.dtype}, "
                 f"and the first one {len(first)} in {first.dtype}; import each kind by itself."
             )
-        if not np.isfinite(vector).all():
-            raise UserError(f"{source}: the vector of {record.id} is not finite; leave it out.")
+        if not len(vector) or not np.isfinite(vector).all():
+            problem = f"is not finite in {vector.dtype}" if len(vector) else "has no numbers"
+            raise UserError(f"{source}: the vector of {record.id} {problem}; leave it out.")
         sha256 = hashlib.sha256(record.payload).digest()
         if sha256 in seen:
             continue
@@ -111,7 +112,10 @@ def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
 def _of_hdf5(path: Path) -> Published:
     """Read UniProt's per-protein.h5, bio_embeddings' HDF5, or our own: a dataset a protein, named
     by its accession, or by a number with the id in `original_id`."""
-    file = h5py.File(path, "r")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise UserError(f"{path}: HDF5 cannot read it ({error}); copy it again.") from None
     keys: dict[str, str] = {}
     for key in file:
         if not isinstance(file[key], h5py.Dataset):
@@ -137,21 +141,22 @@ def _of_hdf5(path: Path) -> Published:
                 f"{path}: dataset {key} is not one vector of numbers but has the shape "
                 f"{np.shape(found)}; vectors a residue cannot be imported."
             )
-        return np.asarray(found, np.float16 if found.dtype == np.float16 else np.float32)
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as not finite
+            return np.asarray(found, np.float16 if found.dtype == np.float16 else np.float32)
 
     return Published(keys, vector)
 
 
 def _of_fair_esm(path: Path, layer: int | None) -> Published:
     """Read `mean_representations` of fair-esm's .pt files: of one, or of all in a folder."""
-    import torch
-
     files = sorted(path.rglob("*.pt")) if path.is_dir() else [path]
     if not files or not all(file.suffix == ".pt" and file.is_file() for file in files):
         raise UserError(
             f"{path}: it is none of: a data set of `featuremill store export`, an HDF5 file with a "
             "dataset for each protein, a .pt file of fair-esm or a folder of them; check the path."
         )
+
+    import torch
 
     def read(file: Path) -> Any:
         try:
