@@ -196,6 +196,18 @@ def _noting(opened, records):
     return noted
 
 
+def test_records_of_a_shared_file_come_again_as_they_were(tmp_path):
+    every_byte = bytes(range(256))
+    given = [
+        Record("r\u00e9", "a\tdescription\n", every_byte, "a.fa", 1, "", "J read as X", 7),
+        Record("s", "", b"", "a.fa", np.int64(3), "empty"),
+    ]
+    with (tmp_path / "kept").open("w+b") as kept:
+        once = reading._Once(iter(given), ["a.fa"], kept)
+        assert list(once.of("a.fa")) == given
+        assert [list(once.of("a.fa")) for _ in range(2)] == [given, given]
+
+
 def test_records_of_shared_files_in_another_order_are_a_fault_of_the_workload(tmp_path):
     files = ["a.fa", "b.fa", "a.fa"]
     of = iter([Record(f"r{n}", "", b"M", file, n) for n, file in enumerate(files)])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import os
-import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -154,13 +154,13 @@ class _Once:
             begin, times = self._kept[file]
             self._file.seek(begin)
             for _ in range(times):
-                yield pickle.load(self._file)  # noqa: S301  (this process wrote it)
+                yield _from_line(self._file.readline())
             return
         begin, times = self._file.seek(0, os.SEEK_END), 0
         self._ahead = self._ahead or next(self._records, None)
         while self._ahead and self._ahead.source == file:
             if file in self._shared:
-                pickle.dump(self._ahead, self._file, pickle.HIGHEST_PROTOCOL)
+                self._file.write(_as_line(self._ahead))
                 times += 1
             yield self._ahead
             self._ahead = next(self._records, None)
@@ -177,6 +177,17 @@ class _Once:
                 f"{left.source}:{left.line}: this record comes after those of another file; that "
                 "is for the author of the workload to fix."
             )
+
+
+def _as_line(record: Record) -> bytes:
+    fields = record._asdict() | {"payload": record.payload.decode("latin-1")}
+    # A reader may give NumPy's whole numbers.
+    return json.dumps(fields, default=int).encode() + b"\n"
+
+
+def _from_line(line: bytes) -> Record:
+    fields = json.loads(line)
+    return Record(**fields | {"payload": fields["payload"].encode("latin-1")})
 
 
 def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
