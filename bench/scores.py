@@ -1,6 +1,7 @@
 """The workload scores beside transformers, in one run on this machine.
 
     python -m bench.scores
+    python -m bench.scores --dtypes fp32    # on a processor without bf16
     python -m bench.scores --layers 6 --width 320 --heads 20 --length 200
 
 Both give the masked log-probabilities of one protein (a pass a residue), from the same random
@@ -33,6 +34,7 @@ from featuremill.workloads.scores.passes import tokens_of
 from featuremill.workloads.scores.variants import AMINO_ACIDS
 
 PASSES = 3
+DTYPES = ("fp32", "bf16")
 Numbers = npt.NDArray[np.float32]
 TOGETHER = 16
 
@@ -91,6 +93,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=1280)
     parser.add_argument("--heads", type=int, default=20)
     parser.add_argument("--length", type=int, default=60)
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
     shape = parser.parse_args()
     model = network(shape.layers, shape.width, shape.heads)
     letters = "".join(np.random.default_rng(0).choice(list(AMINO_ACIDS), shape.length)).encode()
@@ -99,10 +102,11 @@ def main() -> None:
         halves = EsmForMaskedLM.from_pretrained(name, dtype=torch.bfloat16).eval()
         ways: dict[str, Callable[[bytes], Numbers]] = {
             f"transformers {dtype}, {number} together": partial(theirs, network, number)
-            for dtype, network in (("fp32", model), ("bf16", halves))
+            for dtype, network in zip(DTYPES, (model, halves), strict=True)
+            if dtype in {"fp32", *shape.dtypes}
             for number in (1, TOGETHER)
         }
-        ways |= {f"featuremill {dtype}": ours(Path(name), dtype) for dtype in ("fp32", "bf16")}
+        ways |= {f"featuremill {dtype}": ours(Path(name), dtype) for dtype in shape.dtypes}
         seconds: dict[str, list[float]] = {way: [] for way in ways}
         found: dict[str, Numbers] = {}
         for number in range(PASSES + 1):
