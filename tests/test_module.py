@@ -295,11 +295,11 @@ def test_what_is_wrong_is_a_sentence(tmp_path, environment, order, change, sente
 
 
 def test_runs_that_share_a_model_share_its_weights_and_the_docs_say_how(tmp_path, environment):
-    """With what docs/module.md adds to the example, whose other snippets stand in the examples."""
+    """With what docs/module.md adds to the example."""
     shutil.copytree(EXAMPLES / "downstream", tmp_path, dirs_exist_ok=True)
     page = (ROOT / "docs" / "module.md").read_text("utf-8")
     blocks = re.findall(r"^ *```snakemake\n(.*?)^ *```", page, re.DOTALL | re.MULTILINE)
-    core, changed, handler, _ = map(textwrap.dedent, blocks)
+    core, changed, handler = map(textwrap.dedent, blocks)
     snakefile = tmp_path / "Snakefile"
     assert all(part.strip() in snakefile.read_text() for part in core.split("\n\n\n"))
     snakefile.write_text("\n\n".join([snakefile.read_text(), changed, handler]))

@@ -208,7 +208,10 @@ def test_a_gpu_that_is_hidden_or_not_there(see, verbs, gpu_node):
     see(said)
 
 
-@shows(NOT_SEEN, "Torch not compiled")
+@explains(
+    "Torch not compiled with CUDA enabled (this torch is a build for CPUs and the job has a GPU; "
+    "install a build for CUDA, or set device: cpu)"
+)
 def test_a_torch_for_cpus_beside_a_gpu(see, verbs, gpu_node):
     torch = pytest.importorskip("torch")
     if torch.version.cuda:
@@ -289,7 +292,10 @@ def test_what_only_waits_says_for_what(see, verbs, gpu_node):
     see(said)
 
 
-@shows("It hangs", "if that is a display")
+@explains(
+    "… MB in use without a lease; if that is a display, FEATUREMILL_POLICY=memory uses the GPU "
+    "anyway"
+)
 def test_a_gpu_that_nobody_known_uses(see, gpu_node, environment):
     leases = Leases(gpu_node(Gpu(used_mb=1_300)), environment)
     see(leases("--wait", 0, status=3)[1])
@@ -478,7 +484,10 @@ def test_a_lock_that_is_older_than_the_boot(see, tmp_path, environment):
     assert workflow.counts()["ok"] == 30
 
 
-@shows("The config is refused", "does not exist")
+@explains(
+    "….yaml:…: inputs: …: this file does not exist; check the path (seen from where the command is "
+    "started: …)."
+)
 def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(3))
     path = tmp_path / "config.yaml"
