@@ -1,4 +1,4 @@
-"""The figures of docs/performance.md: what `featuremill estimate` says of 10⁶, 10⁸ and 10⁹ proteins.
+"""Figures of docs/performance.md: what `featuremill estimate` says of 10⁶, 10⁸ and 10⁹ proteins.
 
 `python -m bench.how_far` takes the demo's proteins as a sample, one H100's data sheet for the speed
 (an assumption), and for each number of GPUs the shards that `shards.cost: auto` cuts.
