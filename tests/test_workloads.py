@@ -15,8 +15,6 @@ import featuremill
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
-from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import (
     Device,
@@ -27,6 +25,8 @@ from featuremill.workload import (
     plugin_errors,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.batches import make_batches
+from featuremill.workload.compute import values_of
 from featuremill.workload.plugin_errors import refuse_answer
 
 CPU = cpu()

@@ -24,7 +24,6 @@ from featuremill.base.accession import accessions
 from featuremill.base.arrays import matrices, matrix
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
-from featuremill.extract.in_process import Refuse, values_in_batches
 from featuremill.inputs import in_memory
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.store.files import files_below
@@ -42,6 +41,7 @@ from featuremill.workload import (
     weights,
 )
 from featuremill.workload.hugging_face import place_of
+from featuremill.workload.in_process import Refuse, values_in_batches
 from featuremill.workload.optional import TakesOtherOptions
 
 if TYPE_CHECKING:  # it takes a third of a second to import

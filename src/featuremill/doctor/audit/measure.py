@@ -25,8 +25,6 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
-from featuremill.extract import compute
-from featuremill.extract.in_process import values_in_batches
 from featuremill.workload import (
     Device,
     HasPrecisions,
@@ -34,9 +32,11 @@ from featuremill.workload import (
     TellsMemory,
     Weights,
     Workload,
+    compute,
     optional,
     plugin_errors,
 )
+from featuremill.workload.in_process import values_in_batches
 from featuremill.workload.outputs import kind_of
 
 REFERENCE = "fp32"

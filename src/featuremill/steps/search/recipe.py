@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from featuremill.base import faults
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
-from featuremill.extract.in_process import values_in_batches
 from featuremill.features import Features
 from featuremill.lease.devices import Device, devices_for, with_processors
 from featuremill.steps.search.nearest import Matrix
@@ -28,6 +27,7 @@ from featuremill.workload import (
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.in_process import values_in_batches
 from featuremill.workload.recipe import ENGINE_VERSION, settings_of
 
 DeviceChoice = Literal["auto", "cuda", "cpu"]
