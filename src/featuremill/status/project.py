@@ -13,10 +13,16 @@ from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
 from featuremill.status.sources import ended_with
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, NOT_DONE, STATES, Phase, RunState
-
-VERSION, VERSION_NOW = 1, 1
-"""Of the JSON of several runs: of `status`, and of `top`."""
+from featuremill.status.state import (
+    DONE,
+    DONE_WITH_FAILURES,
+    NOT_DONE,
+    STATES,
+    VERSION,
+    VERSION_NOW,
+    Phase,
+    RunState,
+)
 
 
 @dataclass

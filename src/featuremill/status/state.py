@@ -21,7 +21,7 @@ from featuremill.store.failed import Group
 from featuremill.store.plan import Plan
 
 VERSION, VERSION_NOW = 2, 2
-"""Of the JSON of `status`, and of `top`."""
+"""Of the JSON of `status`, and of `top`: of a run, and of a config with several runs."""
 DONE, NOT_DONE, DONE_WITH_FAILURES = 0, 1, 2
 STATES = ("done", "unfinished", "done_with_failures")
 """By exit status."""
@@ -253,7 +253,7 @@ class RunState:
                 "done": done.records,
                 "failed": self.num_failed_rows,
             },
-            "cost": {"total": float(total.cost), "done": round(done.cost, 3)},
+            "cost": {"total": total.cost, "done": round(done.cost)},
             "cost_per_second": None if self.speed is None else round(self.speed, 1),
             "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],
