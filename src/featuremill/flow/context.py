@@ -143,7 +143,7 @@ class Run:
         own: Path | None = optional(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
         opens = verb == "plan" and optional(workload, "TAKES_FILES")
-        if own and (computes or opens or plugin_errors.is_strangers(self.config.workload)):
+        if own and (computes or opens or plugin_errors.is_external(self.config.workload)):
             return str(own)
         written = self.config.outputs if verb == "merge" else ()
         theirs = (format_of(name).environment for name in written)

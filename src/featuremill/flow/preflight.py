@@ -268,7 +268,7 @@ def refuse_without_packages(
     if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
     found = workload.find_workload(config.workload)
-    is_bare = plugin_errors.is_strangers(config.workload) and not optional(found, "ENVIRONMENT")
+    is_bare = plugin_errors.is_external(config.workload) and not optional(found, "ENVIRONMENT")
     if internals.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
             f"--sdm conda: {plugin_errors.who(config.workload)} names no conda environment "

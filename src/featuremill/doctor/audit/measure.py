@@ -27,9 +27,9 @@ from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
 from featuremill.workload import (
     Device,
+    EstimatesMemory,
     HasPrecisions,
     Kind,
-    TellsMemory,
     Weights,
     Workload,
     compute,
@@ -115,7 +115,7 @@ class Task(NamedTuple):
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
         """Return what the model in `dtype` takes on the device, at most; 0 where nobody tells."""
-        if not isinstance(self.workload, TellsMemory):
+        if not isinstance(self.workload, EstimatesMemory):
             return 0
         options = self.options_in(dtype)
         return self.workload.memory_mb(options, self.device, self.weights, batch_cost)

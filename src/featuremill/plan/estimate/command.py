@@ -27,8 +27,8 @@ from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import (
     Device,
+    EstimatesMemory,
     HasCheckpoints,
-    TellsMemory,
     Weights,
     Workload,
     find_workload,
@@ -116,7 +116,7 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
     path = Path(weights_verb.json_of(asked, name))
     if entry := WeightsFile.find(path):
         return weights_verb.weights_of(entry)
-    if isinstance(workload, TellsMemory):
+    if isinstance(workload, EstimatesMemory):
         return workload.weights_ahead(options)
     if isinstance(workload, HasCheckpoints):
         command = weights_verb.command_for(asked, name, str(path))

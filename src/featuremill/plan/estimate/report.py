@@ -29,7 +29,7 @@ from featuremill.plan.speeds.assumed import Range
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Device, TellsMemory, Weights, find_workload, plugin_errors
+from featuremill.workload import Device, EstimatesMemory, Weights, find_workload, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -232,7 +232,7 @@ class Case:
         cuts = [self._row(number, values, around, given, startup) for number in slots]
         work = cuts[0][1]  # what follows hardly depends on the number of slots
         device_mb, weights_mb = 0, 0.0
-        if self.weights and isinstance(workload, TellsMemory):
+        if self.weights and isinstance(workload, EstimatesMemory):
             budget = workload.batch_cost(resolved, self.device)
             device_mb = workload.memory_mb(resolved, self.device, self.weights, budget)
             weights_mb = workload.weights_mb(self.weights)

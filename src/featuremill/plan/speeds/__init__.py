@@ -23,7 +23,7 @@ from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import (
-    TellsWork,
+    EstimatesWork,
     UnitWork,
     Weights,
     find_workload,
@@ -189,7 +189,7 @@ def find(
 
 def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitWork | None:
     workload = find_workload(asked.settings.workload)
-    if weights is None or not isinstance(workload, TellsWork):
+    if weights is None or not isinstance(workload, EstimatesWork):
         return None
     with plugin_errors.attributed_to(asked.settings.workload, "unit_work"):
         return workload.unit_work(weights, mean_cost)
