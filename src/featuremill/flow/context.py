@@ -341,9 +341,9 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
         return f"config of module {internals.workflow_module(workflow)}", {}
     named, places = "config", dict[tuple[str, ...], str]()
     for path in internals.config_files(workflow):
-        raw, found = load(Path(os.path.relpath(path)))
+        raw, lines = load(Path(os.path.relpath(path)))
         if raw == config:
             named = os.path.relpath(path)
         same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
-        places |= {key: place for key, place in found.items() if key[0] in same}
+        places |= {key: place for key, place in lines.items() if key[0] in same}
     return named, places

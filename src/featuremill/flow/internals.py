@@ -109,8 +109,8 @@ def quiet_about(workflow: Any) -> set[str]:
 @or_else(None)
 def workflow_module(workflow: Any) -> str | None:
     """Return what an importing workflow calls the module that is read now."""
-    found: str | None = workflow.modifier.namespace
-    return found
+    namespace: str | None = workflow.modifier.namespace
+    return namespace
 
 
 @or_by(lambda workflow: workflow_module(workflow) is not None)
@@ -156,8 +156,8 @@ def config_files(workflow: Any) -> list[Path]:
 @or_else(None)
 def default_storage(workflow: Any) -> str | None:
     """Return where all files would be moved to, if anywhere."""
-    found: str | None = workflow.storage_settings.default_storage_provider
-    return found
+    provider: str | None = workflow.storage_settings.default_storage_provider
+    return provider
 
 
 @or_else(True)
@@ -203,8 +203,8 @@ def rule_name(workflow: Any, rule: str) -> str:
 @or_else(None)
 def taken_rule(workflow: Any, rule: str) -> str | None:
     """Return the same; None where the importing workflow leaves the rule out."""
-    found: str | None = workflow.modifier.avail_rulename(rule)
-    return found
+    name: str | None = workflow.modifier.avail_rulename(rule)
+    return name
 
 
 @or_else(None)
@@ -220,8 +220,8 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 def cap_of(workflow: Any, resource: str) -> int | None:
     """Return how much of a resource all jobs together may take; None without a limit."""
     given = workflow.global_resources.get(resource)
-    found: int | None = given.value if given is not None else None
-    return found
+    cap: int | None = given.value if given is not None else None
+    return cap
 
 
 @or_else(None)
@@ -244,8 +244,8 @@ def cores_here(workflow: Any) -> int | None:
     """Return the cores that jobs on this machine have; None where they run on others."""
     if workflow.nodes is not None or workflow.remote_exec:
         return None
-    found: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
-    return found
+    cores: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
+    return cores
 
 
 # ---- the screen ----
@@ -293,8 +293,8 @@ def exception_of(record: logging.LogRecord) -> str:
 def ending_of(record: logging.LogRecord) -> str:
     """Return how a command of ours ended, if the record says it."""
     is_error, text = getattr(record, "event", None) == "error", record.getMessage()
-    found = ENDING.findall(text) if is_error and " featuremill " in text else []
-    return found[-1] if found else ""
+    endings = ENDING.findall(text) if is_error and " featuremill " in text else []
+    return endings[-1] if endings else ""
 
 
 class JobError(NamedTuple):
@@ -364,6 +364,6 @@ def answer_sigterm() -> None:
 
 
 REACHES: dict[str, Reach[..., Any]] = {
-    name: found for name, found in list(globals().items()) if isinstance(found, Reach)
+    name: reach for name, reach in list(globals().items()) if isinstance(reach, Reach)
 }
 """All of them by name; the tests take each away in turn."""

@@ -112,8 +112,8 @@ def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
     """Return the size of the converted weights that weights/<name>.json names."""
-    found = WeightsFile.find(Path(path))
-    return _size(Path(found.path)) / MB if found else 0.0
+    weights = WeightsFile.find(Path(path))
+    return _size(Path(weights.path)) / MB if weights else 0.0
 
 
 def _size(path: Path) -> int:

@@ -197,14 +197,14 @@ def forget_what_is_not_whole(results: str) -> None:
     if not folder.plan.exists():
         return
     try:
-        found = unseen_by_snakemake(folder.root)
+        problems = unseen_by_snakemake(folder.root)
     except UserError:  # which the verbs say in their turn
-        found = []
-    if not found:  # a plan of many shards takes a while to read
+        problems = []
+    if not problems:  # a plan of many shards takes a while to read
         return
     plan = folder.find_plan()
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
-    for problem in found:
+    for problem in problems:
         if problem.fix.again == "merge" and not has_parts:
             continue  # `keep: results` removed them; nobody asked to compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
@@ -267,15 +267,15 @@ def refuse_without_packages(
     """
     if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
-    found = workload.find_workload(config.workload)
-    is_bare = plugin_errors.is_external(config.workload) and not optional(found, "ENVIRONMENT")
+    module = workload.find_workload(config.workload)
+    is_bare = plugin_errors.is_external(config.workload) and not optional(module, "ENVIRONMENT")
     if internals.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
             f"--sdm conda: {plugin_errors.who(config.workload)} names no conda environment "
             "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
         )
     try:
-        workload.refuse_without_packages(found.Options)
+        workload.refuse_without_packages(module.Options)
     except UserError as error:
         is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(results)
         is_converted = all(Path(path).exists() for path in weights_files)

@@ -82,8 +82,8 @@ class FailedJob(internals.JobError):
     @property
     def exit_status(self) -> int:
         """What its command ended with; 1 where Snakemake does not say it, as of a cluster's job."""
-        found = STATUS.search(self.ending)
-        return int(found[1]) if found else 1
+        match = STATUS.search(self.ending)
+        return int(match[1]) if match else 1
 
     def _said(self) -> str:
         return last_error(self.log) if self.log else ""
@@ -123,9 +123,9 @@ class Failures:
 
     def _add(self, error: internals.JobError) -> FailedJob:
         command = error.command
-        found = [ending for text, ending in self._endings if command and command in text]
+        endings = [ending for text, ending in self._endings if command and command in text]
         self._endings = [one for one in self._endings if not command or command not in one[0]]
-        job = FailedJob(*error._replace(ending=found[-1] if found else ""))
+        job = FailedJob(*error._replace(ending=endings[-1] if endings else ""))
         self._jobs[job.log] = job
         return job
 

@@ -100,13 +100,13 @@ def judge(
 
 def _final(state: str, reason: str) -> Verdict | None:
     word = state.partition(" ")[0].rstrip("+")  # "CANCELLED by 1000"
-    told = "" if reason in ("", "None") else f": {reason}"
+    suffix = "" if reason in ("", "None") else f": {reason}"
     if word == "COMPLETED":
         return Verdict(word)
     if word in FAILURES:
-        return Verdict(word, f"{state}{told}")
+        return Verdict(word, f"{state}{suffix}")
     if word in OTHER_FAILURES:
-        return Verdict("FAILED", f"{state}{told}, and Slurm has not queued it again")
+        return Verdict("FAILED", f"{state}{suffix}, and Slurm has not queued it again")
     return None
 
 
@@ -147,7 +147,7 @@ class Watch:
             return {}
         wanted = list(jobs)
         accounted = _ask_database([job for job in wanted if job not in live])
-        found = {}
+        verdicts = {}
         for job in wanted:
             now = live.get(job)
             if now:
@@ -159,8 +159,8 @@ class Watch:
             if verdict:
                 if now and _stuck(now):
                     _ask(["scancel", job])
-                found[job] = verdict
-        return found
+                verdicts[job] = verdict
+        return verdicts
 
     def ask_controller(self) -> dict[str, Live] | None:
         """Return what slurmctld knows of the jobs; None when it does not answer."""

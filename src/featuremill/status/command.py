@@ -29,10 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
 
-    found = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
+    project = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
     if arguments.json:
-        said = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
+        said = json.dumps(project.as_json(), indent=2, ensure_ascii=False)
     else:
-        said = "\n".join(view.lines(found))
+        said = "\n".join(view.lines(project))
     sys.stdout.write(f"{said}\n")
-    return found.exit_status
+    return project.exit_status

@@ -69,19 +69,19 @@ def _found_in(
     with pq.ParquetFile(manifest) as file:
         has_samples = SAMPLE in file.schema_arrow.names
         for group in range(file.num_row_groups):
-            found: list[tuple[int, Reason]] = []
+            failures: list[tuple[int, Reason]] = []
             if places:
-                found += _failed_in(file, group, wanted, reasons)
-                counts.update(reason for _, reason in found)
-            if found and has_samples:
+                failures += _failed_in(file, group, wanted, reasons)
+                counts.update(reason for _, reason in failures)
+            if failures and has_samples:
                 of_row = file.read_row_group(group, [SAMPLE])[SAMPLE]
-                for at, reason in found:
+                for at, reason in failures:
                     samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
-                found += _refused_in(file, group)
+                failures += _refused_in(file, group)
             elif not places:
                 break
-            shown = [pair for pair in found if len(examples[pair[1]]) < MOST_EXAMPLES]
+            shown = [pair for pair in failures if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
                 columns = [*([SAMPLE] if has_samples else []), "id"]
                 ids = full_ids(file.read_row_group(group, columns))

@@ -191,10 +191,10 @@ def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceN
     """Return the devices that telemetry says are held, with what its last sample measured."""
     measured = {one.get("uuid"): one for one in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
-    found = []
+    devices = []
     for one in held:
         now = measured.get(one.get("uuid"), {})
-        found.append(
+        devices.append(
             DeviceNow(
                 **{key: one.get(key, "") for key in ("kind", "uuid", "name", "slot")},
                 **{key: now.get(key) for key in gauges},
@@ -203,4 +203,4 @@ def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceN
                 of_whole_gpu=one.get("of_whole_gpu", []),
             )
         )
-    return found
+    return devices

@@ -81,10 +81,10 @@ class ProjectState:
     @property
     def exit_status(self) -> int:
         """0 done, 1 not done, 2 done with failures: that of the least."""
-        found = {state.exit_status for state in self.states.values()}
+        statuses = {state.exit_status for state in self.states.values()}
         if set(self.steps) - {"yes"}:
             return NOT_DONE
-        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
+        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in statuses)
 
     def as_json(self) -> dict[str, Any]:
         """Return a close look as one object, as docs/json.md explains it."""

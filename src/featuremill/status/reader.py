@@ -260,10 +260,10 @@ class RunReader:
     ) -> DeliveryState:
         """Return how the results stand; of whole ones, parts may have been removed."""
         shards = [*self._shards.by_name.values()]
-        found = read_delivery_state(self._results, plan, delivery, shards, verifies)
-        if delivery and found.is_merged:
+        delivered = read_delivery_state(self._results, plan, delivery, shards, verifies)
+        if delivery and delivered.is_merged:
             self._shards.take_for_removed(delivery.receipts)
-        return found
+        return delivered
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
         """Tell why records failed; return whether records.parquet, which says whose, can be

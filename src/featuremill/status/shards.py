@@ -200,11 +200,11 @@ class Shards:
 
 def held_by(lock: Path) -> tuple[Literal["running", "unclear", ""], Holder]:
     """Return whether somebody has the lock file of a journal (empty: nobody), and who says so."""
-    told, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
-    holder = Holder(*(told.get(key) for key in Holder._fields))
+    facts, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
+    holder = Holder(*(facts.get(key) for key in Holder._fields))
     if is_held:
         return "running", holder
-    is_unclear = bool(told) and (is_held is None or holder.host != platform.node())
+    is_unclear = bool(facts) and (is_held is None or holder.host != platform.node())
     return "unclear" if is_unclear else "", holder
 
 
@@ -236,10 +236,10 @@ def listed(path: Path) -> set[str]:
 def mark_of(path: Path) -> Mark | None:
     """Return what changes when the file does; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def has_size(path: Path, num_bytes: int) -> bool:

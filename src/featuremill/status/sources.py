@@ -47,8 +47,8 @@ def check_sources(
         )
         yield Problem("version_changed", what, Fix("plan"))
     for name, sha256 in plan.settings.files.items():
-        told = str(plan.execution.get(name))
-        path, shown = results.placed(told), f"options.{name}: {told}"
+        named = str(plan.execution.get(name))
+        path, shown = results.placed(named), f"options.{name}: {named}"
         if not path.exists():
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
@@ -145,10 +145,10 @@ def _check_parts(
 ) -> Iterator[Problem]:
     """Yield which parts, receipts and shards are lost or damaged."""
 
-    def problem(code: str, found: list[str], what: str, fix: Fix) -> Iterator[Problem]:
-        if found:
-            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-            yield Problem(code, f"shard {found[0][:8]}{more}: {what}.", fix)
+    def problem(code: str, shard_names: list[str], what: str, fix: Fix) -> Iterator[Problem]:
+        if shard_names:
+            more = f" and {len(shard_names) - 1:,} more" if len(shard_names) > 1 else ""
+            yield Problem(code, f"shard {shard_names[0][:8]}{more}: {what}.", fix)
 
     lost = [shard.name for shard in shards if shard.state == "lost"]
     what = "a part is gone, although there is a receipt"

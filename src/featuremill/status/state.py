@@ -131,8 +131,8 @@ class RunState:
     @property
     def speed(self) -> float | None:
         """The cost a second of late, of all jobs; None while none of them has finished a batch."""
-        told = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
-        return sum(told) if told else None
+        speeds = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
+        return sum(speeds) if speeds else None
 
     @property
     def at_work(self) -> list[Job]:

@@ -63,8 +63,8 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
-    told = verdict(run) if run else _verdict_on_all(project)
-    yield from _wrapped(f"{run.given if run else project.runs.given}: {told}")
+    sentence = verdict(run) if run else _verdict_on_all(project)
+    yield from _wrapped(f"{run.given if run else project.runs.given}: {sentence}")
     yield ""
     stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
     if not run:
@@ -109,8 +109,8 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
     runs, made = [], []
     for name, state in project.states.items():
         rest = _rest(state)
-        told = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
-        runs.append((name, told if state.is_begun else "not started"))
+        line = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
+        runs.append((name, line if state.is_begun else "not started"))
     for one, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
     ):
@@ -208,12 +208,12 @@ def _by_gpu(state: RunState) -> str:
             name = f"{plain(device.name)} {plain(device.uuid).removeprefix('GPU-')[:4]}"
             shards[name] += 1
             work[name] += receipt.cost
-    told = [
+    devices = [
         f"{name}: {counted(shards[name], 'shard')}, {100 * cost / work.total():.0f} %"
         for name, cost in work.most_common(MOST_GPUS)
     ]
     others = [f"{len(work) - MOST_GPUS:,} more"] if len(work) > MOST_GPUS else []
-    return "; ".join([*told, *others])
+    return "; ".join([*devices, *others])
 
 
 def _rest(state: RunState) -> str:

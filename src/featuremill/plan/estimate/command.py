@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
-    found = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
-    said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
+    estimate = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
+    said = estimate.model_dump_json(indent=2) if arguments.json else "\n".join(estimate.lines())
     sys.stdout.write(f"{said}\n")
     return 0
 

@@ -107,8 +107,8 @@ class Estimate(BaseModel):
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
-        told = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
-        model = f" ({told})" if told else ""
+        about = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
+        model = f" ({about})" if about else ""
         shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
         yield from wrapped(
             f"{counted(self.counts.input, 'record')}, {self.counts.unique:,} distinct; "
@@ -128,12 +128,14 @@ class Estimate(BaseModel):
     def _speed(self, row: Row) -> Iterator[str]:
         speed, rate, startup = row.speed, row.speed.cost_per_second, row.speed.startup_seconds
         threads = f", {counted(row.threads, 'thread')} a job" if row.threads else ""
-        told = _spread(rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high)
+        spread = _spread(
+            rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high
+        )
         known = "measured or given"
         if not speed.is_startup_measured:
             known = f"{startup.low:g} to {startup.high:g}, an assumption"
         for text, indent in (
-            (f"{speed.device}{threads}: {told} {self.cost_unit} a second a job", ""),
+            (f"{speed.device}{threads}: {spread} {self.cost_unit} a second a job", ""),
             (speed.source, "  "),
             (f"and {startup.middle:.1f} s to start and end a job ({known})", "  "),
         ):
@@ -165,16 +167,16 @@ class Estimate(BaseModel):
         weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
         around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
         yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
-        told = ["not known yet"] if self.slot == "slot" else []
+        parts = ["not known yet"] if self.slot == "slot" else []
         if self.device_mb:
             where = "of the GPU" if self.slot == "GPU" else "in all"
             if self.gpus_a_job > 1 and not self.is_device_measured:
                 where = f"of its {self.gpus_a_job} GPUs"
             known = "measured" if self.is_device_measured else "the doctor's estimate"
-            told = [f"about {self.device_mb:,} MB {where} ({known})"]
+            parts = [f"about {self.device_mb:,} MB {where} ({known})"]
         if self.slot == "GPU":
-            told.append(f"about {self.host_mb:,} MB of the host (reckoned)")
-        yield f"Memory of a job: {', '.join(told)}."
+            parts.append(f"about {self.host_mb:,} MB of the host (reckoned)")
+        yield f"Memory of a job: {', '.join(parts)}."
         needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in self.disk.items() if size)
         yield (
             f"Disk: {human_bytes(sum(self.disk.values()))} ({needs}) in {self.num_files:,} files; "

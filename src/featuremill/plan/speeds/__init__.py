@@ -110,8 +110,8 @@ def of_plan(run_folder: Path, plan: Plan, device: str = "") -> Speed:
 
 def weights_at(path: Path | None) -> Weights | None:
     """Return the weights that a weights/<name>.json tells of; None for none."""
-    found = WeightsFile.find(path) if path else None
-    return weights_of(found) if found else None
+    weights = WeightsFile.find(path) if path else None
+    return weights_of(weights) if weights else None
 
 
 def find(
@@ -267,9 +267,9 @@ def _newest(run: Results, recipe: str) -> list[Receipt]:
     folder = run.receipt(recipe, "").parent
     paths = folder.glob("*.json") if folder.is_dir() else ()
     newest = heapq.nlargest(2 * MOST_PARTS, paths, lambda path: path.stat().st_mtime)
-    found = [receipt for path in newest if (receipt := run.find_receipt(recipe, path.stem))]
-    if found:
-        return found
+    receipts = [receipt for path in newest if (receipt := run.find_receipt(recipe, path.stem))]
+    if receipts:
+        return receipts
     # `clean` may have removed them, but what merge gathered stays.
     delivery = run.find_delivery()
     return delivery.receipts if delivery else []

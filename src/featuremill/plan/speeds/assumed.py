@@ -94,8 +94,8 @@ def cards_called(asked: str) -> list[Card]:
     The whole name means that card alone.
     """
     exact = [card for card in CARDS if _words_of(card.name) == _words_of(asked)]
-    found = exact or [card for card in CARDS if is_called(card.name, asked)]
-    return sorted(found, key=lambda card: (card.half_tflops, card.gigabytes_per_second))
+    cards = exact or [card for card in CARDS if is_called(card.name, asked)]
+    return sorted(cards, key=lambda card: (card.half_tflops, card.gigabytes_per_second))
 
 
 def _words_of(name: str) -> list[str]:
