@@ -1,5 +1,5 @@
 """Which records have no values, by reason, before there is a failed.tsv: the `reason` of the parts
-whose receipts count failed rows, and of records.parquet what says whose rows they are."""
+whose receipts count failed rows, and of records.parquet whose rows they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
     """Return the shard's rows that failed, each with its reason."""
     try:
         rows, texts = failed_rows(results.part(recipe, shard))
-    except (OSError, pa.ArrowInvalid):  # --verify says so
+    except (OSError, pa.ArrowInvalid):  # --verify reports it
         return {}
     return dict(zip(rows.tolist(), (reason_of("failed", text) for text in texts), strict=True))
 

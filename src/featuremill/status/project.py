@@ -55,12 +55,12 @@ class ProjectState:
 
     @property
     def begun(self) -> list[RunState]:
-        """The runs that were begun."""
+        """The runs that were started."""
         return [state for state in self.states.values() if state.is_begun]
 
     @property
     def phase(self) -> Phase:
-        """What goes on: of several runs, what does most."""
+        """What is running: of several runs, the first phase in the order of `Phase`."""
         return min((run.phase for run in self.states.values()), key=get_args(Phase).index)
 
     @property
@@ -70,7 +70,7 @@ class ProjectState:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether something goes on by itself."""
+        """Whether a process is active."""
         return any(state.is_at_work for state in self.begun)
 
     @property
@@ -142,7 +142,7 @@ class ProjectReader:
         """Return the same with all that there is to say; hash the files if it `verifies`.
 
         Raises:
-            UserError: when they were not begun, or cannot be read.
+            UserError: when they were not started, or cannot be read.
         """
         runs, states = self._runs, {}
         places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]

@@ -1,4 +1,4 @@
-"""A run while it goes on, for people: in one line, for logs and pipes, or as a whole screen."""
+"""A run in progress, for people: in one line, for logs and pipes, or as a whole screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_NAME = 22
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
-"""Reasons for lower clocks that somebody chose, or that every busy card has."""
+"""Reasons for lower clocks that an administrator chose, or that every busy card has."""
 NOT_KNOWN = Text("–", QUIET)
 
 
@@ -195,7 +195,7 @@ def _label(device: DeviceNow) -> str:
 
 
 def _notes(now: RunState) -> list[tuple[str, str]]:
-    """Return what is to be said of jobs and devices besides their numbers, a line each."""
+    """Return the notes about jobs and devices besides their numbers, a line each."""
     notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":

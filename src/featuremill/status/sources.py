@@ -1,5 +1,5 @@
 """Whether what a run is made of is still what was planned: inputs, weights, manifest, parts; and
-what the verbs' own logs say of weights, a plan or a report that failed."""
+what the commands' own logs have of weights, a plan or a report that failed."""
 
 from __future__ import annotations
 
@@ -84,12 +84,12 @@ def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Tell whether `path` was written to after `than`; not when it is not there."""
+    """Return whether `path` was written to after `than`; not when it is not there."""
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the weights; that is in nobody's way when nothing is left to do."""
+    """Yield what is wrong with the weights; that prevents nothing when no work is left."""
     if not plan.weights:
         return
     path = results.placed(plan.weights)
@@ -113,7 +113,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
 def _check_manifest(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with records.parquet; who read in it knows whether it `is_readable`."""
+    """Yield what is wrong with records.parquet; `is_readable` is False if reading it failed."""
     path, fix = results.records, Fix("plan")
     if not path.exists():
         what = "it is gone; it lists which record is where"
@@ -129,7 +129,7 @@ def _check_manifest(
 
 
 def _is_parquet(path: Path) -> bool:
-    """Tell whether the file begins and ends as a Parquet file that is whole."""
+    """Return whether the file begins and ends as a Parquet file that is whole."""
     size = path.stat().st_size
     if size < 12:
         return False

@@ -46,7 +46,7 @@ PHASES = {
 }
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is said; and its day."""
+"""From how long on the hour of the end is shown; and its day."""
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
@@ -124,7 +124,7 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
 
 
 def verdict(state: RunState) -> str:
-    """Return how the run stands: what goes on, or after a close look a sentence."""
+    """Return the state of the run: what is running, or after a close look a sentence."""
     if not state.is_close:
         if state.phase == "between" and state.done.shards == state.total.shards:
             return "every part is there; the results are next"
