@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
-from featuremill.base.this_process import VERSION, num_cores
+from featuremill.base.this_process import VERSION, installed, num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
@@ -104,12 +101,3 @@ def versions() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
     }
     return found | installed(NAMED_PACKAGES)
-
-
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found
