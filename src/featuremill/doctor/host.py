@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
+from featuremill.base.space import nearest_folder
 from featuremill.base.this_process import VERSION, installed, num_cores
 from featuremill.lease import folder
 
@@ -57,11 +58,6 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         memory_free_mb=memory_free_mb(),
         versions=versions(),
     )
-
-
-def nearest_folder(path: Path) -> Path:
-    """Return the nearest folder that exists on the way to an absolute path."""
-    return next(parent for parent in (path, *path.parents) if parent.is_dir())
 
 
 def _lock_folder() -> tuple[str, str]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
+from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, duration, human_bytes
@@ -242,10 +243,7 @@ class Case:
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
         disk, num_files = self._disk(work, values)
-        parent = self.folder.root.absolute()
-        while not parent.exists():
-            parent = parent.parent
-        free_bytes = shutil.disk_usage(parent).free
+        free_bytes = shutil.disk_usage(nearest_folder(self.folder.root.absolute())).free
         warnings = large_outputs(plan.counts.planned, self.config.outputs)
         gpus = self.config.gpus if is_gpu else 1
         devices, has_mb = 1 if measured_mb else gpus, self.device.memory_mb
