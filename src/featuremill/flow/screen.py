@@ -165,14 +165,14 @@ def calm_output(workflow: Any) -> Failures:
         if shows_all or not failed:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
-            print(told(failed, is_here), file=sys.stderr)
+            print(message_of(failed, is_here), file=sys.stderr)
         return False
 
     internals.filter_screen(matters)
     return failures
 
 
-def told(job: FailedJob, is_here: bool) -> str:
+def message_of(job: FailedJob, is_here: bool) -> str:
     """Return the message of a failed job; errors of jobs here are on the screen already."""
     ended = "stopped" if job.was_stopped else "failed"
     line = plain(f"{job.rule:>8} │ {ended}; its log: {job.log or 'none'}")

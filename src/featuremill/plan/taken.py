@@ -114,8 +114,8 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
         except OSError as error:  # another run of this user keeps it just now; it only saves time
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        hits_here = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
-        tasks = [(spools, number, hits_here.levels, hits) for number in buckets_of(spools)]
+        in_stores = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
+        tasks = [(spools, number, in_stores.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
@@ -124,10 +124,10 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _is_changed(lookup, hits_here, _hit(hits), asked):
+        if not _is_changed(lookup, in_stores, _hit(hits), asked):
             break
-    parts = [OldShard(name, hits_here.sizes[name], 0, 0) for name in hits_here.paths]
-    return Offer(hits_here.paths, parts, hits)
+    parts = [OldShard(name, in_stores.sizes[name], 0, 0) for name in in_stores.paths]
+    return Offer(in_stores.paths, parts, hits)
 
 
 def _hit(hits: Path) -> set[int]:
@@ -137,17 +137,17 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _is_changed(lookup: Lookup, found: Found, wanted: Collection[int], asked: set[str]) -> bool:
+def _is_changed(lookup: Lookup, in_stores: Found, wanted: Collection[int], asked: set[str]) -> bool:
     """Fetch those of the `wanted` parts that are not here, and add their addresses to `asked`; note
     those that cannot be used. Tell whether there are any of either: a part that was fetched is
     looked up anew, by what it holds and not by what its publisher says. One here that cannot be
     read is left to merge."""
     num_before = len(asked)
     bad: dict[str, tuple[shared.Identity, str]] = {}
-    parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
+    parts = [part for number, part in enumerate(in_stores.paths.items()) if number in wanted]
     fetched = Progress(log, "fetching", "parts")
     for number, (name, path) in enumerate(parts, 1):
-        if shelf := found.remote.get(name):
+        if shelf := in_stores.remote.get(name):
             asked.add(shelf.part(name))
             if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
                 bad[shelf.part(name)] = None, problem
