@@ -149,12 +149,7 @@ def num_jobs(device: Device, gpus: int) -> int:
     """
     if device.kind == "cpu":
         return 1
-    num_slots = slots_told()
+    num_slots = environment.GPUS.value()  # what the workflow deals out; 0 outside one
     if not num_slots and device.uuid:  # elsewhere, what is asked of the lease means other GPUs
         num_slots = count_slots(Request.from_environment())
     return max(1, num_slots // gpus)
-
-
-def slots_told() -> int:
-    """Return how many GPU slots the workflow deals out to its jobs; 0 where it does not say."""
-    return environment.GPUS.value()
