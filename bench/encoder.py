@@ -26,11 +26,11 @@ import numpy.typing as npt
 import torch
 
 from featuremill.base.words import counted
-from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import values_of
 from featuremill.inputs import proteins
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import weights
+from featuremill.workload.batches import make_batches
+from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 
 ROOT = Path(__file__).parents[1]

@@ -32,10 +32,10 @@ from bench.lengths import MAX_RESIDUES, sorted_batches, tokens_of
 from bench.peers import relative_l2
 from bench.sample import Sample
 from featuremill.base.words import counted
-from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
+from featuremill.workload.batches import make_batches
+from featuremill.workload.compute import values_of
 from featuremill.workload.networks import CPU_BATCH_TOKENS
 from featuremill.workloads import esmc
 from featuremill.workloads.esm2.encoder import DTYPES

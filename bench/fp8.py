@@ -35,10 +35,9 @@ from bench.record import ROOT
 from bench.run import SAMPLE
 from bench.sample import Sample
 from bench.table import aligned
-from featuremill.extract import compute
-from featuremill.extract.batches import make_batches
 from featuremill.lease.devices import cpu
-from featuremill.workload import Weights, weights
+from featuremill.workload import Weights, compute, weights
+from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import matmul
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.lengths import Protein, tokens_of
 from bench.place import Place, Stopwatch
-from featuremill.extract.batches import make_batches
+from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 
 

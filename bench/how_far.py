@@ -21,7 +21,7 @@ from featuremill.plan.estimate.work import Work, look
 from featuremill.plan.speeds.assumed import Range
 from featuremill.store.plan import Counts
 from featuremill.store.results import Results
-from featuremill.workload import TellsMemory, find_workload
+from featuremill.workload import EstimatesMemory, find_workload
 from featuremill.workload.recipe import settings_of
 
 DEVICE = "NVIDIA H100 80GB HBM3"
@@ -98,7 +98,7 @@ def _estimate(num_records: int) -> Estimate:
     )
     workload, device = find_workload(config.workload), device_called(DEVICE, is_gpu=True)
     options = workload.Options.model_validate(config.options)
-    assert isinstance(workload, TellsMemory)
+    assert isinstance(workload, EstimatesMemory)
     weights = workload.weights_ahead(options)
     settings = settings_of(config.workload, workload, options, device, weights)
     with tempfile.TemporaryDirectory() as scratch:  # without earlier runs

@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from featuremill.extract import compute
 from featuremill.store.journal import Journal, part_schema
+from featuremill.workload import compute
 from featuremill.workload.plugin_errors import refuse_answer
 from featuremill.workloads.esm2 import columns
 from featuremill.workloads.esm2.options import Options

@@ -25,8 +25,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
+from featuremill.workload.compute import values_of
 from featuremill.workloads import pac
 from featuremill.workloads.pac import filters, signals
 

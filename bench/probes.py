@@ -19,8 +19,8 @@ from bench.place import Place
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill.base.errors import WorkloadError
-from featuremill.extract import compute
-from featuremill.extract.batches import make_batches
+from featuremill.workload import compute
+from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import matmul
 from featuremill.workloads.esm2.encoder import DTYPES

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 from transformers import EsmConfig, EsmForMaskedLM
 
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights as conversion
+from featuremill.workload.compute import values_of
 from featuremill.workloads import scores
 from featuremill.workloads.esm2.tokens import MASK, tokenize
 from featuremill.workloads.scores.passes import tokens_of

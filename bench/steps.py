@@ -33,7 +33,7 @@ from bench.place import Place
 from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.subject import Subject
-from featuremill.extract.batches import make_batches
+from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import pooling
 from featuremill.workloads.esm2.encoder import PRODUCTS, Stage

@@ -18,6 +18,7 @@ import pandas as pd
 import pytest
 from conftest import PLUGINS, ROOT
 from encoder_models import write as write_encoder
+from esmc_models import esmc as random_esmc
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
 from programs import Verbs, fasta, random_records
 from recordings import noise, write_npz
@@ -100,6 +101,16 @@ def test_esm2_gives_the_numbers_of_a_run(run, tmp_path, dtype):
     first, equal = frame.loc[[RECORDS[3][0], "equal"], "mean_layer_6"]
     first[:] = 0
     assert equal.any(), "each row has an array of its own"
+
+
+def test_esmc_gives_the_numbers_of_a_run(run, tmp_path):
+    random_esmc(2, 64, 128).save_pretrained(tmp_path / "esmc")
+    path = tmp_path / "few.fa"
+    path.write_text(fasta(RECORDS))
+    options = {"model": str(tmp_path / "esmc"), "layers": [1, -1], "pool": ["mean", "bos"]}
+    options |= {"per_residue": True}
+    table = run(path, "esmc", options)
+    assert_same(featuremill.compute(SEQUENCES, "esmc", options, device="cpu"), table)
 
 
 def test_encoder_gives_the_numbers_of_a_run(run, tmp_path):

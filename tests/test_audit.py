@@ -25,12 +25,11 @@ from featuremill.__main__ import main
 from featuremill.doctor import host
 from featuremill.doctor.audit import command, measure, report
 from featuremill.doctor.audit.sample import draw
-from featuremill.extract import compute
-from featuremill.extract.batches import make_batches
 from featuremill.inputs.residues import protein
 from featuremill.lease import devices
 from featuremill.lease.devices import Device
-from featuremill.workload import weights
+from featuremill.workload import compute, weights
+from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 
 ROOT = Path(__file__).parent.parent

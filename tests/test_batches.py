@@ -9,7 +9,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featuremill.extract.batches import GROW_AFTER, Queue, make_batches
+from featuremill.workload.batches import GROW_AFTER, Queue, make_batches
 
 
 @given(st.lists(st.integers(0, 50), max_size=200), st.integers(0, 120))

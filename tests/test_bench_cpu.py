@@ -23,7 +23,7 @@ from bench.shapes import SHAPES
 from bench.stage import Stage
 from bench.subject import Subject
 
-from featuremill.extract import compute
+from featuremill.workload import compute
 from featuremill.workloads import esm2
 
 ROOT = Path(__file__).parents[1]

@@ -150,7 +150,7 @@ def test_a_batch_that_goes_well_imports_no_pandas():
     """A third of a second of each worker's start, and nothing in it needs any; no more does it need
     Arrow's functions."""
     code = (
-        "import sys, numpy as np, pyarrow as pa; from featuremill.extract import compute; "
+        "import sys, numpy as np, pyarrow as pa; from featuremill.workload import compute; "
         "from featuremill.workloads.esm2.columns import vectors; "
         "values = pa.record_batch([vectors(np.ones((2, 3), np.float32))], ['mean']); "
         "part = compute.rows_of_part([b'a' * 32, b'b' * 32], values, [None, None]); "

@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from esm2_models import demo_proteins, fair_esm, save_fair_esm
 
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, lanes, matmul, packing, pooling
 from featuremill.workloads.esm2.encoder import Encoder, Stage
@@ -446,7 +446,7 @@ LONG = """
     import numpy as np, torch
     from featuremill.base import this_process
     from featuremill.workload import weights
-    from featuremill.extract.compute import values_of
+    from featuremill.workload.compute import values_of
     from featuremill.lease.devices import cpu
     from featuremill.workloads import esm2
     torch.set_num_threads(2)

@@ -13,10 +13,10 @@ from encoder_models import network as made
 from esm2_models import demo_proteins, relative_l2
 
 from featuremill.base.errors import UserError
-from featuremill.extract.compute import values_of
 from featuremill.inputs import payloads
 from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import vocabulary
 

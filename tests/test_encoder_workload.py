@@ -23,10 +23,10 @@ from safetensors.torch import load_file, save_file
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.contract import WorkloadContract
-from featuremill.extract.compute import values_of
-from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, plain_weights, weights
+from featuremill.workload.compute import values_of
+from featuremill.workload.in_process import values_in_batches
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, padding, vocabulary
 
@@ -781,7 +781,7 @@ PEAK = """
 import sys
 from pathlib import Path
 from featuremill.base import this_process
-from featuremill.extract.compute import values_of
+from featuremill.workload.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workloads import encoder
 

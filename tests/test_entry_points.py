@@ -43,7 +43,7 @@ def test_nobody_takes_the_name_of_one_of_featuremills_own(tmp_path, monkeypatch,
     assert formats.module_of("parquet").__name__ == "featuremill.outputs.parquet"
     assert plugin_errors.who("composition") == "workload composition"
     assert plugin_errors.who("zebra") == "workload zebra (package thief 1)"
-    assert not plugin_errors.is_strangers("composition") and plugin_errors.is_strangers("zebra")
+    assert not plugin_errors.is_external("composition") and plugin_errors.is_external("zebra")
 
 
 @pytest.mark.parametrize("registered", [{}, {"outputs": {"parquet": "nowhere"}}])

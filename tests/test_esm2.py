@@ -30,9 +30,9 @@ from pydantic import ValidationError
 from test_house import EXTRAS, ROOT, is_for_here
 
 from featuremill.base.errors import UserError
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import Device, cpu
 from featuremill.workload import networks, weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import matmul
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder

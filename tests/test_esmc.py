@@ -24,9 +24,9 @@ from safetensors.torch import load_file
 from test_esm2 import arrow_row
 
 from featuremill.base.errors import UserError
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import networks, weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import encoder, kernels, matmul
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder

@@ -168,6 +168,7 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     advice = "With 64, `shards: {cost: auto}` cuts 1 shard of"
     assert advice in (said_in_one := " ".join(said.split())), "13 shards"
     assert "tokens: less than 72 s is not worth a start-up of 8.0 s, so 63 of 64" in said_in_one
+    estimates.esm2(dtype="fp32")  # the plan's is that of this machine, which may have no bf16
     estimates.plan_of(999_900)
     found = estimates.json("--device", DEVICE, "--gpus", "1,64")
     one, many = found["rows"]

@@ -34,9 +34,9 @@ from pypi import fetched
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
+from featuremill.workload.compute import values_of
 from featuremill.workload.outputs import Target
 from featuremill.workloads import geneformer
 from featuremill.workloads.geneformer import cells, gene_statistics, genes, h5ad, perturbations

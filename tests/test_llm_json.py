@@ -29,9 +29,9 @@ from pypi import fetched
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import kind_of
 from featuremill.contract import WorkloadContract
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import Device, RecordFailed, Weights, find_workload
+from featuremill.workload.compute import values_of
 from featuremill.workloads.llm_json import engines, prompts, replies
 
 llm_json = find_workload("llm_json")  # and so its reasons are known

@@ -11,7 +11,7 @@ import torch
 from esm2_models import fair_esm, save_fair_esm
 from programs import Verbs
 
-from featuremill.extract import compute, peak_memory
+from featuremill.workload import compute
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
@@ -172,14 +172,14 @@ def test_what_is_free_on_a_gpu_is_said_where_it_can_be(monkeypatch):
     assert compute.reason_of(error).endswith("when calling `cublasCreate`")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * 10**9, 80 * 10**9))
-    assert peak_memory.free_on_gpu() == "2.0 GB of 80.0 GB are free"
+    assert compute.free_on_gpu() == "2.0 GB of 80.0 GB are free"
     assert compute.reason_of(error).endswith("`cublasCreate`; 2.0 GB of 80.0 GB are free")
 
     def fail(_):
         raise RuntimeError("CUDA error: unspecified launch failure")
 
     monkeypatch.setattr(torch.cuda, "mem_get_info", fail)
-    assert peak_memory.free_on_gpu() == ""
+    assert compute.free_on_gpu() == ""
 
 
 ON_A_GPU = {"batch_tokens": 131_072}

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder.mosaicbert import MosaicBert, alibi_slopes, attention_bias
 

@@ -38,10 +38,10 @@ import featuremill
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.store.results import Results
 from featuremill.workload import find_workload
+from featuremill.workload.compute import values_of
 from featuremill.workloads import pac
 from featuremill.workloads.pac import coupling, filters, signals
 

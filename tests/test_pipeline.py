@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 
 from featuremill.extract import hang_timer, pipeline
-from featuremill.extract.batches import Queue
 from featuremill.store import journal
 from featuremill.store.shard_file import SHARD
+from featuremill.workload.batches import Queue
 
 VALUES = pa.schema({"length": pa.list_(pa.float32(), 1)})
 DISK_SECONDS = 10.0

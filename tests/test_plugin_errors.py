@@ -24,7 +24,7 @@ from featuremill.workload import (
     find_workload,
     optional,
 )
-from featuremill.workload.plugin_errors import costs_of, mistake, records_of, who
+from featuremill.workload.plugin_errors import costs_of, plugin_error, records_of, who
 
 WHO = "(package featuremill-poison 1.0)"
 
@@ -238,7 +238,7 @@ def test_a_bug_of_a_built_in_workload_stays_what_it_is():
 
 def test_a_built_in_workload_is_of_no_other_package():
     assert who("esm2") == "workload esm2"
-    assert str(mistake("esm2", "it fell")) == (
+    assert str(plugin_error("esm2", "it fell")) == (
         "workload esm2: it fell; this is for its author to fix."
     )
 

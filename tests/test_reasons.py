@@ -14,15 +14,14 @@ from programs import Verbs
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.extract import compute
-from featuremill.extract.in_process import values_in_batches
 from featuremill.inputs.residues import protein
 from featuremill.merge.accounts import NOT_YET
 from featuremill.plan.retry import run as run_retry
 from featuremill.status.reader import RunReader
 from featuremill.store import failed as failed_list
 from featuremill.store.parts import failed_rows
-from featuremill.workload import RecordFailed
+from featuremill.workload import RecordFailed, compute
+from featuremill.workload.in_process import values_in_batches
 
 HEADS = [(kind, head) for kind in reasons.KINDS for head in kind.heads]
 EVERY_HEAD = " ".join(f"{head}: {kind.name}" for kind, head in HEADS)

@@ -25,10 +25,10 @@ from safetensors.torch import load_file
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.report import facts
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, scores
 from featuremill.workloads.scores import heat_maps, passes, variants
 

@@ -79,6 +79,7 @@ def test_totals_are_those_of_receipts_and_of_running_jobs(run):
     assert found["shards"] == {"total": 8, "done": 1}
     assert found["records"] == {"total": 800, "done": 100 + 50 + 25, "failed": 3}
     assert found["cost"] == {"total": 8 * COST, "done": COST + 500 + 250}
+    assert [type(cost) for cost in found["cost"].values()] == [int, int]
     assert found["share"] == pytest.approx(1750 / 8000)
     assert found["cost_per_second"] == pytest.approx(10 + 5), "both of late"
     one, other = sorted(found["jobs"], key=lambda job: job["shard"])

@@ -410,6 +410,13 @@ def test_what_was_made_of_other_contigs_or_labels_is_older(translated):
     assert made() == ("older", "yes")
 
 
+def test_json_of_several_runs_has_the_version_of_its_runs(translated):
+    state = ProjectReader(named(Path("soil.yaml"))).look_closely()
+    (run,) = state.states.values()
+    assert state.as_json()["version"] == run.as_json()["version"]
+    assert state.now_as_json()["version"] == run.now_as_json()["version"]
+
+
 def test_what_a_translate_is_at_is_not_cleaned(translated, capsys):
     (translated / "store").mkdir()
     (translated / "store" / "plan.lock").touch()

@@ -15,18 +15,18 @@ import featuremill
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
-from featuremill.extract.batches import make_batches
-from featuremill.extract.compute import values_of
 from featuremill.lease.devices import cpu
 from featuremill.workload import (
     Device,
-    TellsMemory,
-    TellsWays,
+    EstimatesMemory,
+    ReportsWays,
     Workload,
     find_workload,
     plugin_errors,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.batches import make_batches
+from featuremill.workload.compute import values_of
 from featuremill.workload.plugin_errors import refuse_answer
 
 CPU = cpu()
@@ -145,7 +145,8 @@ def test_unknown_workload_names_the_known_ones():
 def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     """ESM-2 tells what it takes by the metadata of weights alone, which need not be there yet."""
     told = [
-        (isinstance(w, TellsMemory), isinstance(w, TellsWays)) for w in map(find_workload, OURS)
+        (isinstance(w, EstimatesMemory), isinstance(w, ReportsWays))
+        for w in map(find_workload, OURS)
     ]
     assert dict(zip(OURS, told, strict=True)) == {
         "composition": (False, False),

@@ -12,7 +12,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,8 @@ from featuremill.base.accession import accessions
 from featuremill.base.arrays import matrices, matrix
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
-from featuremill.extract.in_process import Refuse, values_in_batches
 from featuremill.inputs import in_memory
-from featuremill.lease.devices import Device, devices_for, with_processors
+from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.workload import (
@@ -42,12 +41,12 @@ from featuremill.workload import (
     weights,
 )
 from featuremill.workload.hugging_face import place_of
+from featuremill.workload.in_process import Refuse, values_in_batches
 from featuremill.workload.optional import TakesOtherOptions
 
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
 
-DeviceChoice = Literal["auto", "cuda", "cpu"]
 Progress = Callable[[int, int], object]
 """Called after each batch with (records done, records in all); equal ones count once."""
 

@@ -37,7 +37,6 @@ from featuremill.api import compute
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
 from featuremill.config import project, yaml_lines
-from featuremill.extract.in_process import values_in_batches
 from featuremill.lease.devices import cpu, with_processors
 from featuremill.step import finding
 from featuremill.store import failed
@@ -47,6 +46,7 @@ from featuremill.store.journal_log import read_log
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import Record, Weights, find_workload, option_files, weights
+from featuremill.workload.in_process import values_in_batches
 
 HEAVY = ("torch", "pandas", "transformers", "tensorflow", "jax", "scipy", "sklearn")
 MANY_SHARDS = 3

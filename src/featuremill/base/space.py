@@ -1,8 +1,9 @@
-"""Space on a disk, taken before it is written to."""
+"""Space on a disk: where it is, and taken before it is written to."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 
 def take_space(descriptor: int, start: int, size: int) -> None:
@@ -14,3 +15,8 @@ def take_space(descriptor: int, start: int, size: int) -> None:
         os.posix_fallocate(descriptor, start, size)
     else:
         os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, start + size))
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the nearest folder that exists on the way to an absolute path."""
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())

@@ -9,7 +9,7 @@ import platform
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
@@ -83,14 +83,20 @@ def peak_of_process_mb() -> int:
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 
 
-def versions(distributions: Sequence[str] = ()) -> dict[str, str]:
+def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions that values can depend on, of what this process has loaded and of these
     `distributions`."""
     found = {"featuremill": VERSION, "python": platform.python_version()}
     for name in NAMED_VERSIONS:
         if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
             found[name] = str(module.__version__)
-    for name in distributions:
+    return found | installed(distributions)
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
+            found[package] = metadata.version(package)
     return found

@@ -20,8 +20,8 @@ from featuremill.lease.slots import Holder, holders
 from featuremill.workload import (
     DEFAULT,
     Device,
+    EstimatesMemory,
     HasPrecisions,
-    TellsMemory,
     Weights,
     find_workload,
     optional,
@@ -235,7 +235,7 @@ class Wanted(NamedTuple):
         if self.options is None:
             return None
         workload = find_workload(self.workload)
-        if not isinstance(workload, TellsMemory):
+        if not isinstance(workload, EstimatesMemory):
             raise UserError(
                 f"workload {self.workload} does not report the memory of its models; leave "
                 "--config out to look at the machine alone."
@@ -245,7 +245,7 @@ class Wanted(NamedTuple):
     def need(self, weights: Weights, device: Device) -> Need:
         """Return what the model takes on `device` in batches of its options."""
         workload = find_workload(self.workload)
-        assert isinstance(workload, TellsMemory)
+        assert isinstance(workload, EstimatesMemory)
         options = workload.resolve(self.options, device, weights)
         batch_cost = workload.batch_cost(options, device)
         memory_mb = workload.memory_mb(options, device, weights, batch_cost)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import platform
 import resource
 import shutil
 import tempfile
-from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
-from featuremill.base.this_process import VERSION, num_cores
+from featuremill.base.space import nearest_folder
+from featuremill.base.this_process import VERSION, installed, num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
@@ -62,11 +60,6 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
     )
 
 
-def nearest_folder(path: Path) -> Path:
-    """Return the nearest folder that exists on the way to an absolute path."""
-    return next(parent for parent in (path, *path.parents) if parent.is_dir())
-
-
 def _lock_folder() -> tuple[str, str]:
     """Return where leases are kept, and what is wrong with that place."""
     try:
@@ -104,12 +97,3 @@ def versions() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
     }
     return found | installed(NAMED_PACKAGES)
-
-
-def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            found[package] = metadata.version(package)
-    return found

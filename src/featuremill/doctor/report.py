@@ -11,7 +11,7 @@ from featuremill.base import text
 from featuremill.doctor.advice import Advice
 from featuremill.doctor.findings import Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
-from featuremill.workload import TellsWays, find_workload
+from featuremill.workload import ReportsWays, find_workload
 
 VERSION = 4
 WIDTH = 80
@@ -57,7 +57,7 @@ def _ways(findings: Findings) -> list[Report]:
     """Return by what each device that was tried would compute."""
     trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
     workload = find_workload(findings.workload)
-    nothing = dict.fromkeys(workload.WAYS) if isinstance(workload, TellsWays) else {}
+    nothing = dict.fromkeys(workload.WAYS) if isinstance(workload, ReportsWays) else {}
     return [
         {"device": device, **nothing, **trial.ways, "why": trial.why, "error": trial.error or None}
         for device, trial in trials.items()

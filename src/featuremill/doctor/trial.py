@@ -23,7 +23,7 @@ from featuremill.base.errors import WorkloadError
 from featuremill.doctor.children import ask
 from featuremill.doctor.gpus import Gpu
 from featuremill.lease import devices
-from featuremill.workload import Device, TellsWays, Weights, find_workload
+from featuremill.workload import Device, ReportsWays, Weights, find_workload
 
 MAX_AT_ONCE = 8
 NUM_FLOATS = 16 * 2**20
@@ -138,7 +138,7 @@ def _failed(error: Exception) -> dict[str, Any]:
 
 def _ways(torch: Any, kind: str, name: str, weights: Weights | None) -> dict[str, Any]:
     workload = find_workload(name)
-    if not isinstance(workload, TellsWays):
+    if not isinstance(workload, ReportsWays):
         return {}
     device = devices.cpu()
     if kind == "cuda":

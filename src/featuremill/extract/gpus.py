@@ -83,9 +83,12 @@ class Poller:
         self._last[uuid] = now, gauges
         if taken is not None:
             self._energy_j[uuid] = self._energy_j.get(uuid, 0.0) + taken
-        values = {**gauges._asdict(), "energy_j": self._energy_j.get(uuid)}
-        return {"uuid": uuid, **{key: _rounded(value) for key, value in values.items()
-                                 if value is not None}}  # fmt: skip
+        values = {"uuid": uuid, **gauges._asdict(), "energy_j": self._energy_j.get(uuid)}
+        return {
+            key: round(value, 1) if isinstance(value, float) else value
+            for key, value in values.items()
+            if value is not None
+        }
 
 
 def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> float | None:
@@ -99,7 +102,3 @@ def _energy_j(last: tuple[float, Gauges] | None, now: tuple[float, Gauges]) -> f
     if before.power_w is None or after.power_w is None or seconds > STALE_SECONDS:
         return None
     return seconds * (before.power_w + after.power_w) / 2
-
-
-def _rounded(value: Any) -> Any:
-    return round(value, 1) if isinstance(value, float) else value

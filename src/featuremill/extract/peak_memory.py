@@ -1,4 +1,4 @@
-"""A worker's memory: its peak on the devices or the host, and free memory of a GPU."""
+"""The peak of a worker's memory, on the devices or the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 
 from featuremill.base import this_process
-from featuremill.base.words import human_bytes
 from featuremill.lease.devices import Device
 
 
@@ -23,16 +22,3 @@ def peak_memory_mb(devices: Sequence[Device]) -> int:
         peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
         return int(max(peaks) // 2**20)
     return this_process.peak_of_process_mb()
-
-
-def free_on_gpu() -> str:
-    """Return the free memory of the first GPU, such as "1.2 GB of 80.0 GB are free"; "" if
-    unknown."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return ""
-    try:
-        free, total = torch.cuda.mem_get_info(0)
-    except RuntimeError:
-        return ""
-    return f"{human_bytes(free)} of {human_bytes(total)} are free"

@@ -23,11 +23,10 @@ import pyarrow as pa
 from featuremill.base import faults
 from featuremill.base.arrays import digests
 from featuremill.base.errors import WorkloadError
-from featuremill.extract import compute
-from featuremill.extract.batches import Batch, Queue
 from featuremill.extract.hang_timer import Watch
 from featuremill.store.journal import Journal
-from featuremill.workload import RecordFailed, Workload, plugin_errors
+from featuremill.workload import RecordFailed, Workload, compute, plugin_errors
+from featuremill.workload.batches import Batch, Queue
 
 MOST_IN_FLIGHT = 2
 """For a model on one device; each further device of the model adds one."""

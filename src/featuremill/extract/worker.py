@@ -30,10 +30,9 @@ from typing import Any, TextIO
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import staging
-from featuremill.extract.batches import Queue, make_batches
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
-from featuremill.extract.peak_memory import free_on_gpu, peak_memory_mb
+from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
 from featuremill.lease.devices import with_processors
 from featuremill.store import journal
@@ -43,6 +42,7 @@ from featuremill.store.shard_file import read_verified
 from featuremill.workload import (
     Weights,
     Workload,
+    compute,
     find_workload,
     loading,
     option_files,
@@ -50,6 +50,7 @@ from featuremill.workload import (
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.batches import Queue, make_batches
 from featuremill.workload.recipe import refuse_other_versions, versions
 
 LOAD_SECONDS = 3600.0
@@ -234,7 +235,7 @@ class Worker:
         """Return what to do if memory is too small for the model."""
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
-            free = f"; {free}" if (free := free_on_gpu()) else ""
+            free = f"; {free}" if (free := compute.free_on_gpu()) else ""
             more = len(self.devices) + 1
             where = f"a GPU with more memory, `gpus: {more}` (a model spread over several)"
         return (

@@ -1,1 +1,1 @@
-"""All that knows Snakemake: what the workflow's rules call while it is read, and around a run."""
+"""Everything that uses Snakemake: what the rules call while they are read, and what a run needs."""

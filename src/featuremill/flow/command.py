@@ -16,12 +16,12 @@ from featuremill.store import command_line
 
 PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
-"""Beginnings of Snakemake's options that say, or may say, how many jobs run at once."""
+"""Beginnings of Snakemake's options that set, or may set, how many jobs run at once."""
 DRY = {"-n", "--dry-run", "--dryrun"}
 LOUDNESS = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
-"""Beginnings of the options that say how much is shown."""
+"""Beginnings of the options that set how much is shown."""
 PROFILE = "--workflow-profile"
-"""Of a --profile that is not there Snakemake itself says so."""
+"""Snakemake itself refuses a missing --profile."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def _profiles(options: Sequence[str]) -> Iterator[str]:
 
 
 def _refuse_missing(profile: str) -> None:
-    """Refuse a profile that is not there: Snakemake would go on without, on this machine."""
+    """Refuse a profile that is not there: Snakemake would continue without it, on this machine."""
     places = (Path(), Path("profiles"), PROFILES)
     if profile in ("", "none") or any((place / profile).exists() for place in places):
         return

@@ -1,7 +1,7 @@
 """What the rules share, as one object: the validated config, where a run's files are, what a job is
-asked for, and what is said at the end.
+asked for, and the words at the end.
 
-`begin` is called while the rules are read. In the process that somebody started it
+`begin` is called while the rules are read. In the process that the user started it
 also does what comes before a run (`preflight.py`).
 """
 
@@ -37,7 +37,7 @@ WITHOUT_EFFECT = {
     "merge": {"labels", "keep"},
     "report": {"keep"},
 }
-"""Keys of a config that change nothing of what a verb writes: other values don't run it again."""
+"""Keys of a config that do not affect what a command writes: other values don't run it again."""
 
 
 def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -> Flow:
@@ -101,7 +101,7 @@ class Run:
     @property
     def inputs(self) -> list[str]:
         """The files with the records, as Snakemake names them; a sheet of samples comes first, and
-        alone where a step makes it: Snakemake knows nothing of its files."""
+        alone where a step makes it: Snakemake does not see its files."""
         if self.config.samples.startswith(f"results/{self.config.run.partition('/')[0]}/"):
             return [self.config.samples]
         with screen.refusing():
@@ -119,9 +119,9 @@ class Run:
         return [model_of(self.there) or "", "--workload", self.config.workload]
 
     def config_json(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
-        """Return the config as its verbs read it.
+        """Return the config as its commands read it.
 
-        What a function of `threads` returns is never compared: `reruns` says what counts.
+        What a function of `threads` returns is never compared: `reruns` returns what counts.
         """
         return json.dumps(self.there.model_dump(mode="json"))
 
@@ -135,15 +135,15 @@ class Run:
         return json.dumps(counts)
 
     def environment(self, verb: str) -> str:
-        """Return the conda environment of a verb's jobs: the workload's own where they compute with
-        it or it opens its inputs, and everywhere if another package brings it; an output's own
+        """Return the conda environment of a command's jobs: the workload's own where they compute
+        with it or it opens its inputs, and everywhere if another package brings it; an output's own
         where they write it; else featuremill's.
         """
         workload = find_workload(self.config.workload)
         own: Path | None = optional(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
         opens = verb == "plan" and optional(workload, "TAKES_FILES")
-        if own and (computes or opens or plugin_errors.is_strangers(self.config.workload)):
+        if own and (computes or opens or plugin_errors.is_external(self.config.workload)):
             return str(own)
         written = self.config.outputs if verb == "merge" else ()
         theirs = (format_of(name).environment for name in written)
@@ -236,7 +236,7 @@ class Flow:
         return self._by_weights[wildcards.name]
 
     def config_json(self, wildcards: Any, threads: int) -> str:
-        """Return the config of a job's run as its verbs read it."""
+        """Return the config of a job's run as its commands read it."""
         return self.of(wildcards).config_json(wildcards, threads)
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
@@ -244,7 +244,7 @@ class Flow:
         return lambda wildcards: self.of(wildcards).reruns(verb)
 
     def environment(self, verb: str) -> Callable[[Any], str]:
-        """Return the conda environment of a verb's jobs."""
+        """Return the conda environment of a command's jobs."""
         return lambda wildcards: self.of(wildcards).environment(verb)
 
     def asks(self, what: str) -> Callable[[Any, int], int]:
@@ -341,9 +341,9 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
         return f"config of module {internals.workflow_module(workflow)}", {}
     named, places = "config", dict[tuple[str, ...], str]()
     for path in internals.config_files(workflow):
-        raw, found = load(Path(os.path.relpath(path)))
+        raw, lines = load(Path(os.path.relpath(path)))
         if raw == config:
             named = os.path.relpath(path)
         same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
-        places |= {key: place for key, place in found.items() if key[0] in same}
+        places |= {key: place for key, place in lines.items() if key[0] in same}
     return named, places

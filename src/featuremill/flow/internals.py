@@ -4,7 +4,7 @@ What the rules are written in is Snakemake's language, which is public. What is 
 stands here and nowhere else: attributes of its Workflow, the name of its screen's handler, its
 events and the beginnings of its messages, its lock files, the words of its command line. No
 result hangs on any of it. Where a reach finds nothing to hold on to, it returns what leaves
-Snakemake as it comes, and a debug line (`--verbose`) says so.
+Snakemake as it comes, and logs a debug line (`--verbose`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ try:
 except ImportError:
     exceptions = None
 WorkflowError: Any = getattr(exceptions, "WorkflowError", Exception)
-"""What Snakemake tells without a traceback."""
+"""What Snakemake prints without a traceback."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,13 +47,13 @@ SCHEDULING = re.compile(
     "environments: ignored|DAG of jobs will be updated after completion|Elapsed time|Execute |"
     "Select jobs to execute|Updating checkpoint dependencies|Using shell|host: "
 )
-"""Beginnings of what it says of its own scheduling."""
+"""Beginnings of its messages about its own scheduling."""
 EPILOGUES = (
     "Exiting because a job execution failed",
     "Removing output files of failed job",
     "WorkflowError:\nAt least one job did not complete",
 )
-"""Beginnings of what it says after failures."""
+"""Beginnings of its messages after failures."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
@@ -96,7 +96,7 @@ def or_by(stock: Callable[..., Any]) -> Callable[[Callable[P, T]], Reach[P, T]]:
 
 @or_else(False)
 def is_main(workflow: Any) -> bool:
-    """Tell whether this process is the one that somebody started, and no job of it."""
+    """Return whether the user started this process, and it is no job."""
     return bool(workflow.is_main_process)
 
 
@@ -109,41 +109,41 @@ def quiet_about(workflow: Any) -> set[str]:
 @or_else(None)
 def workflow_module(workflow: Any) -> str | None:
     """Return what an importing workflow calls the module that is read now."""
-    found: str | None = workflow.modifier.namespace
-    return found
+    namespace: str | None = workflow.modifier.namespace
+    return namespace
 
 
 @or_by(lambda workflow: workflow_module(workflow) is not None)
 def is_imported(workflow: Any) -> bool:
-    """Tell whether what is read now belongs to another workflow."""
+    """Return whether what is read now belongs to another workflow."""
     return not workflow.modifier.is_main_snakefile()
 
 
 @or_else(True)
 def is_dry(workflow: Any) -> bool:
-    """Tell whether nothing is going to be done."""
+    """Return whether nothing is going to be done."""
     return bool(workflow.output_settings.dryrun)
 
 
 def only_looks() -> bool:
-    """Tell whether this Snakemake was called for something that never runs jobs of ours."""
+    """Return whether this Snakemake was called for something that never runs jobs of ours."""
     return any(map(LOOKING.match, sys.argv[1:]))
 
 
 def executes(workflow: Any) -> bool:
-    """Tell whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
+    """Return whether this Snakemake is going to run jobs, and not only to look or to tidy up."""
     return not is_dry(workflow) and not only_looks()
 
 
 @or_else(None)
 def runs_elsewhere(workflow: Any) -> bool | None:
-    """Tell whether jobs leave this machine for a cluster; None where nothing says it."""
+    """Return whether jobs leave this machine for a cluster; None where that is unknown."""
     return workflow.nodes is not None
 
 
 @or_by(lambda workflow: not is_imported(workflow))
 def has_no_target(workflow: Any) -> bool:
-    """Tell whether no rule is the default target yet."""
+    """Return whether no rule is the default target yet."""
     return workflow.default_target is None
 
 
@@ -156,19 +156,19 @@ def config_files(workflow: Any) -> list[Path]:
 @or_else(None)
 def default_storage(workflow: Any) -> str | None:
     """Return where all files would be moved to, if anywhere."""
-    found: str | None = workflow.storage_settings.default_storage_provider
-    return found
+    provider: str | None = workflow.storage_settings.default_storage_provider
+    return provider
 
 
 @or_else(True)
 def has_environments(workflow: Any) -> bool:
-    """Tell whether jobs may see other packages and folders than this process does."""
+    """Return whether jobs may see other packages and folders than this process does."""
     return bool(workflow.deployment_settings.deployment_method)
 
 
 @or_else(False)
 def makes_conda_environments(workflow: Any) -> bool:
-    """Tell whether jobs run in environments that Snakemake makes by conda (`--sdm conda`)."""
+    """Return whether jobs run in environments that Snakemake makes by conda (`--sdm conda`)."""
     return any(method.name == "CONDA" for method in workflow.deployment_settings.deployment_method)
 
 
@@ -203,13 +203,13 @@ def rule_name(workflow: Any, rule: str) -> str:
 @or_else(None)
 def taken_rule(workflow: Any, rule: str) -> str | None:
     """Return the same; None where the importing workflow leaves the rule out."""
-    found: str | None = workflow.modifier.avail_rulename(rule)
-    return found
+    name: str | None = workflow.modifier.avail_rulename(rule)
+    return name
 
 
 @or_else(None)
 def prefer_rule(workflow: Any, first: str, other: str) -> None:
-    """Have the rule `first` make what both could; `ruleorder:` knows no rules of other modules."""
+    """Have the rule `first` make what both could; `ruleorder:` takes no rules of other modules."""
     workflow._ruleorder.add(first, other)
 
 
@@ -220,8 +220,8 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 def cap_of(workflow: Any, resource: str) -> int | None:
     """Return how much of a resource all jobs together may take; None without a limit."""
     given = workflow.global_resources.get(resource)
-    found: int | None = given.value if given is not None else None
-    return found
+    cap: int | None = given.value if given is not None else None
+    return cap
 
 
 @or_else(None)
@@ -232,7 +232,7 @@ def set_cap(workflow: Any, resource: str, value: int) -> None:
 
 @or_else({})
 def rule_resources(workflow: Any, rule: str) -> Mapping[str, str]:
-    """Return what `default-resources` say, and `set-resources` of a rule, as text."""
+    """Return `default-resources`, and `set-resources` of a rule, as text."""
     settings = workflow.resource_settings
     of_rule = settings._parsed_overwrite_resources.get(rule_name(workflow, rule)) or {}
     every = (settings._parsed_default_resources, of_rule)
@@ -244,8 +244,8 @@ def cores_here(workflow: Any) -> int | None:
     """Return the cores that jobs on this machine have; None where they run on others."""
     if workflow.nodes is not None or workflow.remote_exec:
         return None
-    found: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
-    return found
+    cores: int | None = workflow.resource_settings.cores  # `workflow.cores` raises without any
+    return cores
 
 
 # ---- the screen ----
@@ -253,7 +253,7 @@ def cores_here(workflow: Any) -> int | None:
 
 @or_else(True)
 def shows_all(workflow: Any) -> bool:
-    """Tell whether somebody wants to see what Snakemake says of its jobs."""
+    """Return whether the user asked for Snakemake's messages about its jobs."""
     settings = workflow.output_settings
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
@@ -274,14 +274,14 @@ def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
 
 
 def is_about_scheduling(record: logging.LogRecord) -> bool:
-    """Tell whether Snakemake talks about its own scheduling."""
+    """Return whether the record is about Snakemake's own scheduling."""
     event = str(getattr(record, "event", None) or "")
     is_so = event in SCHEDULING_EVENTS or SCHEDULING.match(record.getMessage())
     return bool(is_so) and record.levelno <= logging.INFO
 
 
 def is_epilogue(record: logging.LogRecord) -> bool:
-    """Tell whether Snakemake says once more that jobs failed."""
+    """Return whether the record repeats that jobs failed."""
     return record.getMessage().startswith(EPILOGUES)
 
 
@@ -291,20 +291,20 @@ def exception_of(record: logging.LogRecord) -> str:
 
 
 def ending_of(record: logging.LogRecord) -> str:
-    """Return how a command of ours ended, if the record says it."""
+    """Return how a command of ours ended, if the record has it."""
     is_error, text = getattr(record, "event", None) == "error", record.getMessage()
-    found = ENDING.findall(text) if is_error and " featuremill " in text else []
-    return found[-1] if found else ""
+    endings = ENDING.findall(text) if is_error and " featuremill " in text else []
+    return endings[-1] if endings else ""
 
 
 class JobError(NamedTuple):
-    """What Snakemake says of a job that failed."""
+    """What Snakemake reports of a job that failed."""
 
     rule: str
     log: Path | None
     outputs: tuple[Path, ...]
     ending: str = ""
-    """How its command ended, which is told apart."""
+    """How its command ended, which another record has."""
     reason: str = ""
     """What a cluster's executor adds."""
     command: str = ""
@@ -312,7 +312,7 @@ class JobError(NamedTuple):
 
 @or_else(None)
 def job_error(record: logging.LogRecord) -> JobError | None:
-    """Return the job that the record says to have failed."""
+    """Return the failed job that the record is about."""
     if getattr(record, "event", None) != "job_error":
         return None
     about = record.__dict__
@@ -364,6 +364,6 @@ def answer_sigterm() -> None:
 
 
 REACHES: dict[str, Reach[..., Any]] = {
-    name: found for name, found in list(globals().items()) if isinstance(found, Reach)
+    name: reach for name, reach in list(globals().items()) if isinstance(reach, Reach)
 }
 """All of them by name; the tests take each away in turn."""

@@ -1,8 +1,8 @@
 """What a cluster is asked for on behalf of each job: memory and time, by what there is to do.
 
-Every figure is multiplied by the attempt: a job that a cluster ended for want of memory or time
-asks for more when it comes again, and goes on from its journal. On one machine none of it limits
-anything unless somebody gives `--resources mem_mb=…`.
+Every figure is multiplied by the attempt: a job that a cluster ended for lack of memory or time
+asks for more in its next attempt, and continues from its journal. On one machine none of it limits
+anything without `--resources mem_mb=…`.
 """
 
 from __future__ import annotations
@@ -101,10 +101,10 @@ def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
 
 
 def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
-    for device in dict.fromkeys((gpu_model, "")):  # a cluster's own names mean nothing to us
+    for device in dict.fromkeys((gpu_model, "")):  # a cluster may have its own names of GPUs
         try:
             return speeds.of_plan(folder, plan, device if plan.device != "cpu" else "")
-        except (UserError, OSError):  # runs beside this one may be somebody else's, or go away
+        except (UserError, OSError):  # runs beside this one may be another user's, or be removed
             continue
     return None
 
@@ -112,8 +112,8 @@ def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
     """Return the size of the converted weights that weights/<name>.json names."""
-    found = WeightsFile.find(Path(path))
-    return _size(Path(found.path)) / MB if found else 0.0
+    weights = WeightsFile.find(Path(path))
+    return _size(Path(weights.path)) / MB if weights else 0.0
 
 
 def _size(path: Path) -> int:

@@ -33,7 +33,7 @@ def prepare_jobs(workflow: Any) -> None:
 
     The path is for environments that are not active; where another workflow imports this one, its
     own programs stay what they are. The package and its metadata are for conda environments
-    (envs/base.post-deploy.sh). A job whose Snakemake was killed must not go on beside the next one.
+    (envs/base.post-deploy.sh). A job whose Snakemake was killed must end before the next starts.
     """
     environment.DIE_WITH_PARENT.set(this_process.name_of_process())
     environment.PACKAGE.set(str(Path(__file__).parents[1]))
@@ -70,7 +70,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
     A cap that is too low would clip what a job asks for, and more of them would start than find
-    devices. A run on the CPU asks for none, and says nothing of what other rules may have.
+    devices. A run on the CPU asks for none, and sets no cap for other rules.
     """
     with refusing():
         num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
@@ -96,7 +96,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
 def extract_threads(workflow: Any, device: str, num_slots: int) -> int:
     """Return the threads of one extract job: all cores of this machine where its CPU computes.
 
-    Where jobs go elsewhere, how many are here says nothing; `--set-threads` says what they get.
+    Where jobs run elsewhere, the cores here do not count; `--set-threads` sets what they get.
     """
     if num_slots or device == "cuda":
         return DEFAULT_HOST_THREADS

@@ -1,6 +1,6 @@
 """What the main process does before Snakemake looks at a run's files.
 
-It refuses, each in one sentence, what would end late or replace what somebody else's config made;
+It refuses, each in one sentence, what would end late or replace what another config made;
 it makes the run its own; and it puts right what Snakemake would misread.
 """
 
@@ -40,7 +40,7 @@ OURS = ("plan.json", "records.parquet", "receipts/*/*.json", "*")
 TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")
 """Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
-tells them too late."""
+has them too late."""
 _claimed: dict[Path, TextIO] = {}
 """The main process's locks on its runs, held for as long as it lives."""
 log = internals.log
@@ -81,9 +81,9 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
 def claim_run(results: str, **about: Any) -> None:
     """Make this main process the run's owner, or refuse; fix what a killed owner left.
 
-    The owner holds a kernel lock on a file of the run for life. Whoever gets it knows that the last
-    owner died; if that was on this machine since it was started, the Snakemake locks that the owner
-    left on this run mean nothing any more and are removed. Where the last owner was elsewhere, the
+    The owner holds a kernel lock on a file of the run for life. A process gets it only after the
+    last owner died; if that was on this machine since it was started, the Snakemake locks that the
+    owner left on this run are void and are removed. Where the last owner was elsewhere, the
     file system may not share locks between machines: then Snakemake's own lock decides. `about` are
     fields of Owner.
     """
@@ -111,10 +111,10 @@ def claim_run(results: str, **about: Any) -> None:
 
 def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -> None:
     """Have Snakemake plan again what was planned for another version of the workload or engine: it
-    sees neither, and a shard that was begun would go on with values of both.
+    sees neither, and an interrupted shard would continue with values of both.
 
     Where another workflow imports this one, its target may need no plan, and the results would be
-    left without one: there it is only said what to type.
+    left without one: there a warning has the command to type.
     """
     others = others_planned_for(config, results)
     if others and internals.is_imported(workflow):
@@ -191,22 +191,22 @@ def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
 
 
 def forget_what_is_not_whole(results: str) -> None:
-    """Have Snakemake see what `status` says is in the way of the planned run, so that the run's
-    command is enough to fix it."""
+    """Have Snakemake see the problems that `status` reports of the planned run, so that the
+    run's command is enough to fix them."""
     folder = Results(Path(results))
     if not folder.plan.exists():
         return
     try:
-        found = unseen_by_snakemake(folder.root)
-    except UserError:  # which the verbs say in their turn
-        found = []
-    if not found:  # a plan of many shards takes a while to read
+        problems = unseen_by_snakemake(folder.root)
+    except UserError:  # the commands report it themselves
+        problems = []
+    if not problems:  # a plan of many shards takes a while to read
         return
     plan = folder.find_plan()
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
-    for problem in found:
+    for problem in problems:
         if problem.fix.again == "merge" and not has_parts:
-            continue  # `keep: results` removed them; nobody asked to compute all again
+            continue  # `keep: results` removed them: do not compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
         if problem.fix.again == "plan":
             folder.plan.unlink(missing_ok=True)
@@ -267,15 +267,15 @@ def refuse_without_packages(
     """
     if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
-    found = workload.find_workload(config.workload)
-    is_bare = plugin_errors.is_strangers(config.workload) and not optional(found, "ENVIRONMENT")
+    module = workload.find_workload(config.workload)
+    is_bare = plugin_errors.is_external(config.workload) and not optional(module, "ENVIRONMENT")
     if internals.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
             f"--sdm conda: {plugin_errors.who(config.workload)} names no conda environment "
             "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
         )
     try:
-        workload.refuse_without_packages(found.Options)
+        workload.refuse_without_packages(module.Options)
     except UserError as error:
         is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(results)
         is_converted = all(Path(path).exists() for path in weights_files)
@@ -322,8 +322,8 @@ def refuse_another_config(config: Config, results: str, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
     Another config is another file that asks for something else: other inputs, another workload, or
-    options that give other values. So an edit goes on, as does a config of a new name, and one in a
-    project that was moved; without plan.json there is nothing to replace.
+    options that give other values. So an edit is accepted, as is a config of a new name, and one in
+    a project that was moved; without plan.json there is nothing to replace.
     """
     last = run_lock.read(Path(results))
     is_planned = Results(Path(results)).plan.exists()
@@ -378,7 +378,7 @@ def config_file(workflow: Any, results: str) -> str:
 
 
 def asks_for_less(results: str) -> bool:
-    """Tell whether a target is named, or other words ask for less than the whole run."""
+    """Return whether a target is named, or other words ask for less than the whole run."""
     option, project = "", results
     if "/" in run_lock.name_of(Path(results)):  # one of several runs
         project = str(Path(results).parent)
@@ -397,7 +397,7 @@ def asks_for_less(results: str) -> bool:
 
 
 def is_computed(results: str) -> bool:
-    """Tell whether all of the last plan is computed: its receipts say so, or the results
+    """Return whether all of the last plan is computed: by its receipts, or by the results
     (`keep: results` removes receipts)."""
     folder = Results(Path(results))
     plan = folder.find_plan()
@@ -417,7 +417,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
 
     Not what was planned, or drawn, already: that may be put away after the run. And not where
     another workflow imports this one, as a rule of it may still make the files; then Snakemake
-    tells which no rule makes. `named` and `places` are as `sources` has them.
+    lists those that no rule makes. `named` and `places` are as `sources` has them.
     """
     if not internals.is_main(workflow) or internals.is_imported(workflow):
         return
@@ -518,7 +518,7 @@ def _with_inside(path: str, place: str) -> list[str]:
     """Return `path`, and of a folder each file in it: its own time does not change when one of them
     is edited."""
     inside: list[str] = []
-    with contextlib.suppress(OSError, UserError):  # which `refuse_missing` says
+    with contextlib.suppress(OSError, UserError):  # `refuse_missing` reports it
         inside = files_below(Path(place)) if Path(place).is_dir() else []
     return [bare(path), *(str(Path(path) / name) for name in inside)]
 

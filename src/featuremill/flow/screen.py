@@ -1,7 +1,7 @@
-"""What is on the screen while a run goes on.
+"""What is on the screen during a run.
 
-The verbs say what happens to the records. Snakemake's talk about its own scheduling is kept off;
-its count of steps, warnings and errors stay. What it says of a failed job (twenty lines of paths)
+The commands report what happens to the records. Messages about scheduling are kept off;
+Snakemake's count of steps, warnings and errors stay. Its report of a failed job (twenty lines)
 becomes one line, and a summary at the end (`summary.py`). Now and then comes a line of totals. Its
 log file under .snakemake/log keeps everything, and so does the screen of a dry run, with
 --printshellcmds or --verbose, and where another workflow imports this one.
@@ -31,17 +31,17 @@ from featuremill.flow import internals
 from featuremill.store import command_line
 
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
-"""How a command ends that somebody stopped."""
+"""How a command ends that the user or a scheduler stopped."""
 STATUS = re.compile(r"exit status (\d+)$")
 SAYING_WHY = {error.exit_status for error in (UserError, DeviceError, IntegrityError)}
-"""Exit statuses that say what failed: input or config, a device, stored data."""
+"""Exit statuses of known causes: input or config, a device, stored data."""
 FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 """From the first job that computes to the first line of totals, and between two lines."""
 LOOK_SECONDS = 5.0
 LAST_SECONDS = 1.0
-"""How long the process's end waits for a look that goes on."""
+"""How long the process's end waits for a look in progress."""
 HARMLESS = {"host", "reason"}
-"""What the default profile keeps quiet of: with more than that, nobody wants lines."""
+"""What the default profile hides: where more is hidden, no lines are wanted."""
 
 
 class RefusedError(internals.WorkflowError):  # type: ignore[misc]
@@ -65,7 +65,7 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
     except (UserError, IntegrityError) as error:
         sentence = f"{place}: {error}{hint}" if place else f"{error}{hint}"
         raise RefusedError(sentence, error.exit_status) from None
-    except BlockingIOError:  # whoever asks for a lock has more to say
+    except BlockingIOError:  # the caller asks for a lock and reports more
         raise
     except OSError as error:
         raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
@@ -76,20 +76,20 @@ class FailedJob(internals.JobError):
 
     @property
     def was_stopped(self) -> bool:
-        """Tell whether it ended because somebody stopped it, as Ctrl-C does."""
+        """Return whether it was stopped, as by Ctrl-C."""
         return bool(STOPPED.search(self.ending)) and not self._said()
 
     @property
     def exit_status(self) -> int:
         """What its command ended with; 1 where Snakemake does not say it, as of a cluster's job."""
-        found = STATUS.search(self.ending)
-        return int(found[1]) if found else 1
+        match = STATUS.search(self.ending)
+        return int(match[1]) if match else 1
 
     def _said(self) -> str:
         return last_error(self.log) if self.log else ""
 
     def sentence(self) -> str:
-        """Return what the verb said last, or else how it ended."""
+        """Return the last message of the command, or else how it ended."""
         said = self._said()
         if self.was_stopped:
             return "it was stopped."
@@ -105,7 +105,7 @@ class Failures:
     def __init__(self) -> None:
         self._jobs: dict[Path | None, FailedJob] = {}
         self._endings: list[tuple[str, str]] = []
-        """What was said of a command's end, and how it ended."""
+        """Messages about a command's end, each with how it ended."""
         self.was_interrupted = False
         """Whether Ctrl-C was pressed."""
         self.are_told = False
@@ -123,9 +123,9 @@ class Failures:
 
     def _add(self, error: internals.JobError) -> FailedJob:
         command = error.command
-        found = [ending for text, ending in self._endings if command and command in text]
+        endings = [ending for text, ending in self._endings if command and command in text]
         self._endings = [one for one in self._endings if not command or command not in one[0]]
-        job = FailedJob(*error._replace(ending=found[-1] if found else ""))
+        job = FailedJob(*error._replace(ending=endings[-1] if endings else ""))
         self._jobs[job.log] = job
         return job
 
@@ -149,7 +149,7 @@ def exit_status() -> int:
 
 def calm_output(workflow: Any) -> Failures:
     """Filter the screen of this Snakemake; return what gathers the failures of its jobs."""
-    is_imported = internals.is_imported(workflow)  # then the screen is somebody else's
+    is_imported = internals.is_imported(workflow)  # then the screen is another workflow's
     shows_all = internals.shows_all(workflow) or is_imported
     is_here = not internals.runs_elsewhere(workflow)
     failures = Failures()
@@ -165,29 +165,29 @@ def calm_output(workflow: Any) -> Failures:
         if shows_all or not failed:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
-            print(told(failed, is_here), file=sys.stderr)
+            print(message_of(failed, is_here), file=sys.stderr)
         return False
 
     internals.filter_screen(matters)
     return failures
 
 
-def told(job: FailedJob, is_here: bool) -> str:
-    """Return what to say when a job fails; what one of here says is on the screen already."""
+def message_of(job: FailedJob, is_here: bool) -> str:
+    """Return the message of a failed job; errors of jobs here are on the screen already."""
     ended = "stopped" if job.was_stopped else "failed"
     line = plain(f"{job.rule:>8} │ {ended}; its log: {job.log or 'none'}")
     return line if is_here else plain(f"{job.rule:>8} │ error: {job.sentence()}\n") + line
 
 
 def stopped() -> str:
-    """Return what to say when somebody stopped the run."""
+    """Return the message of a run that was stopped."""
     return (
         f"Stopped. Nothing computed is lost. The same command continues:\n    {command_line.this()}"
     )
 
 
 def _answer_ctrl_c(failures: Failures) -> None:
-    """Have Ctrl-C end this Snakemake with what to type to go on, whenever and however often.
+    """Have Ctrl-C end this Snakemake with the command that continues, at any time.
 
     Snakemake answers the first one while jobs run, by waiting for them to end, and none at other
     times: then, and from the second one on, it would show where it was.
@@ -262,5 +262,5 @@ def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
         if lines:
             text = "".join(f"{'top':>8} │ {line}\n" for line in lines) if due else ""
             due = time.monotonic() + (EVERY_SECONDS if due else FIRST_SECONDS)
-            with contextlib.suppress(OSError):  # nobody reads any more
+            with contextlib.suppress(OSError):  # the reader has closed it
                 os.write(2, text.encode())

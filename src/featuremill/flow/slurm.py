@@ -1,5 +1,5 @@
-"""Slurm: whatever happens to a job or to Slurm's daemons, a run ends, and what failed is told from
-what did not (docs/slurm-status.md).
+"""Slurm: whatever happens to a job or to Slurm's daemons, a run ends, and failed jobs are separated
+from others (docs/slurm-status.md).
 
 Snakemake's executor for Slurm forgets its jobs, or waits for them for ever, on events that happen
 on any cluster. So a run to Slurm takes a subclass of it, whichever way it was started. Its jobs
@@ -27,7 +27,7 @@ EXECUTOR = "snakemake_executor_plugin_slurm"
 FOLDER = Path(".snakemake/featuremill-slurm")
 """A folder for each Snakemake, in which its jobs leave how they ended."""
 GRACE_SECONDS = 30.0
-"""How long a job that Slurm does not know any more may wait for its exit status to appear."""
+"""How long a job that Slurm has forgotten may wait for its exit status to appear."""
 ANSWER_SECONDS = 20.0
 """For one question to Slurm."""
 PATIENCE_SECONDS = 3600.0
@@ -60,7 +60,7 @@ exit "$status"
 
 
 class Live(NamedTuple):
-    """What the controller says of a job."""
+    """What the controller reports of a job."""
 
     state: str
     partition: str
@@ -79,10 +79,10 @@ def judge(
 ) -> Verdict | None:
     """Say how a job ended; None while it may still run.
 
-    Only asked when the controller answered. `live` is None where it does not know the job;
+    Only asked when the controller answered. `live` is None where it has no such job;
     `accounted` is the database's state (empty: none) and `exit_status` what the job's own script
-    left (empty: nothing) once it ended; `missed_seconds` says since when the controller has not
-    known it.
+    left (empty: nothing) once it ended; `missed_seconds` is how long the controller has not
+    listed it.
     """
     if live:
         return _final(live.state, live.reason) or _stuck(live)
@@ -100,13 +100,13 @@ def judge(
 
 def _final(state: str, reason: str) -> Verdict | None:
     word = state.partition(" ")[0].rstrip("+")  # "CANCELLED by 1000"
-    told = "" if reason in ("", "None") else f": {reason}"
+    suffix = "" if reason in ("", "None") else f": {reason}"
     if word == "COMPLETED":
         return Verdict(word)
     if word in FAILURES:
-        return Verdict(word, f"{state}{told}")
+        return Verdict(word, f"{state}{suffix}")
     if word in OTHER_FAILURES:
-        return Verdict("FAILED", f"{state}{told}, and Slurm has not queued it again")
+        return Verdict("FAILED", f"{state}{suffix}, and Slurm has not queued it again")
     return None
 
 
@@ -139,7 +139,7 @@ class Watch:
     def verdicts(self, jobs: Iterable[str]) -> dict[str, Verdict]:
         """Return how those of `jobs` ended that are not to be waited for any more.
 
-        Nothing at all while the controller is away: what the database says is old then, and a job
+        Nothing at all while the controller is away: the database is out of date then, and a job
         that followed could not be submitted.
         """
         live = self.ask_controller()
@@ -147,7 +147,7 @@ class Watch:
             return {}
         wanted = list(jobs)
         accounted = _ask_database([job for job in wanted if job not in live])
-        found = {}
+        verdicts = {}
         for job in wanted:
             now = live.get(job)
             if now:
@@ -159,11 +159,11 @@ class Watch:
             if verdict:
                 if now and _stuck(now):
                     _ask(["scancel", job])
-                found[job] = verdict
-        return found
+                verdicts[job] = verdict
+        return verdicts
 
     def ask_controller(self) -> dict[str, Live] | None:
-        """Return what slurmctld knows of the jobs; None when it does not answer."""
+        """Return what slurmctld reports of the jobs; None when it does not answer."""
         whose = ["--name", self._name] if self._name else ["--user", str(os.getuid())]
         text = _ask(["squeue", "--noheader", "--states=all", *whose, "--format=%i|%T|%P|%r"])
         if text is None:
@@ -212,7 +212,7 @@ def watched(executor: type[Any]) -> type[Any]:
         """Snakemake's Slurm executor, which no job gets lost of."""
 
         def __init__(self, workflow: Any, *arguments: Any, **named: Any) -> None:
-            """Refuse what could not be followed; the first look comes while this goes on."""
+            """Refuse what could not be followed; the first look runs at the same time."""
             settings = workflow.executor_settings
             if getattr(settings, "array_jobs", None):
                 raise internals.WorkflowError(
@@ -253,7 +253,7 @@ def watched(executor: type[Any]) -> type[Any]:
             shutil.rmtree(self._watch.folder, ignore_errors=True)
 
         async def check_active_jobs(self, active_jobs: list[Any]) -> AsyncIterator[Any]:
-            """Yield the jobs that go on, and report how the others ended."""
+            """Yield the jobs that continue, and report how the others ended."""
             keeps_logs = getattr(self.workflow.executor_settings, "keep_successful_logs", False)
             self.logger.debug(f"asking Slurm about {len(active_jobs)} jobs")
             asked = [job.external_jobid for job in active_jobs]

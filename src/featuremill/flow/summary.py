@@ -1,4 +1,4 @@
-"""What is said and done when a run is over: how much there is, or what failed and what to type."""
+"""The end of a run: how much there is, or what failed and what to type; what `keep` removes."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _command(name: str) -> str:
 
 
 def tidied(results: str, keep: str) -> str:
-    """Remove what the config's `keep` gives up; return a line that says so, or why not.
+    """Remove what the config's `keep` gives up; return a line about it, or why not.
 
     Only after the whole run, and here, where no job follows: a merge that Snakemake has to do once
     more would miss its parts.
@@ -126,6 +126,6 @@ def closing(failures: Failures, named: str) -> str:
 
 
 def _common(job: FailedJob) -> str:
-    """Return the job's sentence without what tells it from others that failed alike."""
+    """Return the job's sentence without what differs among jobs that failed alike."""
     sentence = re.sub(r"\bshard [0-9a-f]{8}: ", "", job.sentence())
     return re.sub(r"^SLURM-job '\d+'", "the Slurm job", sentence)

@@ -17,6 +17,8 @@ from featuremill.lease.nvml import nvml, slices_of
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
+DeviceChoice = Literal["auto", "cuda", "cpu"]
+"""As a config's `device` has it."""
 MASK = CUDA_VISIBLE_DEVICES.name
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 
@@ -113,7 +115,7 @@ def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
     return allowed
 
 
-def devices_for(choice: Literal["auto", "cuda", "cpu"]) -> list[Device]:
+def devices_for(choice: DeviceChoice) -> list[Device]:
     """Return the devices that `device: choice` allows: all GPUs, or the CPU."""
     if choice == "cpu":
         return [cpu()]

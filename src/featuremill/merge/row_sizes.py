@@ -38,16 +38,12 @@ def _of_column(column: pa.Array) -> Sizes:
     if _is_plain(kind):
         return np.full(len(column), -(-kind.bit_width // 8), np.int64)
     if pa.types.is_null(kind):
-        return _zeros(column)
+        return np.zeros(len(column), np.int64)
     return _numbers(pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False))
 
 
 def _is_plain(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind))
-
-
-def _zeros(column: pa.Array) -> Sizes:
-    return np.zeros(len(column), np.int64)
 
 
 def _numbers(values: Any) -> Sizes:

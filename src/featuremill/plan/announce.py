@@ -61,10 +61,10 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
     if not left:
         return ""
     work = _work(left)
-    found = sizing.choice(*work)
-    if found is None:
+    chosen = sizing.choice(*work)
+    if chosen is None:
         return "; the first one measures the time"
-    choice, speed = found
+    choice, speed = chosen
     rounds = math.ceil(len(left) / sizing.slots)
     each = choice.startup_seconds + work[0] / speed.cost_per_second.middle / len(left)
     return f"; about {duration(rounds * each)}".replace(NBSP, " ")  # which a log writes out

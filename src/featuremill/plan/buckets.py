@@ -43,13 +43,13 @@ class Bucket:
         paths = [bucket_path(folder, number) for folder in folders]
         tables = [_mapped(path) for path in paths if path.exists()]
         self._table = pa.concat_tables([BUCKET.empty_table(), *tables])
-        found = digests(self._table["sha256"])
-        order = np.argsort(found, kind="stable")
-        found = found[order]
-        is_first = np.ones(len(found), bool)
-        is_first[1:] = found[1:] != found[:-1]
+        hashes = digests(self._table["sha256"])
+        order = np.argsort(hashes, kind="stable")
+        hashes = hashes[order]
+        is_first = np.ones(len(hashes), bool)
+        is_first[1:] = hashes[1:] != hashes[:-1]
         self._rows = order[is_first]
-        self.sha256: Digests = found[is_first]
+        self.sha256: Digests = hashes[is_first]
         self.cost: Integers = self._table["cost"].to_numpy()[self._rows]
         self.ordinals: Integers = self._table["ordinal"].to_numpy()[order]
         """Every row's ordinal, grouped by distinct record."""

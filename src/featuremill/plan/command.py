@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"plan: {model} needs its weights: {command}, then featuremill plan … --weights {path}."
         )
-    found = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
+    weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     folder = Results(arguments.run_folder)
     with run_log.line(folder.root, "plan") as line:
-        made = plan(folder, config, found, arguments.weights, arguments.replan, arguments.threads)
+        made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
 
 
@@ -211,9 +211,9 @@ def _planned(
         sheet.about if sheet else {},
     )
     taken = offer.taken(cutter.shards)
-    told: dict[str, Any] = {}
+    from_stores: dict[str, Any] = {}
     if stores:
-        told = {"store": list(map(str, stores)), "taken": taken}
+        from_stores = {"store": list(map(str, stores)), "taken": taken}
     result = Plan(
         version=PLAN_VERSION,
         run=config.run,
@@ -234,7 +234,7 @@ def _planned(
         lengths=spooled.lengths,
         records_sha256=sha256_of(folder.records),
         shards=[shard for shard in cutter.shards if shard.shard not in offer.paths],
-        **told,
+        **from_stores,
     )
     return Planned(result, cut.why)
 

@@ -40,8 +40,8 @@ def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tall
         with pa.ipc.new_stream(str(new), ROWS) as writer:
             for start, batch in batches[number :: len(folders)]:
                 low, high = np.searchsorted(ordinals, [start, start + len(batch)])
-                told = {int(o) - start: reasons[int(o)] for o in ordinals[low:high]}
-                written = _refused(batch, told) if told else batch
+                reason_of_row = {int(o) - start: reasons[int(o)] for o in ordinals[low:high]}
+                written = _refused(batch, reason_of_row) if reason_of_row else batch
                 lengths = written.column("length").filter(written.column("reason").is_null())
                 tally.longest = max(tally.longest, pc.max(lengths).as_py() or 0)
                 writer.write_batch(written)

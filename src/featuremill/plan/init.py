@@ -110,8 +110,8 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
         return [path]
     known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
     there = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
-    if found := [file for file in there if opens_any or file.suffix.lower() in known]:
-        return found
+    if readable := [file for file in there if opens_any or file.suffix.lower() in known]:
+        return readable
     raise UserError(f"{path}: no file in this folder can be read; name files.")
 
 
@@ -149,8 +149,8 @@ def _write(
     checked = config.validate(settings, str(output), has_options=not unfilled)
     _refuse_what_a_run_would(checked, output, unfilled)
     checked = checked.model_copy(update={"outputs": _outputs(checked, unfilled)})
-    found = None if unfilled else _look(checked)
-    text = config_text(checked, settings["options"], unfilled, found)
+    survey = None if unfilled else _look(checked)
+    text = config_text(checked, settings["options"], unfilled, survey)
     config.validate(yaml.safe_load(text), str(output), has_options=not unfilled)
     with _placed(output), files.replacing(output) as temporary:
         temporary.write_text(text, "utf-8")
@@ -178,14 +178,14 @@ def _look(checked: config.Config) -> Survey:
     workload, paths = find_workload(checked.workload), _paths(checked)
     options = workload.Options.model_validate(checked.options)
     samples = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
-    found = surveyed(paths, checked.workload, workload, options, samples)
-    for line in found.describe(paths, workload, options):
+    survey = surveyed(paths, checked.workload, workload, options, samples)
+    for line in survey.describe(paths, workload, options):
         log.info("%s", line)
-    if not found.lengths:
+    if not survey.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
-    if found.tally.is_nucleotides:
+    if survey.tally.is_nucleotides:
         nucleotides.refuse(list(map(str, paths)), log)
-    return found
+    return survey
 
 
 def _paths(checked: config.Config) -> list[Path]:
@@ -243,7 +243,7 @@ def _placed(output: Path) -> Iterator[None]:
 
 
 def config_text(
-    checked: config.Config, given: Collection[str], unfilled: Collection[str], found: Survey | None
+    checked: config.Config, given: Collection[str], unfilled: Collection[str], survey: Survey | None
 ) -> str:
     """Return the YAML of a config, every key explained by the models that will check it.
 
@@ -253,9 +253,9 @@ def config_text(
     unit = optional(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
         f"# A run of featuremill on {names(_paths(checked))}:",
-        f"# {counted(found.lengths.total(), 'good record')}, "
-        f"{counted(found.tally.total_length, unit.removesuffix('s'))}."
-        if found
+        f"# {counted(survey.lengths.total(), 'good record')}, "
+        f"{counted(survey.tally.total_length, unit.removesuffix('s'))}."
+        if survey
         else f"# To be filled in first: {_listed(unfilled)}.",
         "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
     ]

@@ -21,8 +21,8 @@ def refuse(paths: Sequence[str], log: logging.Logger) -> None:
         log.warning("%s; continuing, as %s=1 is set", problem, AS_PROTEINS)
         return
     instead = ""
-    if found := proteins_of(paths):
-        instead = f"translate them first: {found[0]}, and then featuremill init {found[1]}; "
+    if commands := proteins_of(paths):
+        instead = f"translate them first: {commands[0]}, and then featuremill init {commands[1]}; "
     raise UserError(
         f"{', '.join(paths[:3])}: {problem}; {instead}{AS_PROTEINS}=1 takes them for proteins all "
         "the same."

@@ -49,13 +49,13 @@ class Spooled:
         Raises:
             UserError: when no record is left to compute.
         """
-        found = repeats.find(self.rows, [ids_path(folder) for folder in self.folders])
-        if found.conflicts:
-            conflicts.refuse(self.folders, self.rows, found.conflicts, self.tally)
+        repeated = repeats.find(self.rows, [ids_path(folder) for folder in self.folders])
+        if repeated.conflicts:
+            conflicts.refuse(self.folders, self.rows, repeated.conflicts, self.tally)
             self.rows = Rows(self.folders)
         if self.tally.records == self.tally.refused:
             raise UserError(self._nothing_left())
-        return found.repeats
+        return repeated.repeats
 
     def counts(self, unique: int) -> Counts:
         """Return what a plan says of the records, of which so many payloads are to be computed."""
@@ -71,11 +71,11 @@ class Spooled:
     @property
     def lengths(self) -> Lengths:
         """What a plan says of the records' lengths."""
-        found = Lengths(total=self.tally.total_length, longest=self.tally.longest)
+        lengths = Lengths(total=self.tally.total_length, longest=self.tally.longest)
         # Plans of proteins are as they were before there was anything else.
-        if self._length_unit == found.unit:
-            return found
-        return found.model_copy(update={"unit": self._length_unit})
+        if self._length_unit == lengths.unit:
+            return lengths
+        return lengths.model_copy(update={"unit": self._length_unit})
 
     def _nothing_left(self) -> str:
         inputs, tally = ", ".join(self._inputs), self.tally

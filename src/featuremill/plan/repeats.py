@@ -37,8 +37,8 @@ class Found(NamedTuple):
 def find(rows: Rows, ids_paths: Sequence[Path]) -> Found:
     """Return what becomes of rows whose id is there several times."""
     conflicts: dict[int, str] = {}
-    found = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
-    repeats = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
+    rows_of_block = [_repeats(rows, *block, conflicts) for block in same_hash(ids_paths)]
+    repeats = np.sort(np.concatenate(rows_of_block)) if rows_of_block else np.empty(0, np.int64)
     return Found(repeats, conflicts)
 
 

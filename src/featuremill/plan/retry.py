@@ -182,8 +182,8 @@ def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
 
 def _listed(*failed: Failed) -> str:
     counts = sum((each.by_kind() for each in failed), Counter[str]())
-    told = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return ", ".join(f"{number:,} {kind}" for kind, number in told)
+    by_number = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{number:,} {kind}" for kind, number in by_number)
 
 
 def _refuse_absent(failed: Sequence[Failed], kinds: Sequence[str]) -> None:
@@ -203,7 +203,7 @@ def _among(failed: Failed, kinds: Sequence[str]) -> Failed:
 def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
     """Return every failed record that the plan asks for, or that `samples` do, out of the parts
     that are finished."""
-    recipe, found, num_left = plan.recipe, [], 0
+    recipe, places_and_kinds, num_left = plan.recipe, [], 0
     for number, shard in enumerate(plan.shards):
         receipt = folder.find_receipt(recipe, shard.shard)
         if receipt is None:
@@ -215,15 +215,15 @@ def _failed(folder: Results, plan: Plan, samples: Sequence[str]) -> Failed:
                 log.warning("%s", problem)
                 num_left += 1
             else:
-                found.append(_failed_places(folder.part(recipe, shard.shard), number))
+                places_and_kinds.append(_failed_places(folder.part(recipe, shard.shard), number))
     if num_left:
         log.warning(
             "%s not finished: what fails there is not in this",
             f"{num_left:,} of {counted(len(plan.shards), 'shard')} "
             + ("is" if num_left == 1 else "are"),
         )
-    places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in found)])
-    kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in found)])
+    places = np.concatenate([np.empty(0, np.int64), *(places for places, _ in places_and_kinds)])
+    kinds = np.concatenate([np.empty(0, np.int64), *(kinds for _, kinds in places_and_kinds)])
     costs, num_rows = np.zeros_like(places), np.zeros_like(places)
     is_asked = np.full(len(places), not samples)
     for rows in places_in(folder.records, [source.shard for source in plan.sources]):
@@ -273,7 +273,7 @@ def _write_shards(folder: Results, plan: Plan, chosen: Failed) -> tuple[Places, 
 
 
 def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArray[np.bytes_]:
-    found = np.empty(len(places), "S32")
+    hashes = np.empty(len(places), "S32")
     for number in np.unique(places >> 32):
         here = places >> 32 == number
         path = folder.shard(names[number])
@@ -283,8 +283,8 @@ def _sha256(folder: Results, names: Sequence[str], places: Places) -> npt.NDArra
                 f"({command_line.again(folder.root)})."
             )
         column = digests(read_shard(path)["sha256"])
-        found[here] = column[places[here] & 0xFFFFFFFF]
-    return found
+        hashes[here] = column[places[here] & 0xFFFFFFFF]
+    return hashes
 
 
 def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table:

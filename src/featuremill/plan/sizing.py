@@ -79,9 +79,9 @@ class Sizing(NamedTuple):
             return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
         if self.asked != "auto":
             return Cut(self.asked, "")
-        found = self.choice(cost, records, payload_bytes)
-        if found:
-            return Cut(cost / found[0].num_shards, words(*found, self.unit))
+        chosen = self.choice(cost, records, payload_bytes)
+        if chosen:
+            return Cut(cost / chosen[0].num_shards, words(*chosen, self.unit))
         name = self.settings.workload
         usual = optional(find_workload(name), "SHARD_COST") or UNKNOWN_COST
         work = work_of(cost, records, payload_bytes, self.values, self.unit)
@@ -96,10 +96,10 @@ class Sizing(NamedTuple):
 
     def why_no_more(self, cost: int, records: int, payload_bytes: int) -> str:
         """Return why so much work makes no more shards."""
-        found = self.choice(cost, records, payload_bytes)
-        if found is None or records < SHARDS_A_SLOT * self.slots:
+        chosen = self.choice(cost, records, payload_bytes)
+        if chosen is None or records < SHARDS_A_SLOT * self.slots:
             return f"{counted(records, 'distinct record')} left: a shard has one at least."
-        seconds, startup = cost / found[1].cost_per_second.middle, found[0].startup_seconds
+        seconds, startup = cost / chosen[1].cost_per_second.middle, chosen[0].startup_seconds
         return (
             f"All of it is about {duration(seconds)} of computing, and each job takes "
             f"{startup:.0f} s to start."
@@ -149,12 +149,7 @@ def num_jobs(device: Device, gpus: int) -> int:
     """
     if device.kind == "cpu":
         return 1
-    num_slots = slots_told()
+    num_slots = environment.GPUS.value()  # what the workflow deals out; 0 outside one
     if not num_slots and device.uuid:  # elsewhere, what is asked of the lease means other GPUs
         num_slots = count_slots(Request.from_environment())
     return max(1, num_slots // gpus)
-
-
-def slots_told() -> int:
-    """Return how many GPU slots the workflow deals out to its jobs; 0 where it does not say."""
-    return environment.GPUS.value()

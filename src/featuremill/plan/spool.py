@@ -154,13 +154,13 @@ def chunks_of(
 
 
 def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) -> Chunk:
-    *columns, told = zip(*records, strict=True)
+    *columns, lengths_given = zip(*records, strict=True)
     payloads = columns[Record._fields.index("payload")]
     lengths = tuple(map(len, payloads))
-    if any(length is not None for length in set(told)):
+    if any(length is not None for length in set(lengths_given)):
         lengths = tuple(
             own if length is None else int(length)
-            for own, length in zip(lengths, told, strict=True)
+            for own, length in zip(lengths, lengths_given, strict=True)
         )
     sources = columns[Record._fields.index("source")]
     try:
@@ -178,9 +178,9 @@ def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) ->
 
     `options` are those of `workload`, as JSON.
     """
-    found = find_workload(workload)
-    settled = found.Options.model_validate_json(options)
-    with Spool(folder, lambda payloads: costs_of(workload, found, payloads, settled)) as files:
+    module = find_workload(workload)
+    settled = module.Options.model_validate_json(options)
+    with Spool(folder, lambda payloads: costs_of(workload, module, payloads, settled)) as files:
         for chunk in chunks:
             files.add(chunk)
     return files.tally

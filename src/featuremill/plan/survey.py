@@ -88,10 +88,10 @@ def surveyed(
     samples: Mapping[str, int] = MappingProxyType({}),
 ) -> Survey:
     """Read all records of `paths` and count what there is; `samples` are as in `chunks_of`."""
-    found, records = Survey(), records_of(name, workload, paths, options)
+    survey, records = Survey(), records_of(name, workload, paths, options)
     for chunk in with_progress(chunks_of(records, 0, samples)):
-        found.count(chunk)
-    return found
+        survey.count(chunk)
+    return survey
 
 
 def _kind(path: Path) -> str:

@@ -114,8 +114,8 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
         except OSError as error:  # another run of this user keeps it just now; it only saves time
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        found = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
-        tasks = [(spools, number, found.levels, hits) for number in buckets_of(spools)]
+        in_stores = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
+        tasks = [(spools, number, in_stores.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
@@ -124,10 +124,10 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _is_changed(lookup, found, _hit(hits), asked):
+        if not _is_changed(lookup, in_stores, _hit(hits), asked):
             break
-    parts = [OldShard(name, found.sizes[name], 0, 0) for name in found.paths]
-    return Offer(found.paths, parts, hits)
+    parts = [OldShard(name, in_stores.sizes[name], 0, 0) for name in in_stores.paths]
+    return Offer(in_stores.paths, parts, hits)
 
 
 def _hit(hits: Path) -> set[int]:
@@ -137,17 +137,17 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _is_changed(lookup: Lookup, found: Found, wanted: Collection[int], asked: set[str]) -> bool:
+def _is_changed(lookup: Lookup, in_stores: Found, wanted: Collection[int], asked: set[str]) -> bool:
     """Fetch those of the `wanted` parts that are not here, and add their addresses to `asked`; note
     those that cannot be used. Tell whether there are any of either: a part that was fetched is
     looked up anew, by what it holds and not by what its publisher says. One here that cannot be
     read is left to merge."""
     num_before = len(asked)
     bad: dict[str, tuple[shared.Identity, str]] = {}
-    parts = [part for number, part in enumerate(found.paths.items()) if number in wanted]
+    parts = [part for number, part in enumerate(in_stores.paths.items()) if number in wanted]
     fetched = Progress(log, "fetching", "parts")
     for number, (name, path) in enumerate(parts, 1):
-        if shelf := found.remote.get(name):
+        if shelf := in_stores.remote.get(name):
             asked.add(shelf.part(name))
             if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
                 bad[shelf.part(name)] = None, problem
@@ -168,29 +168,29 @@ def _found(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Found:
     ones that were `asked` for."""
     bad = shared.unusable(lookup.folder).union(asked)
     numbers: dict[str, int] = {}
-    found = Found([], {}, {}, {})
+    result = Found([], {}, {}, {})
 
     def add(level: Level, there: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
         for name in level.parts:
             path = there.get(name)
             address = shelf.part(name) if shelf else str(path)
-            if path and name not in found.paths and address not in bad:
-                numbers[name], found.paths[name] = len(found.paths), path
-                found.sizes[name] = level.parts[name]
+            if path and name not in result.paths and address not in bad:
+                numbers[name], result.paths[name] = len(result.paths), path
+                result.sizes[name] = level.parts[name]
                 if shelf:
-                    found.remote[name] = shelf
+                    result.remote[name] = shelf
         # An index counts for the parts beside it alone.
         own = {
             name: numbers[name]
             for name, path in there.items()
-            if found.paths.get(name) == path and found.remote.get(name) is shelf
+            if result.paths.get(name) == path and result.remote.get(name) is shelf
         }
-        found.levels.append((level, level.numbered(own)))
+        result.levels.append((level, level.numbered(own)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
             there = here.parts()
-            for level in levels_of(here, scratch / str(len(found.levels))):
+            for level in levels_of(here, scratch / str(len(result.levels))):
                 add(level, there)
     own = shared.Shelf(shared.own_folder(lookup.stores[0]) / lookup.recipe)
     for url in lookup.remote:
@@ -198,7 +198,7 @@ def _found(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Found:
             there = {name: own.part(name) for name in shelf.parts()}
             for level in shelf.levels(lookup.stores[0]) if there else ():
                 add(level, there, shelf)
-    return found
+    return result
 
 
 def _look_up_bucket(spools: Sequence[Path], number: int, levels: Levels, to: Path) -> None:

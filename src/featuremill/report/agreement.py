@@ -58,7 +58,7 @@ def agreement(vectors_ND: npt.NDArray[Any], labels: Sequence[str | None]) -> Agr
         distances[rows - first, rows] = np.inf
         nearest = np.argpartition(distances, num_neighbours - 1, axis=1)[:, :num_neighbours]
         shares.append((code_N[nearest] == code_N[rows, None]).mean(axis=1))
-    silhouette, purity = (float(np.concatenate(found).mean()) for found in (silhouettes, shares))
+    silhouette, purity = (float(np.concatenate(pieces).mean()) for pieces in (silhouettes, shares))
     return Agreement(silhouette, purity, len(chosen), len(names), num_neighbours)
 
 
@@ -70,5 +70,7 @@ def _silhouettes(distances_RN: Any, code_R: Any, starts_L: Any, sizes_L: Any) ->
     means_RL[rows, code_R] = np.inf
     nearest_R = means_RL.min(axis=1)
     largest_R = np.maximum(own_R, nearest_R)
-    found = np.divide(nearest_R - own_R, largest_R, out=np.zeros(len(rows)), where=largest_R > 0)
-    return np.where(others_R > 0, found, 0.0)
+    silhouettes_R = np.divide(
+        nearest_R - own_R, largest_R, out=np.zeros(len(rows)), where=largest_R > 0
+    )
+    return np.where(others_R > 0, silhouettes_R, 0.0)

@@ -61,12 +61,12 @@ def run(arguments: argparse.Namespace) -> None:
     file, column = arguments.label_file, arguments.label or ""
     if arguments.config_json and (labels := from_json(arguments.config_json).labels).column:
         file, column = Path(labels.file) if labels.file else None, labels.column
-    found = facts.read(arguments.run_folder, arguments.partial, file, column)
-    if found.labels and found.labels.mismatch:
-        log.warning("%s; the map is coloured by length.", found.labels.mismatch)
-    drawn = page.draw(found)
+    read = facts.read(arguments.run_folder, arguments.partial, file, column)
+    if read.labels and read.labels.mismatch:
+        log.warning("%s; the map is coloured by length.", read.labels.mismatch)
+    drawn = page.draw(read)
     output = arguments.output or place.root / "report.html"
-    page.write_report(output, found, drawn)
+    page.write_report(output, read, drawn)
     if arguments.figures is not None:
-        page.write_figures(arguments.figures, found, drawn)
+        page.write_figures(arguments.figures, read, drawn)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

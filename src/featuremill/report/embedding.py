@@ -118,20 +118,20 @@ def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, tuple[float, float
     return xy, (float(share[0]), float(share[1]))
 
 
-def figure(found: Projection | str, labels: Labels | None, unit: str) -> Figure:
+def figure(projection: Projection | str, labels: Labels | None, unit: str) -> Figure:
     """Return the map, or the sentence that says why there is none."""
-    if isinstance(found, str):
-        return Figure("embeddings", TITLE, found)
-    sentence = _sentence(found, labels)
+    if isinstance(projection, str):
+        return Figure("embeddings", TITLE, projection)
+    sentence = _sentence(projection, labels)
     labels = labels if labels and labels.num_found else None
-    rows = _rows(found, labels)
+    rows = _rows(projection, labels)
     chart = (
         alt.Chart(values(rows))
-        .mark_circle(style="cloud", size=22 if len(found.ids) > 1_000 else 40)
+        .mark_circle(style="cloud", size=22 if len(projection.ids) > 1_000 else 40)
         .encode(
-            x=_component("x", 1, found.explained[0]),
-            y=_component("y", 2, found.explained[1]),
-            color=_by_length(found, unit) if labels is None else _by_label(labels, rows),
+            x=_component("x", 1, projection.explained[0]),
+            y=_component("y", 2, projection.explained[1]),
+            color=_by_length(projection, unit) if labels is None else _by_label(labels, rows),
             tooltip=[
                 "id:N",
                 *([] if labels is None else [alt.Tooltip("label:N", title=labels.title)]),
@@ -143,16 +143,18 @@ def figure(found: Projection | str, labels: Labels | None, unit: str) -> Figure:
     return drawn("embeddings", TITLE, sentence, chart, "canvas")
 
 
-def _rows(found: Projection, labels: Labels | None) -> list[dict[str, Any]]:
-    ids = found.ids
-    if found.samples:
-        ids = [f"{sample}/{id}" for sample, id in zip(found.samples, found.ids, strict=True)]
+def _rows(projection: Projection, labels: Labels | None) -> list[dict[str, Any]]:
+    ids = projection.ids
+    if projection.samples:
+        ids = [
+            f"{sample}/{id}" for sample, id in zip(projection.samples, projection.ids, strict=True)
+        ]
     rows: list[dict[str, Any]] = [
         {"id": clipped(id), "length": length, "x": x, "y": y}
         for id, length, x, y in zip(
             ids,
-            found.lengths,
-            *([float(f"{value:.4g}") for value in axis] for axis in found.xy.T),
+            projection.lengths,
+            *([float(f"{value:.4g}") for value in axis] for axis in projection.xy.T),
             strict=True,
         )
     ]
@@ -170,13 +172,13 @@ def _rows(found: Projection, labels: Labels | None) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["label"] != NONE and row.get("group") != OTHER)
 
 
-def _by_length(found: Projection, unit: str) -> Any:
+def _by_length(projection: Projection, unit: str) -> Any:
     return alt.Color(
         "length:Q",
         title=unit,
         scale=alt.Scale(type="log", range="ramp"),
         legend=alt.Legend(
-            format=",d", values=ticks(min(found.lengths), max(found.lengths)), offset=26
+            format=",d", values=ticks(min(projection.lengths), max(projection.lengths)), offset=26
         ),
     )
 
@@ -204,18 +206,19 @@ def _component(field: str, number: int, explained: float) -> Any:
     return encoding(f"{field}:Q", title=title, axis=axis, scale=alt.Scale(zero=False))
 
 
-def _sentence(found: Projection, labels: Labels | None) -> str:
+def _sentence(projection: Projection, labels: Labels | None) -> str:
     """Return what the map shows and how it was made."""
-    shown, total = len(found.ids), found.total
+    shown, total = len(projection.ids), projection.total
     sampling = f"All {shown:,} records"
     if shown < total:
         sampling = f"{shown:,} of {total:,} records, evenly spaced in the file"
     text = (
-        f"{sampling}, by the two directions in which {found.column} varies most "
-        f"({words.share(sum(found.explained), 1)} of the variance; a principal component analysis)."
+        f"{sampling}, by the two directions in which {projection.column} varies most "
+        f"({words.share(sum(projection.explained), 1)} of the variance; a principal component "
+        "analysis)."
     )
-    if found.others:
-        text += f" The file also holds {words.listed(found.others)}."
+    if projection.others:
+        text += f" The file also holds {words.listed(projection.others)}."
     if labels is None:
         return text
     if not labels.num_found:
@@ -225,16 +228,16 @@ def _sentence(found: Projection, labels: Labels | None) -> str:
         text += f", which has a label for {labels.num_found:,} of them"
     if labels.numbers is None and (more := len(set(labels.texts) - {None}) - len(labels.names)) > 0:
         text += f"; {more:,} rarer labels are grey, point at one to read it"
-    return f"{text}.{_agreement(found, labels)}"
+    return f"{text}.{_agreement(projection, labels)}"
 
 
-def _agreement(found: Projection, labels: Labels) -> str:
+def _agreement(projection: Projection, labels: Labels) -> str:
     """Return how near records of one label lie to one another; "" where labels are numbers."""
-    if labels.numbers is not None or not (told := agreement(found.vectors, labels.texts)):
+    if labels.numbers is not None or not (agreed := agreement(projection.vectors, labels.texts)):
         return ""
     return (
-        f" By these {told.num_labels:,} labels, the silhouette of {told.num_records:,} records is "
-        f"{told.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and of "
-        f"each record's {told.num_neighbours} nearest, {words.share(told.purity, 1)} have its "
-        "label (kNN purity); distances are Euclidean, between all numbers of the vectors."
+        f" By these {agreed.num_labels:,} labels, the silhouette of {agreed.num_records:,} records "
+        f"is {agreed.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and "
+        f"of each record's {agreed.num_neighbours} nearest, {words.share(agreed.purity, 1)} have "
+        "its label (kNN purity); distances are Euclidean, between all numbers of the vectors."
     )

@@ -49,19 +49,19 @@ def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy
     A job that shares its GPU is told what all of them take, and to add that up would be wrong.
     `per_million` is what manifest.json has for a million of the `unit` of lengths.
     """
-    told = [shard for shard in shards if shard.receipt.own_energy_j is not None]
-    if per_million is None or _are_side_by_side(told):
+    measured = [shard for shard in shards if shard.receipt.own_energy_j is not None]
+    if per_million is None or _are_side_by_side(measured):
         return None
-    joules = math.fsum(shard.receipt.own_energy_j or 0 for shard in told)
-    return Energy(joules, float(per_million), unit, len(told), len(shards))
+    joules = math.fsum(shard.receipt.own_energy_j or 0 for shard in measured)
+    return Energy(joules, float(per_million), unit, len(measured), len(shards))
 
 
 def use_of(shards: Sequence[Shard]) -> str:
     """Return in a few words how a device was used that had these shards."""
     said = []
     for key, combine, unit in USES:
-        told = (getattr(shard.receipt.telemetry, key) for shard in shards)
-        if seen := [float(value) for value in told if value is not None]:
+        gauges = (getattr(shard.receipt.telemetry, key) for shard in shards)
+        if seen := [float(value) for value in gauges if value is not None]:
             said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
     return ", ".join(said)
 

@@ -112,8 +112,8 @@ def read(
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
         shown = facts.embedding
-        told = labels.read(label_file, label, shown.ids, shown.samples)
-        facts = facts._replace(labels=told)
+        colours = labels.read(label_file, label, shown.ids, shown.samples)
+        facts = facts._replace(labels=colours)
     elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
         path, column = place.root / SAMPLES, label or SAMPLE
         columns.find_named(path, list(facts.samples[0]), column)
@@ -138,19 +138,19 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
-    found = {"records.parquet": num_rows, "failed.tsv": problems.listed}
+    num_rows_of = {"records.parquet": num_rows, "failed.tsv": problems.listed}
     drawn: Sequence[Figure] = ()
     for output in ("parquet_dataset", "parquet"):
         path = place.root / format_of(output).file
         if path.name in delivery.outputs:
             table = Table(path)
-            found["embeddings.parquet"] = table.num_rows
+            num_rows_of["embeddings.parquet"] = table.num_rows
             the_map = embedding.read(table)
             drawn = _figures(delivery.settings.workload, table)
     used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
     pieces += used.stopped if used else []
-    doubts = _doubts(delivery.counts, found)
+    doubts = _doubts(delivery.counts, num_rows_of)
     known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
     return Facts(*known, samples=_samples(place), of_workload=drawn)
 

@@ -103,8 +103,8 @@ def _full(sample: str, id: str) -> str:
 
 def _places(path: Path, names: Sequence[str], column: str, of_samples: bool) -> list[int]:
     """Return where a row has its sample, if it does, its id and its label."""
-    found = [columns.find_named(path, names, SAMPLE)] if of_samples else []
-    return [*found, columns.find_id(path, names), columns.find_named(path, names, column)]
+    of_sample = [columns.find_named(path, names, SAMPLE)] if of_samples else []
+    return [*of_sample, columns.find_id(path, names), columns.find_named(path, names, column)]
 
 
 def _delimited(path: Path, column: str, of_samples: bool) -> Iterator[tuple[str, str, str]]:

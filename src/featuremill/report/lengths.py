@@ -49,17 +49,17 @@ def read(path: Path) -> tuple[int, Lengths]:
     return num_rows, Lengths(np.array(ordered, np.int64), counts)
 
 
-def figure(found: Lengths, unit: str) -> Figure:
+def figure(lengths: Lengths, unit: str) -> Figure:
     """Return the histogram of lengths, which count what `unit` names."""
-    if not len(found.values):
+    if not len(lengths.values):
         return Figure("lengths", "Lengths", NOTHING_COMPUTED)
-    total, longest = int(found.counts.sum()), int(found.values[-1])
-    median, most = found.quantile(0.5), found.quantile(0.95)
+    total, longest = int(lengths.counts.sum()), int(lengths.values[-1])
+    median, most = lengths.quantile(0.5), lengths.quantile(0.95)
     sentence = (
-        f"{words.records(total)} with {words.in_units(found.total, unit)}. Half are no longer than "
-        f"{median:,}, 95 % no longer than {most:,}; the longest has {longest:,}."
+        f"{words.records(total)} with {words.in_units(lengths.total, unit)}. Half are no longer "
+        f"than {median:,}, 95 % no longer than {most:,}; the longest has {longest:,}."
     )
-    edges, counts = _bins(found)
+    edges, counts = _bins(lengths)
     low, high = int(edges[0]), int(edges[-1])
     upright = axis(tickCount=5, tickMinStep=1)
     bars = alt.Chart(values(_bars(edges, counts))).mark_bar(style="cell-bar", orient="vertical")
@@ -107,12 +107,12 @@ def _span(first: int, beyond: int) -> str:
     return f"{first:,}" if beyond == first + 1 else f"{first:,} to {beyond - 1:,}"
 
 
-def _bins(found: Lengths) -> tuple[np.ndarray, np.ndarray]:
+def _bins(lengths: Lengths) -> tuple[np.ndarray, np.ndarray]:
     """Return whole-number edges, evenly spaced on a logarithmic axis, and what each bin holds."""
-    low, high = max(1, int(found.values[0])), int(found.values[-1]) + 1
-    num_bins = min(48, 8 + int(found.counts.sum() ** 0.5))  # few records, broad bins
+    low, high = max(1, int(lengths.values[0])), int(lengths.values[-1]) + 1
+    num_bins = min(48, 8 + int(lengths.counts.sum() ** 0.5))  # few records, broad bins
     edges = np.unique(np.geomspace(low, high, num_bins + 1).round().astype(np.int64))
-    counts, _ = np.histogram(found.values, bins=edges, weights=found.counts)
+    counts, _ = np.histogram(lengths.values, bins=edges, weights=lengths.counts)
     return edges, counts
 
 
@@ -120,5 +120,5 @@ def ticks(low: float, high: float) -> list[int]:
     """Return round numbers for a logarithmic axis."""
     steps = (1, 2, 5) if high / low < 30 else (1, 3)
     decades = range(int(np.log10(low)), int(np.log10(high)) + 1)
-    found = [step * 10**decade for decade in decades for step in steps]
-    return [tick for tick in found if low <= tick <= high] or [int(low)]
+    candidates = [step * 10**decade for decade in decades for step in steps]
+    return [tick for tick in candidates if low <= tick <= high] or [int(low)]

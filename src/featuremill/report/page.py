@@ -205,8 +205,8 @@ def _account(facts: Facts) -> dict[str, Any]:
 
 def _accounting(facts: Facts) -> dict[str, Any]:
     counts = facts.delivery.counts
-    told = {name: getattr(counts, name) for name in MEANINGS if name in counts.model_fields_set}
-    missing = counts.input - sum(told.values())
+    numbers = {name: getattr(counts, name) for name in MEANINGS if name in counts.model_fields_set}
+    missing = counts.input - sum(numbers.values())
     verdict = (
         f"{words.records(abs(missing))} not accounted for"
         if missing
@@ -233,7 +233,7 @@ def _accounting(facts: Facts) -> dict[str, Any]:
         "input": counts.input,
         "terms": [
             {"name": name, "number": number, "meaning": MEANINGS[name]}
-            for name, number in told.items()
+            for name, number in numbers.items()
         ],
         "notes": notes,
     }
@@ -241,14 +241,14 @@ def _accounting(facts: Facts) -> dict[str, Any]:
 
 def _taken(delivery: Delivery) -> list[str]:
     """Return where values came from that were taken from a store, a sentence for each kind."""
-    found: Counter[tuple[str, str, str]] = Counter()
+    sources: Counter[tuple[str, str, str]] = Counter()
     for part in delivery.taken:
         torch = f" with torch {part.versions['torch']}" if "torch" in part.versions else ""
-        found[part.device, torch, part.finished[:10]] += part.records
+        sources[part.device, torch, part.finished[:10]] += part.records
     return [
         f"From the store: {words.counted(number, 'distinct record')}, {device}{torch}"
         f"{f' on {date}' if date else ''}."
-        for (device, torch, date), number in sorted(found.items())
+        for (device, torch, date), number in sorted(sources.items())
     ]
 
 
@@ -293,12 +293,12 @@ def _samples(facts: Facts) -> list[dict[str, Any]]:
 
 def _versions(facts: Facts) -> dict[str, str]:
     """Return what the workers had loaded; several versions of one thing where they differ."""
-    found: dict[str, set[str]] = {"featuremill": set()}
+    versions_of: dict[str, set[str]] = {"featuremill": set()}
     for receipt in facts.delivery.receipts:
         for name, version in receipt.versions.items():
-            found.setdefault(name, set()).add(version)
-    found["featuremill"] = found["featuremill"] or {VERSION}
-    return {name: words.listed(sorted(versions)) for name, versions in found.items()}
+            versions_of.setdefault(name, set()).add(version)
+    versions_of["featuremill"] = versions_of["featuremill"] or {VERSION}
+    return {name: words.listed(sorted(versions)) for name, versions in versions_of.items()}
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
@@ -306,10 +306,10 @@ def _besides(delivery: Delivery) -> dict[str, Any]:
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
-def _flat(told: dict[str, Any]) -> list[tuple[str, str]]:
+def _flat(facts: dict[str, Any]) -> list[tuple[str, str]]:
     """Return an object as lines, the options by their own names and last."""
-    rows = {key: value for key, value in told.items() if key != "options"}
-    rows |= {f"options.{key}": value for key, value in told.get("options", {}).items()}
+    rows = {key: value for key, value in facts.items() if key != "options"}
+    rows |= {f"options.{key}": value for key, value in facts.get("options", {}).items()}
     return [(key, _plain(value)) for key, value in rows.items()]
 
 
@@ -372,8 +372,10 @@ def _reproduce(facts: Facts) -> dict[str, str]:
         config["labels"] = {"column": facts.labels.column}
     elif facts.labels:
         config["labels"] = {"file": str(facts.labels.path), "column": facts.labels.column}
-    told = delivery.settings.as_json() | _besides(delivery)
-    config |= {key: told[key] for key in Config.model_fields if key in told and key not in config}
+    settings = delivery.settings.as_json() | _besides(delivery)
+    config |= {
+        key: settings[key] for key in Config.model_fields if key in settings and key not in config
+    }
     gpus = len({device.uuid for r in receipts if r.is_on_gpu for device in r.devices})
     limit = f" --resources gpu={gpus}" if gpus else ""
     checks = "".join(

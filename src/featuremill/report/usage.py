@@ -84,8 +84,8 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
 def _of_receipt(shard: Shard) -> list[Point]:
     """Return a level line over the time of the shard."""
     names = OF_GPUS if shard.receipt.is_on_gpu else OF_PROCESS
-    told = {name: getattr(shard.receipt.telemetry, key) for name, key in names.items()}
-    values = {name: float(value) for name, value in told.items() if value is not None}
+    gauges = {name: getattr(shard.receipt.telemetry, key) for name, key in names.items()}
+    values = {name: float(value) for name, value in gauges.items() if value is not None}
     line = f"{shard.lane} {shard.name}"
     moments = shard.working if values else ()
     return [Point(moment, shard.lane, shard.name, line, values) for moment in moments]
@@ -113,8 +113,10 @@ def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             rate = rates.over(RATE_SECONDS, sample["time"], RATE_SECONDS / 2)
         else:
             rate = None
-        told = {key: value for key, value in sample.items() if key != "rate"}  # early files have it
-        yield told if rate is None else {**told, "rate": rate}
+        known = {
+            key: value for key, value in sample.items() if key != "rate"
+        }  # early files have it
+        yield known if rate is None else {**known, "rate": rate}
 
 
 def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
@@ -141,7 +143,7 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
     for attempt in reversed(attempts[:-1]):
         if (attempt.end or {}).get("status") == "ok":
             return
-        devices = [found for event in attempt.devices if (found := _devices_of(event))]
+        devices = [used for event in attempt.devices if (used := _devices_of(event))]
         moments = [s["time"] for s in attempt.samples if s.get("stage", "wait") != "wait"]
         if devices and moments:
             last = (attempt.end or {}).get("time", moments[-1])
@@ -152,9 +154,9 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
     """Return the devices that an event tells all of."""
     return [
-        UsedDevice(kind=told["kind"], uuid=told["uuid"], name=told["name"])
-        for told in event.get("devices", ())
-        if {"kind", "uuid", "name"} <= set(told)
+        UsedDevice(kind=device["kind"], uuid=device["uuid"], name=device["name"])
+        for device in event.get("devices", ())
+        if {"kind", "uuid", "name"} <= set(device)
     ]
 
 

@@ -1,1 +1,1 @@
-"""How far a run is, how fast, what failed and how long yet: at one time, or while it goes on."""
+"""How far a run is, how fast, what failed and how long yet: once, or continuously."""

@@ -1,7 +1,7 @@
 """status: what is done, what is running where, what failed and why, and what to type next.
 
-Reads what the other verbs write, at any time and beside them; changes nothing. Knows plan.json and
-not the config: an edit of the config after the plan is Snakemake's to notice.
+Reads what the other commands write, at any time and beside them; changes nothing. Reads plan.json
+and not the config: an edit of the config after the plan is Snakemake's to notice.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill status`; return 0 done, 1 not done, 2 done with failures."""
-    # Here and not above: other verbs, and --help, do not pay for it.
+    # Here and not above: other commands, and --help, do not pay for it.
     from featuremill.config.runs import named
     from featuremill.status import view
     from featuremill.status.project import ProjectReader
 
-    found = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
+    project = ProjectReader(named(arguments.run_folder)).look_closely(arguments.verify)
     if arguments.json:
-        said = json.dumps(found.as_json(), indent=2, ensure_ascii=False)
+        said = json.dumps(project.as_json(), indent=2, ensure_ascii=False)
     else:
-        said = "\n".join(view.lines(found))
+        said = "\n".join(view.lines(project))
     sys.stdout.write(f"{said}\n")
-    return found.exit_status
+    return project.exit_status

@@ -1,4 +1,4 @@
-"""What is wrong with a run, and what to type so that it is fixed and goes on."""
+"""What is wrong with a run, and which commands fix and continue it."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 STACKS = "Fatal Python error|Timeout|Traceback"
-"""What stands above a stack in a log."""
+"""The line above a stack in a log."""
 ORDER = ("plan", "extract", "merge")
 FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
-"""What a verb makes; extract makes a receipt for each shard."""
+"""What a command makes; extract makes a receipt for each shard."""
 MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
 
@@ -24,7 +24,7 @@ class Fix(NamedTuple):
     """What makes a problem go away; `Commands` makes a command of it."""
 
     again: Literal["", "plan", "extract", "merge"] = ""
-    """The verb that has to run again, although its results are there."""
+    """The command that has to run again, although its results are there."""
     shards: tuple[str, ...] = ()
     """Those that extract has to look at again."""
     remove: tuple[Path, ...] = ()
@@ -34,8 +34,8 @@ class Fix(NamedTuple):
     by_hand: str = ""
     """What no command can do."""
     seen_by: Literal["snakemake", "start", "nobody"] = "start"
-    """Who notices, when the run's command is given again, that the verb has to run: Snakemake
-    itself, `flow.preflight`, or nobody, as only hashing tells: then the command has to say it."""
+    """What notices, when the run's command is given again, that this has to run: Snakemake itself,
+    `flow.preflight`, or nothing, as only hashing finds it: then the command has to name it."""
 
 
 class Problem(NamedTuple):
@@ -46,7 +46,7 @@ class Problem(NamedTuple):
     what: str
     fix: Fix
     is_in_the_way: bool = True
-    """False for what is only good to know: the run may be done all the same."""
+    """False for information: the run may be done all the same."""
     commands: tuple[str, ...] = ()
     """What to type, in order."""
 
@@ -97,12 +97,12 @@ class Commands:
         return [*remove, *self._verbs(again, list(dict.fromkeys(shards)))]
 
     def forced(self, fixes: Iterable[Fix]) -> list[str]:
-        """Return the rules that have to be told to run, so that all `fixes` are made."""
+        """Return the rules that the command has to force, so that all `fixes` are made."""
         unseen = {fix.again for fix in fixes if fix.seen_by in self._unseen_by}
         return [self._rule(verb) for verb in ORDER if verb in unseen]
 
     def _rule(self, verb: str) -> str:
-        """Return the rule of a verb; where several runs share it, a file that it makes."""
+        """Return the rule of a command; where several runs share it, a file that it makes."""
         name = run_lock.name_of(self._root)
         is_shared = "/" in name and self._rules == "{}" and verb in FILE_OF
         return f"results/{name}/{FILE_OF[verb]}" if is_shared else self._rules.format(verb)

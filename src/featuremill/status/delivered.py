@@ -20,7 +20,7 @@ MANIFEST = "manifest.json"
 FAILED = "failed.tsv"
 Merged = Literal["no", "yes", "older", "damaged"]
 """older: manifest.json is of another plan, or a part was computed again since; damaged: it cannot
-be read, or an output is not what it says."""
+be read, or an output differs from it."""
 Reported = Literal["no", "yes", "older"]
 
 
@@ -31,7 +31,7 @@ class DeliveryState(NamedTuple):
     reported: Reported = "no"
     delivery: Delivery | None = None
     partial: Sequence[str] = ()
-    """Files, and a folder, with what was computed when someone asked: not the results."""
+    """Files, and a folder, with what `merge --partial` wrote: not the results."""
     exported: Mapping[str, Written] = MappingProxyType({})
     problems: Sequence[Problem] = ()
 
@@ -100,7 +100,7 @@ def _not_as_told(
     root: Path, files: Mapping[str, Written], verifies: bool
 ) -> Iterator[tuple[str, str, str, bool]]:
     """Yield the name of each file that is not what was written, in a word what it is, how, and
-    whether only hashing tells."""
+    whether only hashing finds it."""
     for name, about in files.items():
         path = root / name
         if not path.exists():

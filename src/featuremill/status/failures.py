@@ -1,5 +1,5 @@
 """Which records have no values, by reason, before there is a failed.tsv: the `reason` of the parts
-whose receipts count failed rows, and of records.parquet what says whose rows they are."""
+whose receipts count failed rows, and of records.parquet whose rows they are."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
     """Return the shard's rows that failed, each with its reason."""
     try:
         rows, texts = failed_rows(results.part(recipe, shard))
-    except (OSError, pa.ArrowInvalid):  # --verify says so
+    except (OSError, pa.ArrowInvalid):  # --verify reports it
         return {}
     return dict(zip(rows.tolist(), (reason_of("failed", text) for text in texts), strict=True))
 
@@ -69,19 +69,19 @@ def _found_in(
     with pq.ParquetFile(manifest) as file:
         has_samples = SAMPLE in file.schema_arrow.names
         for group in range(file.num_row_groups):
-            found: list[tuple[int, Reason]] = []
+            failures: list[tuple[int, Reason]] = []
             if places:
-                found += _failed_in(file, group, wanted, reasons)
-                counts.update(reason for _, reason in found)
-            if found and has_samples:
+                failures += _failed_in(file, group, wanted, reasons)
+                counts.update(reason for _, reason in failures)
+            if failures and has_samples:
                 of_row = file.read_row_group(group, [SAMPLE])[SAMPLE]
-                for at, reason in found:
+                for at, reason in failures:
                     samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
-                found += _refused_in(file, group)
+                failures += _refused_in(file, group)
             elif not places:
                 break
-            shown = [pair for pair in found if len(examples[pair[1]]) < MOST_EXAMPLES]
+            shown = [pair for pair in failures if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
                 columns = [*([SAMPLE] if has_samples else []), "id"]
                 ids = full_ids(file.read_row_group(group, columns))

@@ -1,4 +1,4 @@
-"""What one job is doing: its plan's entry, who holds its lock, and what its telemetry says."""
+"""What one job is doing: its plan's entry, who holds its lock, and its telemetry."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class TelemetryTail:
         self._gap = 1.0
 
     def look(self, is_held: bool = False) -> None:
-        """Read what was appended since the last look; `is_held` says that the job surely lives."""
+        """Read what was appended since the last look; with `is_held` the job certainly lives."""
         events, offset = events_of(self._path, TAIL_BYTES, self._offset)
         if offset < self._offset:  # another file by now
             self.__init__(self._path)  # type: ignore[misc]
@@ -40,7 +40,7 @@ class TelemetryTail:
         for event in events:
             self._take(event)
         if events:
-            # What was there before tells its age by the job's clock, which may be wrong: a job that
+            # What was there before has its age by the job's clock, which may be wrong: a job that
             # lives is silent only if the file is as old. Growth no clock can deny.
             age = max(0.0, time.time() - self.state.time) if is_first and self.state else 0.0
             if age and is_held and (mark := mark_of(self._path)):
@@ -52,7 +52,7 @@ class TelemetryTail:
         return max(0.0, time.monotonic() - self._heard)
 
     def is_silent(self) -> bool:
-        """Tell whether samples are missing that should have come."""
+        """Return whether samples are missing that should have come."""
         return self.silent_seconds() > max(LEAST_SILENCE_SECONDS, MISSED * self._gap)
 
     def _take(self, event: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class TelemetryTail:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceNow:
-    """A device, or a slot of one, that a job holds; None is what nobody knows."""
+    """A device, or a slot of one, that a job holds; None is unknown."""
 
     kind: str = ""
     uuid: str = ""
@@ -93,7 +93,7 @@ class DeviceNow:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A shard that somebody is at."""
+    """A shard that a job computes."""
 
     shard: str
     state: str
@@ -136,7 +136,7 @@ class Job:
 
 
 def job_of(shard: Shard, tail: TelemetryTail) -> Job:
-    """Return what the job of a shard is doing; without telemetry, what its lock file says."""
+    """Return what the job of a shard is doing; without telemetry, by its lock file."""
     assert shard.work
     holder, now = shard.work.holder, tail.state
     if now is None or _is_of_another(now.start, holder):
@@ -183,18 +183,18 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
 
 
 def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
-    """Tell whether the file is of an earlier job than the one that holds the lock."""
+    """Return whether the file is of an earlier job than the one that holds the lock."""
     return holder.host is not None and "pid" in start and start["pid"] != holder.pid
 
 
 def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
-    """Return the devices that telemetry says are held, with what its last sample measured."""
+    """Return the devices that a job holds by its telemetry, with what its last sample measured."""
     measured = {one.get("uuid"): one for one in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
-    found = []
+    devices = []
     for one in held:
         now = measured.get(one.get("uuid"), {})
-        found.append(
+        devices.append(
             DeviceNow(
                 **{key: one.get(key, "") for key in ("kind", "uuid", "name", "slot")},
                 **{key: now.get(key) for key in gauges},
@@ -203,4 +203,4 @@ def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceN
                 of_whole_gpu=one.get("of_whole_gpu", []),
             )
         )
-    return found
+    return devices

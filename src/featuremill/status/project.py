@@ -13,10 +13,16 @@ from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
 from featuremill.status.sources import ended_with
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, NOT_DONE, STATES, Phase, RunState
-
-VERSION, VERSION_NOW = 1, 1
-"""Of the JSON of several runs: of `status`, and of `top`."""
+from featuremill.status.state import (
+    DONE,
+    DONE_WITH_FAILURES,
+    NOT_DONE,
+    STATES,
+    VERSION,
+    VERSION_NOW,
+    Phase,
+    RunState,
+)
 
 
 @dataclass
@@ -49,12 +55,12 @@ class ProjectState:
 
     @property
     def begun(self) -> list[RunState]:
-        """The runs that were begun."""
+        """The runs that were started."""
         return [state for state in self.states.values() if state.is_begun]
 
     @property
     def phase(self) -> Phase:
-        """What goes on: of several runs, what does most."""
+        """What is running: of several runs, the first phase in the order of `Phase`."""
         return min((run.phase for run in self.states.values()), key=get_args(Phase).index)
 
     @property
@@ -64,7 +70,7 @@ class ProjectState:
 
     @property
     def is_at_work(self) -> bool:
-        """Whether something goes on by itself."""
+        """Whether a process is active."""
         return any(state.is_at_work for state in self.begun)
 
     @property
@@ -75,10 +81,10 @@ class ProjectState:
     @property
     def exit_status(self) -> int:
         """0 done, 1 not done, 2 done with failures: that of the least."""
-        found = {state.exit_status for state in self.states.values()}
+        statuses = {state.exit_status for state in self.states.values()}
         if set(self.steps) - {"yes"}:
             return NOT_DONE
-        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in found)
+        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in statuses)
 
     def as_json(self) -> dict[str, Any]:
         """Return a close look as one object, as docs/json.md explains it."""
@@ -136,7 +142,7 @@ class ProjectReader:
         """Return the same with all that there is to say; hash the files if it `verifies`.
 
         Raises:
-            UserError: when they were not begun, or cannot be read.
+            UserError: when they were not started, or cannot be read.
         """
         runs, states = self._runs, {}
         places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]

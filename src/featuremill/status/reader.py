@@ -1,7 +1,7 @@
 """The one reader of how a run stands. A look reads only what is new since the one before; a close
-look reads all, and says what is wrong and what to type.
+look reads all, and finds what is wrong and what to type.
 
-Of shards and receipts a look reads what `Shards` does not know yet; of telemetry, what was
+Of shards and receipts a look reads what `Shards` does not have yet; of telemetry, what was
 appended. All shards are looked at anew when the plan changes and once a minute.
 """
 
@@ -37,7 +37,7 @@ from featuremill.store.results import Results
 from featuremill.workload import know_reasons
 
 IN_LOGS = {"crash", "hang", "error"}
-"""Kinds of failures of which a shard's log tells more."""
+"""Kinds of failures of which a shard's log has more."""
 TRACES = ("plan.json", "store", "receipts", "records.parquet", "manifest.json")
 """What a run's folder holds, sooner or later."""
 ANEW_SECONDS = 60.0
@@ -68,7 +68,7 @@ def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
 
 
 def unseen_by_snakemake(root: Path) -> list[Problem]:
-    """Return what is in the way of the planned run in `root`, is found without reading values or
+    """Return the problems of the planned run in `root` that are found without reading values or
     hashing results, and that Snakemake would not see by itself.
 
     Raises:
@@ -87,12 +87,12 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
 
 
 def is_run(root: Path) -> bool:
-    """Tell whether a run has left anything in its folder, or whether somebody began one."""
+    """Return whether a run has left anything in its folder, or was started there."""
     return run_lock.read(root) is not None or any((root / name).exists() for name in TRACES)
 
 
 class RunReader:
-    """Reads one run, as often as it is asked to. What is said to type calls it as the user `named`
+    """Reads one run, as often as it is asked to. Commands to type call it as the user `named`
     it, if that is not the folder `given`."""
 
     def __init__(self, given: Path, named: Path | None = None) -> None:
@@ -119,7 +119,7 @@ class RunReader:
                     self._read_delivery(self._plan, self._results.find_delivery())
                 self._anew_at = time.monotonic() + ANEW_SECONDS
             for name in self._shards.look():
-                self._tail(name)  # which says how it ended
+                self._tail(name)  # which reads how it ended
             self._say_how_far(state, self._plan)
             most = MOST_FAILING_PARTS - len(self._failed_rows)
             self._read_reasons(state, self._plan, min(MOST_PARTS_A_LOOK, most))
@@ -175,13 +175,13 @@ class RunReader:
             """By part, of those that were read."""
 
     def _say_how_far(self, state: RunState, plan: Plan) -> None:
-        """Tell of the shards and the jobs, as they are known now."""
+        """Set the shards and the jobs, as they are now."""
         state.plan, state.shards = plan, [*self._shards.by_name.values()]
         active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
         state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
         taken = {job.shard for job in state.jobs}
         idle = [one for one in state.shards if not one.has_ended and one.name not in taken]
-        # Nobody knows whether a silent job goes on: what it has left may be another one's to do.
+        # A silent job may have died: then another job computes what it has left.
         lively = [job for job in state.jobs if job.is_at_work and not job.is_silent]
         others = [job for job in state.jobs if not job.is_at_work or job.is_silent]
         state.time_left = time_left(
@@ -206,7 +206,7 @@ class RunReader:
         return tail
 
     def _read_reasons(self, state: RunState, plan: Plan, most: int | None) -> None:
-        """Tell the commonest reasons of failed rows, having read at `most` so many parts more."""
+        """Set the commonest reasons of failed rows, having read at `most` so many parts more."""
         failing = [
             (shard.name, shard.receipt.failed)
             for shard in state.shards
@@ -225,7 +225,7 @@ class RunReader:
         state.reasons = [Group(*one, number) for one, number in together.most_common(MOST_REASONS)]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Tell of a run that has no plan yet why it has none."""
+        """Set why a run has no plan yet."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():
@@ -241,8 +241,8 @@ class RunReader:
             state.problems = problems_before_plan(self._results, last.weights if last else "")
 
     def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
-        """Tell of the plan's shards and results; why records failed stands in parts, which need not
-        be read."""
+        """Set the plan's shards and results; reasons of failures are in parts, which need not be
+        read."""
         results, plan, verifies = self._results, self._plan, state.verified
         assert plan
         delivery = results.find_delivery()
@@ -260,13 +260,13 @@ class RunReader:
     ) -> DeliveryState:
         """Return how the results stand; of whole ones, parts may have been removed."""
         shards = [*self._shards.by_name.values()]
-        found = read_delivery_state(self._results, plan, delivery, shards, verifies)
-        if delivery and found.is_merged:
+        delivered = read_delivery_state(self._results, plan, delivery, shards, verifies)
+        if delivery and delivered.is_merged:
             self._shards.take_for_removed(delivery.receipts)
-        return found
+        return delivered
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
-        """Tell why records failed; return whether records.parquet, which says whose, can be
+        """Set why records failed; return whether records.parquet, which has their ids, can be
         read."""
         if state.count("removed"):
             state.failures = read_list(self._results.root / "failed.tsv").groups

@@ -1,4 +1,4 @@
-"""A run while it goes on, for people: in one line, for logs and pipes, or as a whole screen."""
+"""A run in progress, for people: in one line, for logs and pipes, or as a whole screen."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_NAME = 22
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
-"""Reasons for lower clocks that somebody chose, or that every busy card has."""
+"""Reasons for lower clocks that an administrator chose, or that every busy card has."""
 NOT_KNOWN = Text("–", QUIET)
 
 
@@ -38,15 +38,15 @@ def totals_lines(now: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -
     runs = {name: run for name, run in now.states.items() if run.phase in phases}
     if now.alone:
         return [*map(totals_line, runs.values())]
-    told = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
-    return [*told, *_steps(now)]
+    lines = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
+    return [*lines, *_steps(now)]
 
 
 def _steps(now: ProjectState) -> list[str]:
     """Return how far steps are, of those that say it and are not done."""
     open = [made for made in now.runs.steps if not Path(made.files[-1]).exists()]
-    told = [(made.label, made.progress()) for made in open]
-    return [one_line(plain(f"{label}: {far}")) for label, far in told if far]
+    progress = [(made.label, made.progress()) for made in open]
+    return [one_line(plain(f"{label}: {far}")) for label, far in progress if far]
 
 
 def totals_line(now: RunState) -> str:
@@ -98,11 +98,11 @@ def screen(now: RunState, width: int) -> RenderableType:
     if now.at_work:
         parts += [Text(), _jobs_table(now)]
     parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
-    for what, remedy in (found := _troubles(now))[:MOST_REASONS]:
+    for what, remedy in (troubles := _troubles(now))[:MOST_REASONS]:
         parts += [Text(line, BAD) for line in _wrapped(what, "✗ ", width)]
         parts += [Text(line, QUIET) for line in _wrapped(remedy, "  → ", width)]
-    if len(found) > MOST_REASONS:
-        parts.append(Text(f"  and {len(found) - MOST_REASONS:,} more reasons", QUIET))
+    if len(troubles) > MOST_REASONS:
+        parts.append(Text(f"  and {len(troubles) - MOST_REASONS:,} more reasons", QUIET))
     return Group(*parts)
 
 
@@ -195,22 +195,22 @@ def _label(device: DeviceNow) -> str:
 
 
 def _notes(now: RunState) -> list[tuple[str, str]]:
-    """Return what is to be said of jobs and devices besides their numbers, a line each."""
-    found = []
+    """Return the notes about jobs and devices besides their numbers, a line each."""
+    notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":
             silence, host = duration(job.silent_seconds), one_line(job.host)
-            found.append((f"shard {job.shard[:8]}: nothing heard for {silence} from {host}", WARN))
+            notes.append((f"shard {job.shard[:8]}: nothing heard for {silence} from {host}", WARN))
         for device in job.devices:
             if slowed := [why for why in device.throttle if why not in HARMLESS]:
                 why = one_line(", ".join(slowed).replace("_", " "))
-                found.append((f"{_label(device)}: slowed down by {why}", WARN))
+                notes.append((f"{_label(device)}: slowed down by {why}", WARN))
     if waiting := [job.shard[:8] for job in now.waiting if job.state == "running"]:
         jobs = counted(len(waiting), "job")
-        found.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
+        notes.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
     if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
-        found.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
-    return found
+        notes.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
+    return notes
 
 
 def _cropped(text: Text) -> Text:

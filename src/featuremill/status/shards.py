@@ -16,9 +16,9 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 State = Literal["finished", "running", "unclear", "begun", "waiting", "lost", "removed"]
-"""finished: the part is there; running: somebody has its lock; unclear: a job on another machine
-said that it is at it, and its lock cannot be tested from here; begun: batches are committed and
-nobody is at it; waiting: nothing is there; lost: the part was finished and is gone; removed: part
+"""`finished`: the part is there; `running`: a job holds its lock; `unclear`: a job on another
+machine signed its lock, which cannot be tested from here; `begun`: batches are committed and no job
+computes it; `waiting`: nothing is there; `lost`: the part was finished and is gone; `removed`: part
 and receipt are gone, and the results made of them are whole."""
 Trouble = Literal["", "receipt", "records"]
 Mark = tuple[int, int, int]
@@ -26,7 +26,7 @@ Mark = tuple[int, int, int]
 
 
 class Holder(NamedTuple):
-    """Who has a journal's lock, as far as the lock file says; None is what it does not."""
+    """Who has a journal's lock, by the lock file; None where that has nothing."""
 
     host: str | None = None
     pid: int | None = None
@@ -67,19 +67,19 @@ class Shard(NamedTuple):
 
     @property
     def num_rows(self) -> int:
-        """Rows that are known to be committed of one that has not ended."""
+        """Rows of an unfinished shard that are committed."""
         return (self.work.rows or 0) if self.work else 0
 
     @property
     def cost_left(self) -> float:
-        """What is not computed yet of one that has not ended, by the rows that are committed."""
+        """What is not computed yet of an unfinished shard, by its committed rows."""
         return self.cost * (1 - self.num_rows / max(1, self.records))
 
 
 class Shards:
     """The shards of one plan: all of them at once, and then again and again what is new.
 
-    A receipt is read once; of the locks of shards that nobody was at, those whose file has changed.
+    A receipt is read once; of the locks of idle shards, those whose file has changed.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Shards:
         self._parts = results.store / "parts" / plan.recipe
         self._journals = results.store / "journals" / plan.recipe
         self._idle: dict[str, Mark | None] = {}
-        """Shards that nobody was at, and how their lock files were then."""
+        """Shards without a job, and how their lock files were then."""
 
     def read(self) -> None:
         """Look at all shards anew.
@@ -122,8 +122,7 @@ class Shards:
         self._idle = {}
 
     def look(self) -> list[str]:
-        """Bring the shards up to date that had not ended; return those that nobody is at any
-        more."""
+        """Bring the unfinished shards up to date; return those whose job has ended."""
         left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
@@ -163,7 +162,7 @@ class Shards:
             self._receipts[shard.name] = shard.receipt
 
     def _has_finished(self, shard: Shard) -> bool:
-        """Take a receipt that has come; tell whether the part is there with it."""
+        """Take a new receipt; return whether the part is there too."""
         if shard.state == "lost":
             return False
         receipt = self._results.find_receipt(self._recipe, shard.name)
@@ -199,12 +198,12 @@ class Shards:
 
 
 def held_by(lock: Path) -> tuple[Literal["running", "unclear", ""], Holder]:
-    """Return whether somebody has the lock file of a journal (empty: nobody), and who says so."""
-    told, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
-    holder = Holder(*(told.get(key) for key in Holder._fields))
+    """Return whether a process holds the lock file of a journal (empty: none), and which."""
+    facts, is_held = lock_holder.read(lock), lock_holder.is_held(lock)
+    holder = Holder(*(facts.get(key) for key in Holder._fields))
     if is_held:
         return "running", holder
-    is_unclear = bool(told) and (is_held is None or holder.host != platform.node())
+    is_unclear = bool(facts) and (is_held is None or holder.host != platform.node())
     return "unclear" if is_unclear else "", holder
 
 
@@ -236,14 +235,14 @@ def listed(path: Path) -> set[str]:
 def mark_of(path: Path) -> Mark | None:
     """Return what changes when the file does; None where there is none."""
     try:
-        found = path.stat()
+        stat = path.stat()
     except OSError:
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def has_size(path: Path, num_bytes: int) -> bool:
-    """Tell whether the file is there and has that many bytes."""
+    """Return whether the file is there and has that many bytes."""
     try:
         return path.stat().st_size == num_bytes
     except FileNotFoundError:

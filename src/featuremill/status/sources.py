@@ -1,5 +1,5 @@
 """Whether what a run is made of is still what was planned: inputs, weights, manifest, parts; and
-what the verbs' own logs say of weights, a plan or a report that failed."""
+what the commands' own logs have of weights, a plan or a report that failed."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def check_sources(
         )
         yield Problem("version_changed", what, Fix("plan"))
     for name, sha256 in plan.settings.files.items():
-        told = str(plan.execution.get(name))
-        path, shown = results.placed(told), f"options.{name}: {told}"
+        named = str(plan.execution.get(name))
+        path, shown = results.placed(named), f"options.{name}: {named}"
         if not path.exists():
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
@@ -84,12 +84,12 @@ def _gone(kind: str, shown: str, is_merged: bool) -> Problem:
 
 
 def is_newer(path: Path, than: Path) -> bool:
-    """Tell whether `path` was written to after `than`; not when it is not there."""
+    """Return whether `path` was written to after `than`; not when it is not there."""
     return path.exists() and path.stat().st_mtime > than.stat().st_mtime
 
 
 def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Problem]:
-    """Yield what is wrong with the weights; that is in nobody's way when nothing is left to do."""
+    """Yield what is wrong with the weights; that prevents nothing when no work is left."""
     if not plan.weights:
         return
     path = results.placed(plan.weights)
@@ -113,7 +113,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
 def _check_manifest(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
-    """Yield what is wrong with records.parquet; who read in it knows whether it `is_readable`."""
+    """Yield what is wrong with records.parquet; `is_readable` is False if reading it failed."""
     path, fix = results.records, Fix("plan")
     if not path.exists():
         what = "it is gone; it lists which record is where"
@@ -129,7 +129,7 @@ def _check_manifest(
 
 
 def _is_parquet(path: Path) -> bool:
-    """Tell whether the file begins and ends as a Parquet file that is whole."""
+    """Return whether the file begins and ends as a Parquet file that is whole."""
     size = path.stat().st_size
     if size < 12:
         return False
@@ -145,10 +145,10 @@ def _check_parts(
 ) -> Iterator[Problem]:
     """Yield which parts, receipts and shards are lost or damaged."""
 
-    def problem(code: str, found: list[str], what: str, fix: Fix) -> Iterator[Problem]:
-        if found:
-            more = f" and {len(found) - 1:,} more" if len(found) > 1 else ""
-            yield Problem(code, f"shard {found[0][:8]}{more}: {what}.", fix)
+    def problem(code: str, shard_names: list[str], what: str, fix: Fix) -> Iterator[Problem]:
+        if shard_names:
+            more = f" and {len(shard_names) - 1:,} more" if len(shard_names) > 1 else ""
+            yield Problem(code, f"shard {shard_names[0][:8]}{more}: {what}.", fix)
 
     lost = [shard.name for shard in shards if shard.state == "lost"]
     what = "a part is gone, although there is a receipt"

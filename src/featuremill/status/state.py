@@ -21,7 +21,7 @@ from featuremill.store.failed import Group
 from featuremill.store.plan import Plan
 
 VERSION, VERSION_NOW = 2, 2
-"""Of the JSON of `status`, and of `top`."""
+"""Of the JSON of `status`, and of `top`: of a run, and of a config with several runs."""
 DONE, NOT_DONE, DONE_WITH_FAILURES = 0, 1, 2
 STATES = ("done", "unfinished", "done_with_failures")
 """By exit status."""
@@ -29,17 +29,17 @@ COUNTED: tuple[State, ...] = (
     *("finished", "removed", "running", "unclear", "begun", "waiting", "lost"),
 )
 Need = Literal["", "report", "retry", "run"]
-"""Nothing; a report; failed records again; or the run has to go on."""
+"""Nothing; a report; failed records again; or the run has to continue."""
 Phase = Literal["computing", "planning", "merging", "starting", "between", "unknown", "idle"]
 """between: the run's Snakemake is there, and no job of ours; unknown: whether it is there cannot be
-told from here; idle: no process is active."""
+seen from here; idle: no process is active."""
 
 
 class Activity(NamedTuple):
     """Who is at the run as a whole."""
 
     is_running: bool | None = None
-    """Whether its Snakemake runs; None where that cannot be told from here."""
+    """Whether its Snakemake runs; None where that cannot be seen from here."""
     owner: run_lock.Owner | None = None
     """That Snakemake, or the last one."""
     is_planning: bool = False
@@ -66,11 +66,11 @@ class RunState:
     plan: Plan | None = None
     shards: list[Shard] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    """Those that somebody is at."""
+    """Those that compute or wait."""
     reasons: list[Group] = field(default_factory=list)
     """Why distinct records failed, in parts that are finished, as far as these were read."""
     ended: dict[str, str] = field(default_factory=dict)
-    """By shard, what a job said that failed and that nobody has taken up since."""
+    """By shard, the message of a job that failed and was not restarted."""
     time_left: TimeLeft | None = None
     trouble: str = ""
     """Why this look failed; all else is what the one before found."""
@@ -86,11 +86,11 @@ class RunState:
     """Failed rows of parts that were not read."""
     problems: list[Problem] = field(default_factory=list)
     needs: Need = ""
-    """What is to be done next, by somebody who types."""
+    """What the user has to do next."""
     next: list[str] = field(default_factory=list)
     """What to type."""
     forced: list[str] = field(default_factory=list)
-    """Rules that have to be told to run then."""
+    """Rules that the command has to force then."""
 
     def count(self, *states: State) -> int:
         """Return how many shards are in one of `states`."""
@@ -131,8 +131,8 @@ class RunState:
     @property
     def speed(self) -> float | None:
         """The cost a second of late, of all jobs; None while none of them has finished a batch."""
-        told = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
-        return sum(told) if told else None
+        speeds = [job.speed for job in self.jobs if job.speed is not None and not job.is_silent]
+        return sum(speeds) if speeds else None
 
     @property
     def at_work(self) -> list[Job]:
@@ -162,18 +162,18 @@ class RunState:
 
     @property
     def is_running(self) -> bool:
-        """Whether its Snakemake runs, as far as that can be told from here."""
+        """Whether its Snakemake runs, as far as that can be seen from here."""
         return bool(self.activity.is_running)
 
     @property
     def is_at_work(self) -> bool:
-        """Whether something goes on by itself."""
+        """Whether a process is active."""
         is_busy = self.activity.is_planning or self.activity.is_merging
         return self.is_running or is_busy or self.count("running") > 0
 
     @property
     def phase(self) -> Phase:
-        """What goes on."""
+        """What is running."""
         if self.activity.is_planning or self.activity.is_merging:
             return "planning" if self.activity.is_planning else "merging"
         if any(job.state == "running" for job in self.jobs):
@@ -236,7 +236,7 @@ class RunState:
 
     def now_as_json(self, is_alone: bool = True) -> dict[str, Any]:
         """Return it as one object, as docs/json.md explains it; where it `is_alone`, a close look
-        tells its status too."""
+        adds its status."""
         total, done = self.total, self.done
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
         return {
@@ -253,7 +253,7 @@ class RunState:
                 "done": done.records,
                 "failed": self.num_failed_rows,
             },
-            "cost": {"total": float(total.cost), "done": round(done.cost, 3)},
+            "cost": {"total": total.cost, "done": round(done.cost)},
             "cost_per_second": None if self.speed is None else round(self.speed, 1),
             "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],

@@ -37,8 +37,8 @@ def time_left(
 ) -> TimeLeft | None:
     """Return how long it takes until all `jobs` and the shards of the costs `waiting` are computed.
 
-    A job goes on at its own pace, where it has one; all else takes as long as the newest
-    parts took, with their start-up. None where nothing is left, or nothing tells a speed.
+    A job continues at its own pace, where it has one; all else takes as long as the newest
+    parts took, with their start-up. None where nothing is left, or no speed is known.
     """
     newest = newest_whole(receipts)
     seconds = sum(receipt.working_seconds for receipt in newest)

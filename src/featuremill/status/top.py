@@ -1,7 +1,7 @@
-"""top: a run while it goes on: how far, how fast, how long yet, on which device, what failed.
+"""top: a run in progress: how far, how fast, how long yet, on which device, what failed.
 
 Reads files only, so it works from another node of a shared file system, and beside a run without
-disturbing it. What the states of shards are called, and when a run is done, is status's to say.
+disturbing it. What the states of shards are called, and when a run is done, is decided by status.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill top`; return 0 done, 1 not done, 2 done with failures."""
-    from featuremill.status import watch  # here: other verbs do not pay for it
+    from featuremill.status import watch  # here: other commands do not pay for it
 
     return watch.run(arguments)

@@ -46,7 +46,7 @@ PHASES = {
 }
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is said; and its day."""
+"""From how long on the hour of the end is shown; and its day."""
 REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
@@ -63,8 +63,8 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
-    told = verdict(run) if run else _verdict_on_all(project)
-    yield from _wrapped(f"{run.given if run else project.runs.given}: {told}")
+    sentence = verdict(run) if run else _verdict_on_all(project)
+    yield from _wrapped(f"{run.given if run else project.runs.given}: {sentence}")
     yield ""
     stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
     if not run:
@@ -109,8 +109,8 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
     runs, made = [], []
     for name, state in project.states.items():
         rest = _rest(state)
-        told = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
-        runs.append((name, told if state.is_begun else "not started"))
+        line = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
+        runs.append((name, line if state.is_begun else "not started"))
     for one, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
     ):
@@ -124,7 +124,7 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
 
 
 def verdict(state: RunState) -> str:
-    """Return how the run stands: what goes on, or after a close look a sentence."""
+    """Return the state of the run: what is running, or after a close look a sentence."""
     if not state.is_close:
         if state.phase == "between" and state.done.shards == state.total.shards:
             return "every part is there; the results are next"
@@ -208,12 +208,12 @@ def _by_gpu(state: RunState) -> str:
             name = f"{plain(device.name)} {plain(device.uuid).removeprefix('GPU-')[:4]}"
             shards[name] += 1
             work[name] += receipt.cost
-    told = [
+    devices = [
         f"{name}: {counted(shards[name], 'shard')}, {100 * cost / work.total():.0f} %"
         for name, cost in work.most_common(MOST_GPUS)
     ]
     others = [f"{len(work) - MOST_GPUS:,} more"] if len(work) > MOST_GPUS else []
-    return "; ".join([*told, *others])
+    return "; ".join([*devices, *others])
 
 
 def _rest(state: RunState) -> str:

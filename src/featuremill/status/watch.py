@@ -1,4 +1,4 @@
-"""Looks at a run until nobody is at it any more; shows each look, and then what status says."""
+"""Looks at a run until no process works on it; shows each look, and then what status shows."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from featuremill.status.state import NOT_DONE
 from featuremill.store import run_lock
 
 AWAIT_SECONDS = 0.5
-"""Between two looks whether a run has begun."""
+"""Between two looks whether a run has started."""
 STILL_SECONDS = 10.0
-"""Nobody is at a run that is computed by hand, shard by shard, for moments like this."""
+"""A run that is computed by hand, shard by shard, has no process for moments like this."""
 UNKNOWN_SECONDS = 30.0
 """Between two looks whether a run is done whose Snakemake cannot be seen from here."""
 SCREEN_SECONDS, LINE_SECONDS = 1.0, 10.0
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _await_run(runs: Runs) -> None:
-    """Wait for a run that has not begun, where Snakemake would put one: in a folder results/."""
+    """Wait for a run that has not started, where Snakemake would put one: in a folder results/."""
     roots = [run_lock.whole_path(folder) for folder in runs.folders]
     if not all(run_lock.is_in_results(r) and run_lock.working_folder(r).is_dir() for r in roots):
         return
@@ -78,7 +78,7 @@ def _await_run(runs: Runs) -> None:
 
 @contextlib.contextmanager
 def _ended_by_its_reader() -> Iterator[None]:
-    """End as SIGPIPE would where whoever reads the output has enough of it, as `head` has."""
+    """End as SIGPIPE would where the reader of the output closes it, as `head` does."""
     try:
         yield
     except BrokenPipeError:
@@ -87,7 +87,7 @@ def _ended_by_its_reader() -> Iterator[None]:
 
 
 def _one_look(reader: ProjectReader) -> ProjectState:
-    """Return how the runs stand; look twice where only time tells whether a job lives."""
+    """Return how the runs stand; look twice where only time shows whether a job lives."""
     now = reader.look()
     if any(job.state == "unclear" for run in now.states.values() for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
@@ -96,9 +96,9 @@ def _one_look(reader: ProjectReader) -> ProjectState:
 
 
 def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectState:
-    """Show the runs until nobody is at them; return how they stand then."""
+    """Show the runs until no process works on them; return their state then."""
     was_running = False
-    still_since: float | None = 0.0  # at the first look, nobody has been at it for long
+    still_since: float | None = 0.0  # at the first look, it has been still for long
     known_at = 0.0
     for now in _looks(reader, output.every_seconds):
         moment = time.monotonic()
@@ -118,7 +118,7 @@ def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectSt
 
 
 def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
-    """Return the runs with what status says, if nobody is at them, or if all is done."""
+    """Return the runs with their status, if no process works on them, or if all is done."""
     if now.phase not in ("idle", "unknown"):
         return now
     closely = reader.look_closely()
@@ -186,14 +186,14 @@ class _Screen:
         self._live.update(picture, refresh=True)
 
     def end(self, now: ProjectState) -> None:
-        """Leave behind what status says."""
+        """Leave the status on the screen."""
         self._last = None
         self._live.stop()
         _print_end(now)
 
 
 class _Lines:
-    """Dated lines, and at the end what status says."""
+    """Dated lines, and at the end the status."""
 
     def __init__(self, every_seconds: float, is_quiet: bool) -> None:
         self.every_seconds = every_seconds
@@ -213,7 +213,7 @@ class _Lines:
                 self._write(now, line)
 
     def end(self, now: ProjectState) -> None:
-        """Write it; when nobody wants to hear of what is well, only what failed since."""
+        """Write the status; with --quiet, only what failed since."""
         if self._is_quiet:
             self.look(now)
         else:
@@ -225,7 +225,7 @@ class _Lines:
 
 
 def _print_end(now: ProjectState) -> None:
-    """Print what status says of a run at rest, or else the screen once."""
+    """Print the status of a run at rest, or else the screen once."""
     if now.is_close:
         sys.stdout.write("".join(f"{line}\n" for line in view.lines(now)))
         return

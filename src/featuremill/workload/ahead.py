@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import planning_device
-from featuremill.workload import TellsMemory, find_workload
+from featuremill.workload import EstimatesMemory, find_workload
 from featuremill.workload.option_files import execution_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def ahead_of(
         device = planning_device(device_choice)
         weights = None
         if workload.weights(options):
-            if not isinstance(workload, TellsMemory):
+            if not isinstance(workload, EstimatesMemory):
                 return None
             weights = workload.weights_ahead(options)
         resolved = workload.resolve(options, device, weights)

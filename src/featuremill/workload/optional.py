@@ -1,6 +1,6 @@
 """Optional parts of a workload: attributes with defaults (`OptionalAttributes`), and hooks.
 
-A workload has a hook if it has its methods: `isinstance(workload, TellsMemory)` tests for them.
+A workload has a hook if it has its methods: `isinstance(workload, EstimatesMemory)` tests for them.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class HasCheckpoints(Protocol):
 
 
 @runtime_checkable
-class TellsMemory(Protocol):
+class EstimatesMemory(Protocol):
     """The memory that computing takes, for doctor, audit and estimate.
 
     Imports no torch, except to open a checkpoint.
@@ -166,7 +166,7 @@ class UnitWork(NamedTuple):
 
 
 @runtime_checkable
-class TellsWork(Protocol):
+class EstimatesWork(Protocol):
     """The amount of work, from which plan and estimate assume a speed until one is measured. Needs
     a number type to compute in (`HasPrecisions`)."""
 
@@ -201,7 +201,7 @@ class HasPrecisions(Protocol):
 
 
 @runtime_checkable
-class TellsWays(Protocol):
+class ReportsWays(Protocol):
     """The methods that would compute on a device, for doctor."""
 
     WAYS: Sequence[str]

@@ -46,7 +46,7 @@ DUE = {
 log = logging.getLogger("featuremill.workload")
 
 
-def is_strangers(name: str) -> bool:
+def is_external(name: str) -> bool:
     """Return whether another package than featuremill registers the workload called `name`."""
     return entry_points.of_others(GROUP, name) is not None
 
@@ -58,7 +58,7 @@ def who(name: str) -> str:
     return f"workload {name}" + (f" (package {package.name} {package.version})" if package else "")
 
 
-def mistake(name: str, what: str) -> WorkloadError:
+def plugin_error(name: str, what: str) -> WorkloadError:
     """Return the error that the workload called `name` did `what` wrong."""
     return WorkloadError(f"{who(name)}: {what}; this is for its author to fix.")
 
@@ -85,14 +85,14 @@ def attributed_to(name: str, what: str) -> Iterator[None]:
         of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
         if of_device or faults.fault_of_installation(error):
             raise
-        if not is_strangers(name):
+        if not is_external(name):
             raise
         raise _raised(name, what, error) from error
 
 
 def _raised(name: str, what: str, error: Exception, where: str = "") -> WorkloadError:
     log.debug("where the workload raised it", exc_info=True)
-    return mistake(name, f"{what} raised {described(error)}{where}")
+    return plugin_error(name, f"{what} raised {described(error)}{where}")
 
 
 def loaded(point: EntryPoint, required: Collection[str]) -> Any:
@@ -117,10 +117,10 @@ def loaded(point: EntryPoint, required: Collection[str]) -> Any:
     if missing := [attribute for attribute in required if not hasattr(workload, attribute)]:
         raise UserError(f"{who(name)}: it lacks {', '.join(missing)}; see featuremill.workload.")
     if not hasattr(workload.Options, "delivers"):
-        raise mistake(name, "Options is no subclass of WorkloadOptions")
+        raise plugin_error(name, "Options is no subclass of WorkloadOptions")
     for attribute in ("COST_UNIT", "VERSION"):
         if not (value := getattr(workload, attribute)) or not isinstance(value, str):
-            raise mistake(name, f"{attribute} is {value!r} where a text is due")
+            raise plugin_error(name, f"{attribute} is {value!r} where a text is due")
     return workload
 
 
@@ -133,7 +133,7 @@ def records_of(
     Raises:
         WorkloadError: a record has wrong fields, or reading raised.
     """
-    if is_strangers(name):
+    if is_external(name):
         return _checked(name, workload, inputs, options)
     return workload.records(inputs, options)
 
@@ -175,13 +175,13 @@ def _refuse_record(name: str, record: Any, number: int) -> None:
     from featuremill.workload import Record
 
     if not isinstance(record, Record):
-        raise mistake(
+        raise plugin_error(
             name, f"records gave {_kind(record)} as number {number:,} where a Record is due"
         )
     for field, types in DUE.items():
         if not isinstance(value := getattr(record, field), types):
             due = types[0].__name__
-            raise mistake(
+            raise plugin_error(
                 name, f"record {number:,} has {_kind(value)} as {field} where {due} is due"
             )
 
@@ -199,7 +199,7 @@ def costs_of(
     if set(map(type, costs)) - {int} or min(costs, default=1) < 1:
         for cost in costs:
             if not hasattr(cost, "__index__") or cost < 1:
-                raise mistake(
+                raise plugin_error(
                     name,
                     f"cost gave {cost!r:.50} for a record, where a whole number of at least 1 is "
                     "due",
@@ -220,17 +220,21 @@ def schema_of(
     with attributed_to(name, "schema"):
         schema = workload.schema(options, weights)
     if not isinstance(schema, pa.Schema):
-        raise mistake(name, f"schema gave {_kind(schema)} where a pyarrow.Schema is due")
+        raise plugin_error(name, f"schema gave {_kind(schema)} where a pyarrow.Schema is due")
     names: list[str] = schema.names
     if not names:
-        raise mistake(name, "schema has no column")
+        raise plugin_error(name, "schema has no column")
     if taken := next((column for column in names if column in reserved), None):
         others = ", ".join(sorted(reserved))
-        raise mistake(name, f"schema has a column {taken!r}, which is the core's ({others} are)")
+        raise plugin_error(
+            name, f"schema has a column {taken!r}, which is the core's ({others} are)"
+        )
     if twice := next((column for column in names if names.count(column) > 1), None):
-        raise mistake(name, f"the column {twice!r} stands twice in schema")
+        raise plugin_error(name, f"the column {twice!r} stands twice in schema")
     if empty := next((field.name for field in schema if pa.types.is_null(field.type)), None):
-        raise mistake(name, f"the column {empty!r} is of type null in schema, which holds no value")
+        raise plugin_error(
+            name, f"the column {empty!r} is of type null in schema, which holds no value"
+        )
     return schema
 
 
@@ -243,7 +247,7 @@ def resolved(name: str, workload: Workload, options: Any, device: Any, weights: 
     with attributed_to(name, "resolve"):
         settled = workload.resolve(options, device, weights)
     if not isinstance(settled, workload.Options):
-        raise mistake(name, f"resolve gave {_kind(settled)} where Options are due")
+        raise plugin_error(name, f"resolve gave {_kind(settled)} where Options are due")
     return settled
 
 
@@ -256,7 +260,7 @@ def batch_cost_of(name: str, workload: Workload, options: Any, device: Any) -> i
     with attributed_to(name, "batch_cost"):
         cost: Any = workload.batch_cost(options, device)
     if not isinstance(cost, Integral) or cost < 1:
-        raise mistake(
+        raise plugin_error(
             name, f"batch_cost gave {cost!r:.50} where a whole number of at least 1 is due"
         )
     return int(cost)
@@ -268,16 +272,16 @@ def refuse_answer(name: str, values: Any, num_rows: int, schema: pa.Schema | Non
     import pyarrow as pa
 
     if not isinstance(values, pa.RecordBatch):
-        raise mistake(name, f"collect gave {_kind(values)} where a pyarrow.RecordBatch is due")
+        raise plugin_error(name, f"collect gave {_kind(values)} where a pyarrow.RecordBatch is due")
     if values.num_rows != num_rows:
-        raise mistake(name, f"collect gave {values.num_rows} rows for {num_rows} payloads")
+        raise plugin_error(name, f"collect gave {values.num_rows} rows for {num_rows} payloads")
     actual = pa.schema([field for field in values.schema if field.name != REASON])
     if schema is not None and not actual.equals(schema):
         gave, due = (
             clipped(", ".join(f"{field.name}: {field.type}" for field in each), MOST_SHOWN)
             for each in (actual, schema)
         )
-        raise mistake(name, f"collect gave the columns {gave}, and schema has {due}")
+        raise plugin_error(name, f"collect gave the columns {gave}, and schema has {due}")
 
 
 def _kind(value: Any) -> str:

@@ -25,18 +25,18 @@ from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor import host
 from featuremill.doctor.audit.sample import Protein
-from featuremill.extract import compute
-from featuremill.extract.in_process import values_in_batches
 from featuremill.workload import (
     Device,
+    EstimatesMemory,
     HasPrecisions,
     Kind,
-    TellsMemory,
     Weights,
     Workload,
+    compute,
     optional,
     plugin_errors,
 )
+from featuremill.workload.in_process import values_in_batches
 from featuremill.workload.outputs import kind_of
 
 REFERENCE = "fp32"
@@ -115,7 +115,7 @@ class Task(NamedTuple):
 
     def memory_mb(self, dtype: str, batch_cost: int) -> int:
         """Return what the model in `dtype` takes on the device, at most; 0 where nobody tells."""
-        if not isinstance(self.workload, TellsMemory):
+        if not isinstance(self.workload, EstimatesMemory):
             return 0
         options = self.options_in(dtype)
         return self.workload.memory_mb(options, self.device, self.weights, batch_cost)

@@ -27,8 +27,8 @@ from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import (
     Device,
+    EstimatesMemory,
     HasCheckpoints,
-    TellsMemory,
     Weights,
     Workload,
     find_workload,
@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
-    found = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
-    said = found.model_dump_json(indent=2) if arguments.json else "\n".join(found.lines())
+    estimate = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
+    said = estimate.model_dump_json(indent=2) if arguments.json else "\n".join(estimate.lines())
     sys.stdout.write(f"{said}\n")
     return 0
 
@@ -116,7 +116,7 @@ def _weights(name: str, workload: Workload, options: Any) -> Weights | None:
     path = Path(weights_verb.json_of(asked, name))
     if entry := WeightsFile.find(path):
         return weights_verb.weights_of(entry)
-    if isinstance(workload, TellsMemory):
+    if isinstance(workload, EstimatesMemory):
         return workload.weights_ahead(options)
     if isinstance(workload, HasCheckpoints):
         command = weights_verb.command_for(asked, name, str(path))

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
+from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, duration, human_bytes
@@ -29,7 +30,7 @@ from featuremill.plan.speeds.assumed import Range
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
-from featuremill.workload import Device, TellsMemory, Weights, find_workload, plugin_errors
+from featuremill.workload import Device, EstimatesMemory, Weights, find_workload, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -107,8 +108,8 @@ class Estimate(BaseModel):
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
-        told = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
-        model = f" ({told})" if told else ""
+        about = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
+        model = f" ({about})" if about else ""
         shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
         yield from wrapped(
             f"{counted(self.counts.input, 'record')}, {self.counts.unique:,} distinct; "
@@ -128,12 +129,14 @@ class Estimate(BaseModel):
     def _speed(self, row: Row) -> Iterator[str]:
         speed, rate, startup = row.speed, row.speed.cost_per_second, row.speed.startup_seconds
         threads = f", {counted(row.threads, 'thread')} a job" if row.threads else ""
-        told = _spread(rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high)
+        spread = _spread(
+            rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high
+        )
         known = "measured or given"
         if not speed.is_startup_measured:
             known = f"{startup.low:g} to {startup.high:g}, an assumption"
         for text, indent in (
-            (f"{speed.device}{threads}: {told} {self.cost_unit} a second a job", ""),
+            (f"{speed.device}{threads}: {spread} {self.cost_unit} a second a job", ""),
             (speed.source, "  "),
             (f"and {startup.middle:.1f} s to start and end a job ({known})", "  "),
         ):
@@ -165,16 +168,16 @@ class Estimate(BaseModel):
         weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
         around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
         yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
-        told = ["not known yet"] if self.slot == "slot" else []
+        parts = ["not known yet"] if self.slot == "slot" else []
         if self.device_mb:
             where = "of the GPU" if self.slot == "GPU" else "in all"
             if self.gpus_a_job > 1 and not self.is_device_measured:
                 where = f"of its {self.gpus_a_job} GPUs"
             known = "measured" if self.is_device_measured else "the doctor's estimate"
-            told = [f"about {self.device_mb:,} MB {where} ({known})"]
+            parts = [f"about {self.device_mb:,} MB {where} ({known})"]
         if self.slot == "GPU":
-            told.append(f"about {self.host_mb:,} MB of the host (reckoned)")
-        yield f"Memory of a job: {', '.join(told)}."
+            parts.append(f"about {self.host_mb:,} MB of the host (reckoned)")
+        yield f"Memory of a job: {', '.join(parts)}."
         needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in self.disk.items() if size)
         yield (
             f"Disk: {human_bytes(sum(self.disk.values()))} ({needs}) in {self.num_files:,} files; "
@@ -232,7 +235,7 @@ class Case:
         cuts = [self._row(number, values, around, given, startup) for number in slots]
         work = cuts[0][1]  # what follows hardly depends on the number of slots
         device_mb, weights_mb = 0, 0.0
-        if self.weights and isinstance(workload, TellsMemory):
+        if self.weights and isinstance(workload, EstimatesMemory):
             budget = workload.batch_cost(resolved, self.device)
             device_mb = workload.memory_mb(resolved, self.device, self.weights, budget)
             weights_mb = workload.weights_mb(self.weights)
@@ -240,10 +243,7 @@ class Case:
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
         disk, num_files = self._disk(work, values)
-        parent = self.folder.root.absolute()
-        while not parent.exists():
-            parent = parent.parent
-        free_bytes = shutil.disk_usage(parent).free
+        free_bytes = shutil.disk_usage(nearest_folder(self.folder.root.absolute())).free
         warnings = large_outputs(plan.counts.planned, self.config.outputs)
         gpus = self.config.gpus if is_gpu else 1
         devices, has_mb = 1 if measured_mb else gpus, self.device.memory_mb

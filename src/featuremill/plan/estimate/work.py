@@ -76,8 +76,8 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
             return _planned(folder, plan)
         log.info("%s: inputs or options have changed since; reading the input", folder.plan)
     if paths:
-        told = tuple(map(str, paths))
-        reads = {"samples": told[0]} if config.samples else {"inputs": told}
+        files = tuple(map(str, paths))
+        reads = {"samples": files[0]} if config.samples else {"inputs": files}
         config = config.model_copy(update=reads)
     for path in map(Path, files_of(config)):
         if not path.is_file():

@@ -23,7 +23,7 @@ from featuremill.store.receipt import MOST_PARTS, Receipt, newest_whole
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import (
-    TellsWork,
+    EstimatesWork,
     UnitWork,
     Weights,
     find_workload,
@@ -110,8 +110,8 @@ def of_plan(run_folder: Path, plan: Plan, device: str = "") -> Speed:
 
 def weights_at(path: Path | None) -> Weights | None:
     """Return the weights that a weights/<name>.json tells of; None for none."""
-    found = WeightsFile.find(path) if path else None
-    return weights_of(found) if found else None
+    weights = WeightsFile.find(path) if path else None
+    return weights_of(weights) if weights else None
 
 
 def find(
@@ -189,7 +189,7 @@ def find(
 
 def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitWork | None:
     workload = find_workload(asked.settings.workload)
-    if weights is None or not isinstance(workload, TellsWork):
+    if weights is None or not isinstance(workload, EstimatesWork):
         return None
     with plugin_errors.attributed_to(asked.settings.workload, "unit_work"):
         return workload.unit_work(weights, mean_cost)
@@ -267,9 +267,9 @@ def _newest(run: Results, recipe: str) -> list[Receipt]:
     folder = run.receipt(recipe, "").parent
     paths = folder.glob("*.json") if folder.is_dir() else ()
     newest = heapq.nlargest(2 * MOST_PARTS, paths, lambda path: path.stat().st_mtime)
-    found = [receipt for path in newest if (receipt := run.find_receipt(recipe, path.stem))]
-    if found:
-        return found
+    receipts = [receipt for path in newest if (receipt := run.find_receipt(recipe, path.stem))]
+    if receipts:
+        return receipts
     # `clean` may have removed them, but what merge gathered stays.
     delivery = run.find_delivery()
     return delivery.receipts if delivery else []

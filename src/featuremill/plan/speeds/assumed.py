@@ -1,8 +1,8 @@
 """How fast a device might be that has computed nothing yet: operations, bytes, and an assumption.
 
-**No figure from here was measured on a GPU.** A workload may tell the operations that a unit of
-cost takes and, about, the bytes that go to and from memory (`TellsWork`). Divided by a card's peaks
-that is the least time it can take; a real run takes longer, and by how much is assumed. Every
+**No figure from here was measured on a GPU.** A workload may have the operations that a unit of
+cost takes and, about, the bytes that go to and from memory (`EstimatesWork`). Divided by a card's
+peaks that is the least time; a real run takes longer, and by how much is assumed. Every
 caller gets a range, and has to say so.
 
 What is known of a card are its maker's peaks: of dense matrix products that add up in fp32 (where a
@@ -94,8 +94,8 @@ def cards_called(asked: str) -> list[Card]:
     The whole name means that card alone.
     """
     exact = [card for card in CARDS if _words_of(card.name) == _words_of(asked)]
-    found = exact or [card for card in CARDS if is_called(card.name, asked)]
-    return sorted(found, key=lambda card: (card.half_tflops, card.gigabytes_per_second))
+    cards = exact or [card for card in CARDS if is_called(card.name, asked)]
+    return sorted(cards, key=lambda card: (card.half_tflops, card.gigabytes_per_second))
 
 
 def _words_of(name: str) -> list[str]:

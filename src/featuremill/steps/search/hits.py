@@ -14,9 +14,10 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import NUMBERS, Stored
+from featuremill.lease.devices import DeviceChoice
 from featuremill.steps.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.steps.search.queries import Queries, Reader
-from featuremill.steps.search.recipe import DeviceChoice, Recipe
+from featuremill.steps.search.recipe import Recipe
 
 MOST_QUERIES = 1000
 MOST_HITS = 200_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import ValidationError
@@ -13,9 +13,8 @@ from pydantic import ValidationError
 from featuremill.base import faults
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
-from featuremill.extract.in_process import values_in_batches
 from featuremill.features import Features
-from featuremill.lease.devices import Device, devices_for, with_processors
+from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.steps.search.nearest import Matrix
 from featuremill.store import run_lock
 from featuremill.workload import (
@@ -28,9 +27,9 @@ from featuremill.workload import (
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
+from featuremill.workload.in_process import values_in_batches
 from featuremill.workload.recipe import ENGINE_VERSION, settings_of
 
-DeviceChoice = Literal["auto", "cuda", "cpu"]
 log = logging.getLogger("featuremill.search")
 
 

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from featuremill.base import faults, finite, reasons
 from featuremill.base.text import one_line
-from featuremill.extract.batches import Batch, Queue
-from featuremill.extract.peak_memory import free_on_gpu
+from featuremill.base.words import human_bytes
 from featuremill.store.journal import part_schema
 from featuremill.workload import RecordFailed, Workload
+from featuremill.workload.batches import Batch, Queue
 from featuremill.workload.plugin_errors import REASON
 
 NOT_FINITE = reasons.NOT_FINITE.reason("try a wider dtype (or output_dtype)")
@@ -34,6 +34,19 @@ def free_device_memory() -> None:
     gc.collect()
     if (torch := sys.modules.get("torch")) and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def free_on_gpu() -> str:
+    """Return the free memory of the first GPU, such as "1.2 GB of 80.0 GB are free"; "" if
+    unknown."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return ""
+    try:
+        free, total = torch.cuda.mem_get_info(0)
+    except RuntimeError:
+        return ""
+    return f"{human_bytes(free)} of {human_bytes(total)} are free"
 
 
 def make_room(queue: Queue, batch: Batch, error: Exception) -> bool:

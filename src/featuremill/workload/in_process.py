@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base import faults
-from featuremill.extract import compute
-from featuremill.extract.batches import Queue, make_batches
-from featuremill.workload import RecordFailed, Workload, plugin_errors
+from featuremill.workload import RecordFailed, Workload, compute, plugin_errors
+from featuremill.workload.batches import Queue, make_batches
 
 Refuse = Callable[[int, str], object]
 """Called with the place of a payload that cannot be computed, and the reason; may raise."""
