@@ -27,6 +27,15 @@ NO_REGION = Kind(
     ("no region of this record",),
     "The table of options.regions has no row with this id. Add one, or take the record out.",
 )
+UNSEEN = "a region beyond max_residues"
+BEYOND = Kind(
+    "region_end",
+    ("a region beyond the end", UNSEEN),
+    "The row of options.regions was written for another sequence, or for more residues than are "
+    "read. Fix its end, take it out, or raise max_residues.",
+)
+REASONS = (NO_REGION, BEYOND)
+"""What a workload that reads regions has among its reasons."""
 
 
 class Region(NamedTuple):
@@ -102,10 +111,11 @@ class Regions:
         return int(text)
 
     def split(self, records: Iterator[Record], most: int | None) -> Iterator[Record]:
-        """Yield a record for each region of `records`, of which `most` residues are seen.
+        """Yield a record for each region of `records`, of which `most` residues are seen; those
+        that end beyond are refused.
 
         Raises:
-            UserError: a region ends beyond what is seen, or is of a record that is not there.
+            UserError: a region is of a record that is not there.
         """
         for record in records:
             regions = self._of.get(record.id, [])
@@ -129,13 +139,11 @@ class Regions:
         length = len(parts.letters)
         seen = min(length, most or length)
         if region.last > seen:
-            what = f"has {length:,} residues"
+            where = f"{self._path}:{region.line} ends at residue {region.last:,} of"
+            reason = BEYOND.reason(f"{where} {length:,}")
             if region.last <= length:
-                what = f"is cut to {seen:,} residues (max_residues)"
-            raise UserError(
-                f"{self._path}:{region.line}: this region ends at residue {region.last:,}, and "
-                f"{clipped(record.id)!r} {what}; fix the row, or set max_residues."
-            )
+                reason = BEYOND.reason(f"{where} {seen:,} that are read", UNSEEN)
+            return record._replace(payload=b"", reason=reason)
         payload = parts._replace(region=(region.first, region.last)).payload
         return record._replace(payload=payload, length=length)
 
