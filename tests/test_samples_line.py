@@ -289,6 +289,36 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
         assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
 
 
+def test_a_sample_without_any_long_contig_stops_no_other(tmp_path, monkeypatch, capfd):
+    """But a sheet without any fragment ends the command: nothing could read its sheets."""
+    more = {"few": [("c1", "AC")], "wrong": [("c1", "AC-GT"), ("c2", "ACGT!")]}
+    done = translated(tmp_path, CONTIGS | more)
+    assert "3 samples have no fragment: few, none, wrong." in capfd.readouterr().err
+    assert done.samples == ["a", "b", "few", "none", "wrong"]
+    assert (done.contigs.read, done.contigs.refused, done.contigs.without_fragments) == (8, 2, 3)
+    for sample, counts in (("few", (1, 1, 0)), ("wrong", (2, 0, 2))):
+        one = Translation.read(tmp_path / f"out/sample={sample}/translate.json")
+        contigs = one.contigs
+        assert (contigs.read, contigs.without_fragments, contigs.refused) == counts
+        assert (one.fragments, one.nucleotides) == (0, 2 if sample == "few" else 0)
+    listed = {row["contig"]: row["reason"] for row in untranslated(tmp_path / "out")}
+    assert listed["few/c1"] == "shorter than a codon"
+    assert listed["wrong/c2"] == "not a nucleotide: '!' at base 5"
+    sheet = samples.read(tmp_path / "out/proteins.samples.parquet")
+    assert sheet.about["sample"] == ["a", "b"]
+    write_sheet(tmp_path, more)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the samples are done by then
+        with pytest.raises(UserError) as caught:
+            translate(Path("samples.tsv"), Path("out"), "chunks")
+        assert str(caught.value) == (
+            "samples.tsv: no sample has a fragment (2 of 3 contigs refused; "
+            "untranslated.tsv of each sample has the reasons); check the files that this sheet "
+            "names."
+        )
+    assert not (tmp_path / "out/translate.json").exists()
+
+
 def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
     """Else status would ask for ever for what a run does not do."""
     done = translated(tmp_path)
@@ -343,6 +373,26 @@ def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch
     assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
     assert (tmp_path / "out/sample=mine/notes.txt").exists()
     assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+@pytest.mark.parametrize("mine", ["sample=b/notes.txt", "sample=b/old/notes.txt", "sample=notes"])
+def test_what_no_translation_wrote_is_not_removed_from_a_sample(mine, tmp_path, monkeypatch):
+    translated(tmp_path)
+    place = tmp_path / "out" / mine
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    write_sheet(tmp_path, {sample: CONTIGS[sample] for sample in "a"})  # the others' folders go
+    for of in (Path("samples.tsv"), [Path("a.fa")]):
+        with pytest.raises(UserError) as caught:
+            translate(of, Path("out"), "chunks")
+        named = "sample=b/old" if "old" in mine else mine
+        assert str(caught.value) == (
+            f"out: there is {named!r}, which is of no translation; name a new folder, or an empty "
+            "one."
+        )
+        assert place.read_text() == "mine"
+        assert (tmp_path / "out/sample=b/proteins.faa.gz").exists()
 
 
 def predict(path, rows):
