@@ -61,7 +61,12 @@ class Table:
         self.schema: pa.Schema = files[0].schema_arrow
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
-        samples = [name if key == SAMPLE else None for key, _, name in map(_key_of, places)]
+        # A file that stands alone may lie in a folder that is called like a sample's.
+        folders = [file.relative_to(path).parent.name for file in places]
+        samples = [
+            name if key == SAMPLE else None
+            for key, _, name in (folder.partition("=") for folder in folders)
+        ]
         if samples[0] is not None:
             self.schema = self.schema.append(pa.field(SAMPLE, pa.string()))
         self.num_rows = 0
@@ -125,11 +130,6 @@ class Table:
                 f"{self.path}: it is damaged ({what}); featuremill merge {self.path.parent} writes "
                 "it anew from the parts."
             ) from None
-
-
-def _key_of(file: Path) -> tuple[str, str, str]:
-    """Return what the folder of a file says, as in sample=a."""
-    return file.parent.name.partition("=")
 
 
 def allow_open(num_files: int) -> None:
