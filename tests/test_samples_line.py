@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
@@ -32,6 +33,7 @@ from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.search.command import search
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
@@ -245,6 +247,15 @@ def rows_of(path):
         return list(csv.DictReader(file, delimiter="\t"))
 
 
+def test_a_sequence_in_memory_may_be_named_by_sample_and_id(runs):
+    """Then it is that record, and not the other of its id, nor a number of its own."""
+    root = runs[0]
+    letters = (root.parents[1] / "b.fa").read_text().split()[1]
+    for name, first in (("b/p0", False), ("a/p0", True), ("p0", True)):
+        hits = search(root, {name: letters}, 1, column="composition", exclude_self=True)
+        assert (hits["id"].tolist() == ["b/p0"]) is first
+
+
 # ---- contigs ----
 
 CONTIGS = {
@@ -455,6 +466,7 @@ def files_in(folder):
 
 GC = {"labels": "kinds.tsv", "column": "kind", "vectors": "composition"}
 ALONE = {"column": "kind", "vectors": "composition"}
+MAIN = SimpleNamespace(is_main_snakefile=lambda: True)
 SOIL = {
     "run": "soil",
     "samples": "samples.tsv",
@@ -508,7 +520,7 @@ def test_features_are_of_the_sheets_that_translate_makes(soil):
         ({"samples": "", "inputs": "a.fa", "heads": {"gc": ALONE}}, "name a table"),
         ({"samples": "gone.tsv"}, "samples: gone.tsv:2: gone.fa: this file does not exist"),
         ({"features": {"proteins": {**SOIL["features"]["proteins"], "labels": {"column": "lake"}}}},
-         "samples: samples.tsv: there is no column 'lake'"),
+         "labels: samples.tsv: there is no column 'lake'"),
     ],
 )  # fmt: skip
 def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem):
@@ -524,6 +536,40 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
     (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\n")
     for head in ({**GC, "group": "id"}, {**ALONE, "column": "site", "group": "id"}):
         begun({**SOIL, "heads": {"gc": head}})
+
+
+def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monkeypatch):
+    """Also where the config is named from another folder than its sheet is seen from."""
+
+    def refused(text):
+        Path("my.yaml").write_text(text)
+        place = Path.cwd() / "my.yaml"
+        with pytest.raises(RefusedError) as caught:
+            found = begun(yaml.safe_load(text), place)
+            for run in found.runs.values():
+                workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
+                preflight.refuse_missing(workflow, run.config, run.named, run.places)
+        return str(caught.value)
+
+    head = "run: soil\nworkload: composition\n"
+    said = refused(head + "samples: gone.tsv\n")
+    assert said.startswith("my.yaml:3: samples: gone.tsv: this file does not exist")
+    labels = "labels:\n  column: lake\n"
+    said = refused(head + "samples: samples.tsv\n" + labels)
+    assert said.startswith("my.yaml:5: labels: samples.tsv: there is no column 'lake'")
+    said = refused(head + "samples: samples.tsv\n" + labels + "  file: kinds.tsv\n")
+    assert said.startswith("my.yaml:5: labels: kinds.tsv: there is no column 'lake'")
+    said = refused(head + "samples: samples.tsv\n" + labels + "  file: gone.tsv\n")
+    assert said.startswith("my.yaml:6: labels: gone.tsv: this file does not exist")
+    (soil / "deep").mkdir()
+    text = head + "samples: samples.tsv\n"
+    (soil / "my.yaml").write_text(text)
+    monkeypatch.chdir(soil / "deep")
+    with pytest.raises(RefusedError) as caught:
+        begun(yaml.safe_load(text), soil / "my.yaml")
+    said = str(caught.value)
+    assert said.startswith("../my.yaml:3: samples: samples.tsv: this file does not exist")
+    assert said.endswith("It is there seen from ..; so type: cd .. && featuremill run my.yaml")
 
 
 def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
@@ -544,12 +590,13 @@ def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
         begun({**none, "heads": {"gc": {**of_samples, "labels": "bare.tsv"}}})
 
 
-def begun(config):
-    """Validate a config, as the main process does before the first job."""
+def begun(config, *files):
+    """Validate a config, read from these `files`, as the main process does before the first
+    job."""
     workflow = SimpleNamespace(
-        configfiles=[],
+        configfiles=files,
         is_main_process=True,
-        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+        modifier=MAIN,
     )
     found = validated(config, workflow)
     preflight.refuse_missing_of_steps(workflow, found)
