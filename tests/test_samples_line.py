@@ -38,6 +38,7 @@ from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
+from featuremill.store import files
 from featuremill.store.results import Results
 
 SAMPLES = "abcdef"
@@ -328,6 +329,29 @@ def test_a_sample_without_any_long_contig_stops_no_other(tmp_path, monkeypatch, 
             "names."
         )
     assert not (tmp_path / "out/translate.json").exists()
+
+
+def test_all_samples_are_on_the_disk_before_the_summary_says_so(tmp_path, monkeypatch):
+    """Together: a sync of each file of each sample takes longer than to translate it."""
+    synced, num_there = [], []
+    summaries = [tmp_path / f"out/sample={s}/translate.json" for s in CONTIGS]
+
+    def sync_all():
+        assert not (tmp_path / "out/translate.json").exists()
+        num_there.append(sum(path.exists() for path in summaries))
+
+    monkeypatch.setattr(files, "MOST_SYNCED", 0)
+    monkeypatch.setattr(files, "sync", synced.append)
+    monkeypatch.setattr(files.os, "sync", sync_all)
+    translated(tmp_path)
+    assert num_there == [len(CONTIGS)]
+    out = tmp_path / "out"
+    assert synced and not [path for path in synced if "sample=" in str(path)]
+    summaries[0].with_name("proteins.faa.gz").write_bytes(b"")  # as after a loss of power
+    (out / "translate.json").unlink()
+    translated(tmp_path)
+    whole(out)
+    assert summaries[0].with_name("proteins.faa.gz").stat().st_size
 
 
 def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):

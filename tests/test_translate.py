@@ -667,7 +667,7 @@ def test_after_a_kill_the_same_command_starts_anew(tmp_path, environment):
 def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, monkeypatch):
     path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
 
-    def stop(self, path):
+    def stop(self, path, is_synced):
         raise SystemExit(130)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):

@@ -156,7 +156,8 @@ def _translated(
     of_sample: bool = False,
 ) -> _Made:
     """Translate files, as `translate` does; `about` are fields of the summary. Those of a sample
-    may have no contig that could have a fragment."""
+    may have no contig that could have a fragment, and are synced with those of all others: one that
+    a loss of power damaged does not have the digests of its summary, and is translated again."""
     from featuremill.inputs import source
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
@@ -170,7 +171,7 @@ def _translated(
         return _Made(done, folder, False)
     folder = elsewhere or folder
     with place.ours(folder):
-        with place.writing(folder) as outputs:
+        with place.writing(folder, not of_sample) as outputs:
             contigs, num_letters = _cut(paths, way, outputs, of_sample)
         done = place.Translation(
             version=1,
@@ -181,7 +182,7 @@ def _translated(
             residues=outputs.num_residues,
             files=outputs.sha256,
         )
-        done.write(folder / names.SUMMARY)
+        done.write(folder / names.SUMMARY, not of_sample)
     return _Made(done, folder, True)
 
 
@@ -192,7 +193,7 @@ def _translated_samples(
     from featuremill.inputs import samples
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import sha256_of
+    from featuremill.store.files import sha256_of, sync_folder
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -242,6 +243,7 @@ def _translated_samples(
             files=digests,
             samples=list(known),
         )
+        sync_folder(folder)
         done.write(folder / names.SUMMARY)
     return _Made(done, folder, any(one.is_new for one in made))
 

@@ -352,11 +352,11 @@ def _array(values: Sequence[Any], type: str) -> pa.Array:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[Outputs]:
+def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
     """Yield what writes the files; they get their names when the block ends well, and what
-    translate.json said of others is gone, as are their files."""
+    translate.json said of others is gone, as are their files. They are synced, or are to be."""
     with contextlib.ExitStack() as names:
-        paths = {name: names.enter_context(replacing(folder / name)) for name in FILES}
+        paths = {name: names.enter_context(replacing(folder / name, is_synced)) for name in FILES}
         with contextlib.ExitStack() as files:
             outputs = Outputs(files, paths)
             yield outputs
