@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
-from featuremill.inputs import RowOptions, columns, format_of, rows, source
+from featuremill.inputs import NamedColumns, columns, names_in_table, rows
 from featuremill.inputs.payloads import parts_of
 from featuremill.workload import Record
 
@@ -48,15 +47,6 @@ class Region(NamedTuple):
     line: int
 
 
-class _Columns(RowOptions):
-    """The columns that are read."""
-
-    names: tuple[str, ...]
-
-    def payload_columns(self) -> tuple[str, ...]:
-        return self.names
-
-
 class Regions:
     """The regions in a table, by the id of their record.
 
@@ -66,7 +56,7 @@ class Regions:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        names = _names_of(path)
+        names = names_in_table(path, "regions")
         id = columns.find_id(path, names)
         start, end = (
             names[columns.one(path, names, "", ranks, wanted)]
@@ -76,7 +66,7 @@ class Regions:
         named = columns.first_of(others, NAMES)
         self._of: dict[str, list[Region]] = {}
         wanted = (start, end, *([named] if named else []))
-        for row in rows([path], _Columns(id_column=names[id], names=wanted)):
+        for row in rows([path], NamedColumns(id_column=names[id], names=wanted)):
             if row.reason:
                 raise UserError(f"{path}:{row.line}: this row has no id ({row.reason}); fix it.")
             values = json.loads(row.payload)
@@ -146,12 +136,3 @@ class Regions:
             return record._replace(payload=b"", reason=reason)
         payload = parts._replace(region=(region.first, region.last)).payload
         return record._replace(payload=payload, length=length)
-
-
-def _names_of(path: Path) -> list[str]:
-    source.check(path)
-    format = format_of(path)
-    if format.module not in ("table", "parquet"):
-        raise UserError(f"{path}: regions are read from a table; give a .csv, .tsv or .parquet.")
-    names: list[str] = import_module(f"featuremill.inputs.{format.module}").names_of(path)
-    return names

@@ -15,7 +15,7 @@ import numpy as np
 from featuremill.base import words
 from featuremill.base.text import clipped, one_line
 from featuremill.report.page import write_of
-from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
+from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
 from featuremill.steps.verdicts.brief import brief
 from featuremill.steps.verdicts.command import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
@@ -37,8 +37,6 @@ MEANING = {
     "its fragments are not independent of each other.",
 }
 """What the scores of contigs are not, by rule."""
-MOST_SAMPLES = 200
-"""Rows of the table of samples."""
 MOST_TEXT = 30
 MOST_PIXELS = 300
 """Of a name beside its scores."""
