@@ -191,8 +191,6 @@ def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp
         ("one\t1\t\t\n", "r.tsv:2: its end is .*, and that is no whole number"),
         ("one\t1\t3\ta\none\t2\t3\ta\n", "r.tsv:3: 'one' has two regions called 'a'"),
         ("\t1\t3\t\n", "r.tsv:2: this row has no id"),
-        ("one\t1\t11\t\n", "r.tsv:2: this region ends at residue 11, and 'one' has 10 residues"),
-        ("one\t1\t9\t\n", r"'one' is cut to 8 residues \(max_residues\)"),
         ("one\t1\t3\t\nother\t1\t3\t\n", "r.tsv:3: no record of the inputs is called 'other'"),
     ],
 )
@@ -201,6 +199,20 @@ def test_a_row_that_is_no_region_is_refused_with_file_and_row(esm2, tmp_path, ro
     proteins = fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA"})
     with pytest.raises(UserError, match=part):
         list(encoder.records([proteins], options))
+
+
+def test_a_region_beyond_the_end_of_its_record_is_refused_and_no_other(esm2, tmp_path):
+    table = regions(tmp_path / "r.tsv", "one\t1\t3\t\none\t1\t11\t\none\t1\t9\t\ntwo\t1\t8\t\n")
+    options, _ = resolved(esm2, regions=table, max_residues=8)
+    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLAMKVLA", "two": "MKVLAMKV"})
+    found = {record.id: record for record in encoder.records([proteins], options)}
+    assert {id: record.reason for id, record in found.items()} == {
+        "one/1-3": "",
+        "one/1-11": f"a region beyond the end: {table}:3 ends at residue 11 of 10",
+        "one/1-9": f"a region beyond max_residues: {table}:4 ends at residue 9 of 8 that are read",
+        "two/1-8": "",
+    }
+    assert [id for id, record in found.items() if not record.payload] == ["one/1-11", "one/1-9"]
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,14 @@ def test_a_reference_of_another_recipe_is_known_beforehand(runs):
         assert len(list(transfer.problems_of_files({"kinds": asked}, project))) == problems
 
 
+def test_a_group_that_is_the_record_needs_no_column(tmp_path):
+    (tmp_path / "k.csv").write_text("accession,kind\np1,x\n")
+    project = Project("one", [], {"one": "results/one"}, {}, lambda name: None)
+    for group, problems in (("id", 0), ("genus", 1)):
+        asked = transfer.Transfer(labels=f"{tmp_path}/k.csv", column="kind", group=group)
+        assert len(list(transfer.problems_of_files({"kinds": asked}, project))) == problems
+
+
 def test_a_touched_table_is_not_another_one(runs, tmp_path):
     done(tmp_path, runs.of)
     labels = tmp_path / "kinds.csv"

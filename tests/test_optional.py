@@ -188,6 +188,14 @@ def test_only_what_a_workload_says_stands_by_its_name_among_the_attributes():
     assert json.loads(about["composition"]["options"]) == options
 
 
+def test_bytes_are_no_lengths_where_a_file_adds_to_payloads():
+    """With regions the energy of a million residues would count the letters of their ends."""
+    settings = Settings(workload="esm2", version="1", options={}, weights_sha256=None)
+    with_regions = settings.model_copy(update={"files": {"regions": "1" * 64}})
+    plans = [Plan.model_construct(workload="esm2", settings=s) for s in (settings, with_regions)]
+    assert list(map(provenance.bytes_are_lengths, plans)) == [True, False]
+
+
 def test_every_attribute_has_a_default():
     names = [name for name in vars(OptionalAttributes) if name.isupper()]
     assert set(names) == set(OptionalAttributes.__annotations__)

@@ -87,6 +87,19 @@ def test_a_config_with_samples_is_checked(keys, problem):
         project.validate({"samples": "s.tsv", "workload": "composition", **keys})
 
 
+def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
+    """A run may lie in such a folder; only folders inside a table name samples."""
+    (tmp_path / "sample=7").mkdir()
+    (tmp_path / "sample=7/embeddings/sample=a").mkdir(parents=True)
+    rows = pa.table({"id": ["p1"]})
+    for name in ("embeddings.parquet", "embeddings/sample=a/part-0.parquet"):
+        pq.write_table(rows, tmp_path / "sample=7" / name)
+    assert Table(tmp_path / "sample=7/embeddings.parquet").schema.names == ["id"]
+    inside = Table(tmp_path / "sample=7/embeddings")
+    assert inside.schema.names == ["id", "sample"]
+    assert [group.sample for group in inside.groups] == ["a"]
+
+
 def test_a_step_that_does_not_know_samples_is_refused(monkeypatch):
     told = {"samples": "s.tsv", "heads": {"h": {"labels": "l.csv", "column": "c"}}}
     refused = pytest.raises(UserError, match="heads: this step takes no samples; leave it out")

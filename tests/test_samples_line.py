@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
+import yaml
 from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
@@ -32,10 +33,12 @@ from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.search.command import search
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
+from featuremill.store import files
 from featuremill.store.results import Results
 
 SAMPLES = "abcdef"
@@ -245,6 +248,15 @@ def rows_of(path):
         return list(csv.DictReader(file, delimiter="\t"))
 
 
+def test_a_sequence_in_memory_may_be_named_by_sample_and_id(runs):
+    """Then it is that record, and not the other of its id, nor a number of its own."""
+    root = runs[0]
+    letters = (root.parents[1] / "b.fa").read_text().split()[1]
+    for name, first in (("b/p0", False), ("a/p0", True), ("p0", True)):
+        hits = search(root, {name: letters}, 1, column="composition", exclude_self=True)
+        assert (hits["id"].tolist() == ["b/p0"]) is first
+
+
 # ---- contigs ----
 
 CONTIGS = {
@@ -287,6 +299,59 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
         sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
         assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
         assert [row.file for row in sheet.rows] == [f"out/sample={s}/{file}" for s in "ab"]
+
+
+def test_a_sample_without_any_long_contig_stops_no_other(tmp_path, monkeypatch, capfd):
+    """But a sheet without any fragment ends the command: nothing could read its sheets."""
+    more = {"few": [("c1", "AC")], "wrong": [("c1", "AC-GT"), ("c2", "ACGT!")]}
+    done = translated(tmp_path, CONTIGS | more)
+    assert "3 samples have no fragment: few, none, wrong." in capfd.readouterr().err
+    assert done.samples == ["a", "b", "few", "none", "wrong"]
+    assert (done.contigs.read, done.contigs.refused, done.contigs.without_fragments) == (8, 2, 3)
+    for sample, counts in (("few", (1, 1, 0)), ("wrong", (2, 0, 2))):
+        one = Translation.read(tmp_path / f"out/sample={sample}/translate.json")
+        contigs = one.contigs
+        assert (contigs.read, contigs.without_fragments, contigs.refused) == counts
+        assert (one.fragments, one.nucleotides) == (0, 2 if sample == "few" else 0)
+    listed = {row["contig"]: row["reason"] for row in untranslated(tmp_path / "out")}
+    assert listed["few/c1"] == "shorter than a codon"
+    assert listed["wrong/c2"] == "not a nucleotide: '!' at base 5"
+    sheet = samples.read(tmp_path / "out/proteins.samples.parquet")
+    assert sheet.about["sample"] == ["a", "b"]
+    write_sheet(tmp_path, more)
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):  # the samples are done by then
+        with pytest.raises(UserError) as caught:
+            translate(Path("samples.tsv"), Path("out"), "chunks")
+        assert str(caught.value) == (
+            "samples.tsv: no sample has a fragment (2 of 3 contigs refused; "
+            "untranslated.tsv of each sample has the reasons); check the files that this sheet "
+            "names."
+        )
+    assert not (tmp_path / "out/translate.json").exists()
+
+
+def test_all_samples_are_on_the_disk_before_the_summary_says_so(tmp_path, monkeypatch):
+    """Together: a sync of each file of each sample takes longer than to translate it."""
+    synced, num_there = [], []
+    summaries = [tmp_path / f"out/sample={s}/translate.json" for s in CONTIGS]
+
+    def sync_all():
+        assert not (tmp_path / "out/translate.json").exists()
+        num_there.append(sum(path.exists() for path in summaries))
+
+    monkeypatch.setattr(files, "MOST_SYNCED", 0)
+    monkeypatch.setattr(files, "sync", synced.append)
+    monkeypatch.setattr(files.os, "sync", sync_all)
+    translated(tmp_path)
+    assert num_there == [len(CONTIGS)]
+    out = tmp_path / "out"
+    assert synced and not [path for path in synced if "sample=" in str(path)]
+    summaries[0].with_name("proteins.faa.gz").write_bytes(b"")  # as after a loss of power
+    (out / "translate.json").unlink()
+    translated(tmp_path)
+    whole(out)
+    assert summaries[0].with_name("proteins.faa.gz").stat().st_size
 
 
 def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
@@ -343,6 +408,26 @@ def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch
     assert __main__.main(["translate", "--samples", "samples.tsv", *words]) == 2
     assert (tmp_path / "out/sample=mine/notes.txt").exists()
     assert __main__.main(["translate", "--samples", "samples.tsv", "a.fa", *words]) == 2
+
+
+@pytest.mark.parametrize("mine", ["sample=b/notes.txt", "sample=b/old/notes.txt", "sample=notes"])
+def test_what_no_translation_wrote_is_not_removed_from_a_sample(mine, tmp_path, monkeypatch):
+    translated(tmp_path)
+    place = tmp_path / "out" / mine
+    place.parent.mkdir(exist_ok=True)
+    place.write_text("mine")
+    monkeypatch.chdir(tmp_path)
+    write_sheet(tmp_path, {sample: CONTIGS[sample] for sample in "a"})  # the others' folders go
+    for of in (Path("samples.tsv"), [Path("a.fa")]):
+        with pytest.raises(UserError) as caught:
+            translate(of, Path("out"), "chunks")
+        named = "sample=b/old" if "old" in mine else mine
+        assert str(caught.value) == (
+            f"out: there is {named!r}, which is of no translation; name a new folder, or an empty "
+            "one."
+        )
+        assert place.read_text() == "mine"
+        assert (tmp_path / "out/sample=b/proteins.faa.gz").exists()
 
 
 def predict(path, rows):
@@ -405,6 +490,7 @@ def files_in(folder):
 
 GC = {"labels": "kinds.tsv", "column": "kind", "vectors": "composition"}
 ALONE = {"column": "kind", "vectors": "composition"}
+MAIN = SimpleNamespace(is_main_snakefile=lambda: True)
 SOIL = {
     "run": "soil",
     "samples": "samples.tsv",
@@ -458,7 +544,7 @@ def test_features_are_of_the_sheets_that_translate_makes(soil):
         ({"samples": "", "inputs": "a.fa", "heads": {"gc": ALONE}}, "name a table"),
         ({"samples": "gone.tsv"}, "samples: gone.tsv:2: gone.fa: this file does not exist"),
         ({"features": {"proteins": {**SOIL["features"]["proteins"], "labels": {"column": "lake"}}}},
-         "samples: samples.tsv: there is no column 'lake'"),
+         "labels: samples.tsv: there is no column 'lake'"),
     ],
 )  # fmt: skip
 def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem):
@@ -474,6 +560,40 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
     (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\n")
     for head in ({**GC, "group": "id"}, {**ALONE, "column": "site", "group": "id"}):
         begun({**SOIL, "heads": {"gc": head}})
+
+
+def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monkeypatch):
+    """Also where the config is named from another folder than its sheet is seen from."""
+
+    def refused(text):
+        Path("my.yaml").write_text(text)
+        place = Path.cwd() / "my.yaml"
+        with pytest.raises(RefusedError) as caught:
+            found = begun(yaml.safe_load(text), place)
+            for run in found.runs.values():
+                workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
+                preflight.refuse_missing(workflow, run.config, run.named, run.places)
+        return str(caught.value)
+
+    head = "run: soil\nworkload: composition\n"
+    said = refused(head + "samples: gone.tsv\n")
+    assert said.startswith("my.yaml:3: samples: gone.tsv: this file does not exist")
+    labels = "labels:\n  column: lake\n"
+    said = refused(head + "samples: samples.tsv\n" + labels)
+    assert said.startswith("my.yaml:5: labels: samples.tsv: there is no column 'lake'")
+    said = refused(head + "samples: samples.tsv\n" + labels + "  file: kinds.tsv\n")
+    assert said.startswith("my.yaml:5: labels: kinds.tsv: there is no column 'lake'")
+    said = refused(head + "samples: samples.tsv\n" + labels + "  file: gone.tsv\n")
+    assert said.startswith("my.yaml:6: labels: gone.tsv: this file does not exist")
+    (soil / "deep").mkdir()
+    text = head + "samples: samples.tsv\n"
+    (soil / "my.yaml").write_text(text)
+    monkeypatch.chdir(soil / "deep")
+    with pytest.raises(RefusedError) as caught:
+        begun(yaml.safe_load(text), soil / "my.yaml")
+    said = str(caught.value)
+    assert said.startswith("../my.yaml:3: samples: samples.tsv: this file does not exist")
+    assert said.endswith("It is there seen from ..; so type: cd .. && featuremill run my.yaml")
 
 
 def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
@@ -494,12 +614,13 @@ def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
         begun({**none, "heads": {"gc": {**of_samples, "labels": "bare.tsv"}}})
 
 
-def begun(config):
-    """Validate a config, as the main process does before the first job."""
+def begun(config, *files):
+    """Validate a config, read from these `files`, as the main process does before the first
+    job."""
     workflow = SimpleNamespace(
-        configfiles=[],
+        configfiles=files,
         is_main_process=True,
-        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+        modifier=MAIN,
     )
     found = validated(config, workflow)
     preflight.refuse_missing_of_steps(workflow, found)

@@ -176,7 +176,7 @@ def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, t
 # ---- search ----
 
 
-def test_a_search_takes_and_gives_sample_and_id(run, vectors):
+def test_a_search_takes_and_gives_sample_and_id(run, vectors, tmp_path):
     def ask(queries, **how):
         how = {"column": "mean", "metric": "l2", **how}
         return featuremill.search(run, queries, 3, **how)["id"].tolist()
@@ -189,8 +189,9 @@ def test_a_search_takes_and_gives_sample_and_id(run, vectors):
         ask("p1")
     with pytest.raises(UserError, match="'a/fails' has no vector: it failed"):
         ask("a/fails")
-    with pytest.raises(UserError, match="a file does not name samples"):
-        ask({"p1": "MKV"}, exclude_self=True)
+    (tmp_path / "p1.fa").write_text(">p1\nMKV\n")
+    with pytest.raises(UserError, match=r"p1\.fa: a file does not name the sample of a sequence"):
+        ask(["b/p1", tmp_path / "p1.fa"], exclude_self=True)
 
 
 # ---- autoencoders ----

@@ -256,6 +256,10 @@ def test_without_itself_its_twin_is_first(run, capfd, sequences):
     longer = sequences(">ünïcode🧬\nGGGG\n", "c.fa")
     (third,) = rows_of(say(capfd, run.root, "--query", longer, *more)[0])
     assert third["id"] == "ünïcode🧬", "so the nearest may have its name"
+    named = featuremill.search(
+        run.root, {"twin": "MKVLA"}, 2, column="composition", exclude_self=True
+    )
+    assert "twin" not in named["id"].tolist(), "names in memory are ids, too"
 
 
 @pytest.mark.parametrize("outputs", [["parquet"], ["parquet_dataset"], ["per_protein_h5"], ALL])

@@ -667,7 +667,7 @@ def test_after_a_kill_the_same_command_starts_anew(tmp_path, environment):
 def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, monkeypatch):
     path, place = write(tmp_path / "a.fna", [("a", GENE)]), tmp_path / "out"
 
-    def stop(self, path):
+    def stop(self, path, is_synced):
         raise SystemExit(130)
 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
@@ -739,8 +739,8 @@ def test_genes_are_those_of_the_program(pretended_prodigal, tmp_path, monkeypatc
 def test_a_genome_too_small_to_learn_from_is_refused(pretended_prodigal, tmp_path):
     said = refused(tmp_path, {"a.fna": f">a\n{GENE}\n"}, "genes", procedure="single")
     assert said == (
-        "--procedure single: prodigal learns a genome from 20,000 nucleotides and more, and here "
-        "are 39; take --procedure meta."
+        "a.fna: with --procedure single, prodigal learns a genome from 20,000 nucleotides and "
+        "more, and here are 39; take --procedure meta."
     )
     sequences = {"a": "CCCATGGCTTAACC" * 2000, "b": "CCCC"}
     path = write(tmp_path / "b.fna", sequences.items())

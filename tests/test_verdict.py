@@ -17,6 +17,7 @@ from programs import Desk
 from featuremill.base.errors import UserError
 from featuremill.steps.heads import card, held_out
 from featuremill.steps.translate.command import translate
+from featuremill.steps.verdicts import page
 from featuremill.steps.verdicts import predictions as predictions_module
 from featuremill.steps.verdicts.page import MOST_POINTS, tracks_of
 from featuremill.steps.verdicts.predictions import Scored
@@ -284,6 +285,13 @@ def test_of_more_fragments_than_can_be_drawn_the_best_around_each_place_stay():
     (track,) = tracks_of(["long"], [block], 1)
     assert len(track.spans) <= MOST_POINTS and track.spans[-1] == (0, 1005, 0.9)
     assert (0, 10, 0.5) in track.spans and not {span.start for span in track.spans} & {490, 500}
+
+
+def test_contigs_that_begin_alike_are_drawn_apart():
+    """Names of samples make them long."""
+    names = [f"a-sample-of-the-deep-sea-in-winter/c{n}" for n in range(2)]
+    figure = page._tracks([page.Track(name, [page.Span(0, 9, 0.5)]) for name in names], "virus")
+    assert [row["contig"] for row in figure.panels[0].chart["data"]["values"]] == names
 
 
 @pytest.mark.slow

@@ -61,7 +61,9 @@ class Table:
         self.schema: pa.Schema = files[0].schema_arrow
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
-        keys = (place.parent.name.partition("=") for place in places)  # as in sample=a
+        # A file that stands alone may lie in a folder that is called like a sample's.
+        folders = [place.relative_to(path).parent.name for place in places]  # as in sample=a
+        keys = (folder.partition("=") for folder in folders)
         samples = [name if key == SAMPLE else None for key, _, name in keys]
         if samples[0] is not None:
             self.schema = self.schema.append(pa.field(SAMPLE, pa.string()))

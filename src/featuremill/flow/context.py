@@ -313,6 +313,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         named, places = sources(config, workflow)
         checked = project.validate(config, named, places)
         imported.refuse_sheet(workflow, checked.samples)
+        preflight.refuse_sheet(workflow, checked)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
             # What a step makes of the inputs has a name of ours.

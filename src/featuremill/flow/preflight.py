@@ -432,20 +432,39 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
     for path in config.inputs:
         if path not in planned and not path.startswith(f"results/{config.run.partition('/')[0]}/"):
             refuse_missing_input(workflow, path, config.inputs, named, places)
+    table, column = config.labels.file, config.labels.column
     if config.samples and not config.samples.startswith("results/"):
+        refuse_unknown_labels(config, config.samples, named, places)
         with refusing(f"{places.get(('samples',), named)}: samples"):
             files = set(files_of(config))
-            if config.labels.column and not config.labels.file:
-                samples.read(Path(config.samples)).refuse_unknown(config.labels.column)
             if not files <= planned:
                 samples.read(Path(config.samples)).refuse_missing(planned)
     if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
         with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
             weights.refuse_missing(model, config.workload)
-    table, column = config.labels.file, config.labels.column
     if table and (Path(table).exists() or not (results.root / "report.html").exists()):
-        with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
+        key = "file"
+        with contextlib.suppress(UserError):  # which `check` raises again
+            key = "file" if column in labels.names_of(Path(table)) else "column"
+        with refusing(f"{places.get(('labels', key), named)}: labels"):
             labels.check(Path(table), column, of_samples=bool(config.samples))
+
+
+def refuse_sheet(workflow: Any, named: Project) -> None:
+    """Refuse a sheet of samples that cannot be read, with the line that names it."""
+    if not named.samples:
+        return
+    configs = internals.config_files(workflow)
+    hint = _elsewhere(Path(named.samples), [named.samples], configs)
+    with refusing(f"{named.places.get(('samples',), named.named)}: samples", hint):
+        samples.read(Path(named.samples))
+
+
+def refuse_unknown_labels(config: Config, sheet: str, named: str, places: Places) -> None:
+    """Refuse labels that are a column of the `sheet`, and it has none of this name."""
+    if config.labels.column and not config.labels.file:
+        with refusing(f"{places.get(('labels', 'column'), named)}: labels"):
+            samples.read(Path(sheet)).refuse_unknown(config.labels.column)
 
 
 def refuse_missing_input(
@@ -471,13 +490,11 @@ def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
         and not Path(one.files[-1]).exists()
     ]
     if any(run.config.samples != named.samples for run in named.runs.values()):  # a step reads it
-        with refusing(f"{named.places.get(('samples',), named.named)}: samples"):
-            sheet = samples.read(Path(named.samples))
-            for run in named.runs.values():
-                if run.config.labels.column and not run.config.labels.file:
-                    sheet.refuse_unknown(run.config.labels.column)
-            if missing:
-                sheet.refuse_missing()
+        for run in named.runs.values():
+            refuse_unknown_labels(run.config, named.samples, run.named, run.places)
+        if missing:
+            with refusing(f"{named.places.get(('samples',), named.named)}: samples"):
+                samples.read(Path(named.samples)).refuse_missing()
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)

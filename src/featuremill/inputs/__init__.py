@@ -106,6 +106,15 @@ class RowOptions(WorkloadOptions):
         return None
 
 
+class NamedColumns(RowOptions):
+    """Options that read the columns `names`."""
+
+    names: tuple[str, ...]
+
+    def payload_columns(self) -> tuple[str, ...]:
+        return self.names
+
+
 def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Iterator[Record]:
     """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
 
@@ -151,6 +160,19 @@ def columns_taken(path: Path, options: BaseModel) -> str:
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
     return _kind_of(options).taken(path, names).described
+
+
+def names_in_table(path: Path, what: str) -> list[str]:
+    """Return the names of the columns of the table `path`.
+
+    Raises:
+        UserError: it cannot be read, or is no table; `what` is read from one.
+    """
+    source.check(path)
+    if not _is_table(path):
+        raise UserError(f"{path}: {what} are read from a table; give a .csv, .tsv or .parquet.")
+    names: list[str] = import_module(_module(format_of(path))).names_of(path)
+    return names
 
 
 def _kind_of(options: TableOptions | RowOptions) -> kinds.Kind:

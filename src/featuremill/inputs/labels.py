@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
-from featuremill.inputs import RowOptions, columns, format_of, rows, source, table
+from featuremill.inputs import NamedColumns, columns, format_of, rows, source, table
 
 ID = "id"
 """In place of a column of groups: each record is one."""
@@ -30,15 +30,6 @@ class Label(NamedTuple):
     group: str
     """Where there are no groups, the id itself or, of samples, the record's."""
     line: int
-
-
-class Columns(RowOptions):
-    """The columns that are read."""
-
-    names: tuple[str, ...]
-
-    def payload_columns(self) -> tuple[str, ...]:
-        return self.names
 
 
 def check(path: Path, column: str, of_samples: bool = False) -> None:
@@ -90,7 +81,7 @@ def read(
     found: dict[str, Label] = {}
     num_empty = 0
     whose = [SAMPLE] if of_samples else []
-    for record in rows([path], Columns(names=tuple(dict.fromkeys([*wanted, *whose])))):
+    for record in rows([path], NamedColumns(names=tuple(dict.fromkeys([*wanted, *whose])))):
         where = f"{path}:{record.line}"
         if record.reason:
             raise UserError(f"{where}: this row has no id of a record ({record.reason}); fix it.")

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
-from featuremill.inputs import RowOptions, columns, format_of, rows, source
+from featuremill.inputs import NamedColumns, columns, names_in_table, rows
 from featuremill.inputs.payloads import parts_of
 from featuremill.workload import Record
 
@@ -27,6 +26,15 @@ NO_REGION = Kind(
     ("no region of this record",),
     "The table of options.regions has no row with this id. Add one, or take the record out.",
 )
+UNSEEN = "a region beyond max_residues"
+BEYOND = Kind(
+    "region_end",
+    ("a region beyond the end", UNSEEN),
+    "The row of options.regions was written for another sequence, or for more residues than are "
+    "read. Fix its end, take it out, or raise max_residues.",
+)
+REASONS = (NO_REGION, BEYOND)
+"""What a workload that reads regions has among its reasons."""
 
 
 class Region(NamedTuple):
@@ -39,15 +47,6 @@ class Region(NamedTuple):
     line: int
 
 
-class _Columns(RowOptions):
-    """The columns that are read."""
-
-    names: tuple[str, ...]
-
-    def payload_columns(self) -> tuple[str, ...]:
-        return self.names
-
-
 class Regions:
     """The regions in a table, by the id of their record.
 
@@ -57,7 +56,7 @@ class Regions:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        names = _names_of(path)
+        names = names_in_table(path, "regions")
         id = columns.find_id(path, names)
         start, end = (
             names[columns.one(path, names, "", ranks, wanted)]
@@ -67,7 +66,7 @@ class Regions:
         named = columns.first_of(others, NAMES)
         self._of: dict[str, list[Region]] = {}
         wanted = (start, end, *([named] if named else []))
-        for row in rows([path], _Columns(id_column=names[id], names=wanted)):
+        for row in rows([path], NamedColumns(id_column=names[id], names=wanted)):
             if row.reason:
                 raise UserError(f"{path}:{row.line}: this row has no id ({row.reason}); fix it.")
             values = json.loads(row.payload)
@@ -102,10 +101,11 @@ class Regions:
         return int(text)
 
     def split(self, records: Iterator[Record], most: int | None) -> Iterator[Record]:
-        """Yield a record for each region of `records`, of which `most` residues are seen.
+        """Yield a record for each region of `records`, of which `most` residues are seen; those
+        that end beyond are refused.
 
         Raises:
-            UserError: a region ends beyond what is seen, or is of a record that is not there.
+            UserError: a region is of a record that is not there.
         """
         for record in records:
             regions = self._of.get(record.id, [])
@@ -129,21 +129,10 @@ class Regions:
         length = len(parts.letters)
         seen = min(length, most or length)
         if region.last > seen:
-            what = f"has {length:,} residues"
+            where = f"{self._path}:{region.line} ends at residue {region.last:,} of"
+            reason = BEYOND.reason(f"{where} {length:,}")
             if region.last <= length:
-                what = f"is cut to {seen:,} residues (max_residues)"
-            raise UserError(
-                f"{self._path}:{region.line}: this region ends at residue {region.last:,}, and "
-                f"{clipped(record.id)!r} {what}; fix the row, or set max_residues."
-            )
+                reason = BEYOND.reason(f"{where} {seen:,} that are read", UNSEEN)
+            return record._replace(payload=b"", reason=reason)
         payload = parts._replace(region=(region.first, region.last)).payload
         return record._replace(payload=payload, length=length)
-
-
-def _names_of(path: Path) -> list[str]:
-    source.check(path)
-    format = format_of(path)
-    if format.module not in ("table", "parquet"):
-        raise UserError(f"{path}: regions are read from a table; give a .csv, .tsv or .parquet.")
-    names: list[str] = import_module(f"featuremill.inputs.{format.module}").names_of(path)
-    return names

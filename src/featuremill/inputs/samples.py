@@ -16,7 +16,7 @@ from typing import NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
-from featuremill.inputs import columns, labels, rows, source
+from featuremill.inputs import NamedColumns, columns, labels, rows, source
 from featuremill.workload.outputs import ABOUT
 
 SAMPLE, FILE = "sample", "file"
@@ -111,7 +111,7 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
     files: dict[str, dict[str, int]] = defaultdict(dict)
     told: dict[str, tuple[dict[str, str], int]] = {}
     in_small_letters: dict[str, tuple[str, int]] = {}
-    options = labels.Columns(id_column=SAMPLE, names=(FILE, *own))
+    options = NamedColumns(id_column=SAMPLE, names=(FILE, *own))
     for record in rows([path], options):
         sample, where = record.id, f"{path}:{record.line}"
         if record.reason:

@@ -102,23 +102,31 @@ def delivery_of(
         outputs=outputs,
         parts={receipt.shard: receipt.part for receipt in receipts},
         gpu_seconds=round(sum(on_gpu), 3),
-        **_energy(own, workload.optional_of(plan.workload, "BYTES_ARE_LENGTHS")),
+        **_energy(own, bytes_are_lengths(plan)),
         warnings=warnings_of(receipts),
         receipts=own,
     )
 
 
-def _energy(receipts: list[Receipt], bytes_are_lengths: bool) -> dict[str, Any]:
+def bytes_are_lengths(plan: Plan) -> bool:
+    """Return whether the bytes of payloads are the lengths of records: not where an option names a
+    file, as payloads may have more out of it, such as the ends of a region."""
+    is_told: bool = workload.optional_of(plan.workload, "BYTES_ARE_LENGTHS")
+    return is_told and not plan.settings.files
+
+
+def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:
     """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart.
 
-    A receipt knows the bytes of its payloads, and not how long the records are.
+    A receipt knows the bytes of its payloads, and not how long the records are, unless it
+    `has_lengths`.
     """
     on_gpu = [receipt for receipt in receipts if receipt.is_on_gpu]
     known = [receipt for receipt in on_gpu if receipt.own_energy_j is not None]
     energy_j = math.fsum(receipt.own_energy_j or 0.0 for receipt in known)
     num_bytes = sum(receipt.payload_bytes for receipt in known)
     found = {"gpu_energy_j": round(energy_j, 1)} if known and len(known) == len(on_gpu) else {}
-    if num_bytes and bytes_are_lengths:
+    if num_bytes and has_lengths:
         found["gpu_energy_j_per_million"] = round(1e6 * energy_j / num_bytes, 1)
     return found
 

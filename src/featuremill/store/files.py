@@ -97,11 +97,12 @@ def make_own_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
     """Yield a temporary path in `path`'s folder that becomes `path`, synced, when the block ends
     well.
 
-    A reader sees the old file or the whole new one, whatever dies in between.
+    A reader sees the old file or the whole new one, whatever dies in between. Without sync this
+    does not hold for a machine that loses power: use `sync_folder` later.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -109,10 +110,12 @@ def replacing(path: Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        sync(temporary)
+        if is_synced:
+            sync(temporary)
         temporary.chmod(0o666 & ~_umask())  # mkstemp's 0600 would hide results from the group
         temporary.replace(path)
-        sync(path.parent)
+        if is_synced:
+            sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -126,7 +129,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         inside = temporary / path.name  # made by us, so with everybody's permissions
         inside.mkdir()
         yield inside
-        _sync_folder(inside)
+        sync_folder(inside)
         remove(path)
         inside.replace(path)
         sync(path.parent)
@@ -134,7 +137,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         shutil.rmtree(temporary)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Force the folder and all in it to disk."""
     files = [*folder.rglob("*"), folder]
     if len(files) > MOST_SYNCED:
         os.sync()
@@ -169,9 +173,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: Any, is_synced: bool = True) -> None:
     """Write `value` to `path` atomically, readable by people."""
-    with replacing(path) as temporary:
+    with replacing(path, is_synced) as temporary:
         temporary.write_text(as_text(value), "utf-8")
 
 

@@ -93,7 +93,7 @@ class JsonFile(Record):
         except ValidationError:
             return None
 
-    def write(self, path: Path) -> None:
-        """Write the file `path`, readable by people; a reader sees the old one or this."""
+    def write(self, path: Path, is_synced: bool = True) -> None:
+        """Write the file `path` as `replacing` does, readable by people."""
         value = self.as_json()
-        write_json(path, sealed(value) if self.IS_SEALED else value)
+        write_json(path, sealed(value) if self.IS_SEALED else value, is_synced)

@@ -58,8 +58,8 @@ class OptionalAttributes:
     """Prefixes of columns with the vector or numbers of one token, without a mean. In 16 bits these
     are less exact than means; audit applies the bound of a single token."""
     BYTES_ARE_LENGTHS: bool = False
-    """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload. The
-    report then has the energy of a million of them."""
+    """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
+    an option names a file. The report then has the energy of a million of them."""
 
 
 def optional(workload: Any, name: str) -> Any:

@@ -75,7 +75,14 @@ class Reader:
         Raises:
             UserError: a word is neither, or no query is left.
         """
-        rows = self._rows([word for word in words if not _is_file(word)])
+        files = [word for word in words if _is_file(word)]
+        if files and self._wants_own and self._searched.has_samples:
+            raise UserError(
+                f"{files[0]}: a file does not name the sample of a sequence, so no record can be "
+                "left out as the query itself; give ids such as <sample>/<id>, or do without "
+                "--exclude-self (in Python, exclude_self)."
+            )
+        rows = self._rows([word for word in words if word not in files])
         for word in words:
             yield from self._of_rows(rows[word]) if word in rows else self._of_file(Path(word))
         self._say(", ".join(words))
@@ -87,8 +94,7 @@ class Reader:
             path = Path(folder) / "queries.fasta"
             lines = (f">{number}\n{text}\n" for number, text in enumerate(sequences.values()))
             path.write_text("".join(lines) or ">", "utf-8")
-            for queries in self._of_file(path):
-                yield queries._replace(ids=[ids[int(number)] for number in queries.ids])
+            yield from self._of_file(path, ids)
         self._say("queries")
 
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -161,14 +167,13 @@ class Reader:
             self._num_good += len(some)
             yield Queries(some, self._searched.take(np.array(places, np.int64)), places)
 
-    def _of_file(self, path: Path) -> Iterator[Queries]:
-        if self._wants_own and self._searched.has_samples:
-            raise UserError(
-                f"{self._searched.folder.root}: --exclude-self needs ids as queries, such as "
-                "<sample>/<id>, as a file does not name samples."
-            )
+    def _of_file(self, path: Path, ids: Sequence[str] | None = None) -> Iterator[Queries]:
+        """Yield the queries of a file; those of `ids` have numbers in it."""
         self._recipe = recipe = self._recipe or self._make_recipe()
-        for some in _in_pieces(self._good(recipe.records(path)), self._num_at_once):
+        records: Iterable[Record] = recipe.records(path)
+        if ids is not None:
+            records = (record._replace(id=ids[int(record.id)]) for record in records)
+        for some in _in_pieces(self._good(records), self._num_at_once):
             vectors = recipe.vectors(
                 [record.payload for record in some],
                 lambda place, why, some=some: self._refuse(some[place], why),  # type: ignore[misc]

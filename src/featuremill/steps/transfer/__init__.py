@@ -107,7 +107,8 @@ def problems_of_files(
         for key in ("column", "group"):
             wanted = getattr(one, key)
             try:
-                if wanted and Path(one.labels).exists():
+                is_record = key == "group" and wanted == labels.ID  # needs no column
+                if wanted and not is_record and Path(one.labels).exists():
                     of_samples = has_samples(project, features_of(one, project)[-1])
                     labels.check(Path(one.labels), wanted, of_samples)
             except UserError as error:

@@ -35,6 +35,8 @@ DEFAULTS: dict[str, dict[str, int | str]] = {
 """What each way may be told, and what it does if it is not."""
 SINGLE_DEFAULTS: dict[str, int | str] = {"procedure": "single", "code": 11}
 CODON = 3
+MOST_NAMED = 5
+"""Samples without a fragment that are named."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -146,9 +148,16 @@ class _Made(NamedTuple):
 
 
 def _translated(
-    paths: Sequence[Path], folder: Path, about: Mapping[str, Any], way: Way, elsewhere: Path | None
+    paths: Sequence[Path],
+    folder: Path,
+    about: Mapping[str, Any],
+    way: Way,
+    elsewhere: Path | None,
+    of_sample: bool = False,
 ) -> _Made:
-    """Translate files, as `translate` does; `about` are fields of the summary."""
+    """Translate files, as `translate` does; `about` are fields of the summary. Those of a sample
+    may have no contig that could have a fragment, and are synced with those of all others: one that
+    a loss of power damaged does not have the digests of its summary, and is translated again."""
     from featuremill.inputs import source
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
@@ -162,8 +171,8 @@ def _translated(
         return _Made(done, folder, False)
     folder = elsewhere or folder
     with place.ours(folder):
-        with place.writing(folder) as outputs:
-            contigs, num_letters = _cut(paths, way, outputs)
+        with place.writing(folder, not of_sample) as outputs:
+            contigs, num_letters = _cut(paths, way, outputs, of_sample)
         done = place.Translation(
             version=1,
             **about,
@@ -173,7 +182,7 @@ def _translated(
             residues=outputs.num_residues,
             files=outputs.sha256,
         )
-        done.write(folder / names.SUMMARY)
+        done.write(folder / names.SUMMARY, not of_sample)
     return _Made(done, folder, True)
 
 
@@ -184,7 +193,7 @@ def _translated_samples(
     from featuremill.inputs import samples
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import sha256_of
+    from featuremill.store.files import sha256_of, sync_folder
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -200,31 +209,41 @@ def _translated_samples(
     with place.ours(elsewhere or folder):
         for number, name in enumerate(inside):
             there = elsewhere / name if elsewhere else None
-            made.append(_translated(files[number], folder / name, about, way, there))
+            made.append(_translated(files[number], folder / name, about, way, there, True))
             progress.at(number + 1, len(known))
         folder = elsewhere or folder
         (folder / names.SUMMARY).unlink(missing_ok=True)
         place.remove_others(folder, {*inside, *names.SHEETS.values()})
         summaries = [one.summary for one in made]
+        contigs = place.Contigs(
+            **{
+                key: sum(getattr(one.contigs, key) for one in summaries)
+                for key in place.Contigs.model_fields
+            }
+        )
+        if not contigs.with_fragments:
+            raise UserError(
+                f"{path}: no sample has a fragment ({contigs.refused:,} of "
+                f"{counted(contigs.read, 'contig')} refused; {names.UNTRANSLATED} of each sample "
+                "has the reasons); check the files that this sheet names."
+            )
         digests = {
             f"{name}/{names.SUMMARY}": sha256_of(one.folder / names.SUMMARY)
             for name, one in zip(inside, made, strict=True)
         }
         digests |= _write_sheets(folder, sheet.about, made)
-        fields = place.Contigs.model_fields
         done = place.Translation(
             version=1,
             **about,
             inputs=_inputs([path, *every]),
-            contigs=place.Contigs(
-                **{key: sum(getattr(one.contigs, key) for one in summaries) for key in fields}
-            ),
+            contigs=contigs,
             nucleotides=sum(one.nucleotides for one in summaries),
             fragments=sum(one.fragments for one in summaries),
             residues=sum(one.residues for one in summaries),
             files=digests,
             samples=list(known),
         )
+        sync_folder(folder)
         done.write(folder / names.SUMMARY)
     return _Made(done, folder, any(one.is_new for one in made))
 
@@ -234,13 +253,23 @@ def _write_sheets(
 ) -> dict[str, str]:
     """Write a sheet of each kind of fragments, without samples that have none; return what they
     are called, and their digests."""
+    from featuremill.inputs import samples
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
     from featuremill.store.files import digest_of, replacing, sha256_of
 
     with_any = [number for number, one in enumerate(made) if one.summary.fragments]
-    if num_without := len(made) - len(with_any):
-        log.warning("%s no fragment.", counted(num_without, "sample has", "samples have"))
+    without = [
+        name
+        for name, one in zip(about[samples.SAMPLE], made, strict=True)
+        if not one.summary.fragments
+    ]
+    if without:
+        log.warning(
+            "%s no fragment: %s.",
+            counted(len(without), "sample has", "samples have"),
+            ", ".join([*without[:MOST_NAMED], *(["…"] if without[MOST_NAMED:] else [])]),
+        )
     found: dict[str, str] = {}
     for kind, name in names.SHEETS.items():
         file = names.KINDS[kind]
@@ -318,8 +347,14 @@ def _way(by: str, options: Mapping[str, Any], folder: Path) -> tuple[Way, str]:
     return Orfs(genetic, options["min_residues"], options["orf"] == "from-start"), ""
 
 
-def _cut(paths: Sequence[Path], way: Way, outputs: Outputs) -> tuple[Contigs, int]:
-    """Write the fragments of all contigs; return how many contigs and nucleotides there were."""
+def _cut(
+    paths: Sequence[Path], way: Way, outputs: Outputs, may_have_none: bool
+) -> tuple[Contigs, int]:
+    """Write the fragments of all contigs; return how many contigs and nucleotides there were.
+
+    Raises:
+        UserError: no contig could have a fragment, unless that may be.
+    """
     from featuremill.steps.translate.contigs import contigs_in
     from featuremill.steps.translate.folder import Contigs
     from featuremill.steps.translate.ids import Ids
@@ -350,12 +385,12 @@ def _cut(paths: Sequence[Path], way: Way, outputs: Outputs) -> tuple[Contigs, in
         else:
             num_with += 1
         before = outputs.num_fragments
-    if refused and not longest:
-        raise UserError(
-            f"{refused.source}:{refused.line}: every contig is refused, this first one as "
-            f"{refused.reason}; give DNA or RNA."
-        )
-    if longest < CODON:
+    if longest < CODON and not may_have_none:
+        if refused and not longest:
+            raise UserError(
+                f"{refused.source}:{refused.line}: every contig is refused, this first one as "
+                f"{refused.reason}; give DNA or RNA."
+            )
         raise UserError(
             f"{paths[0]}: no contig is as long as a codon (3 nucleotides); check the step that "
             "made this file."

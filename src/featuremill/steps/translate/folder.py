@@ -198,16 +198,11 @@ def ours(folder: Path) -> Iterator[None]:
         UserError: when it holds something else, or another process writes it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    there = sorted(path.name for path in folder.iterdir())
-    # Snakemake removed the summary before the job, and the other files it knows of.
-    are_samples = map(is_ours, folder.glob(f"{OF_SAMPLE}*"))
-    is_known = any([*_marks(folder), *are_samples]) or set(FILES) <= set(there)
-    for name in there:
-        if name not in (SUMMARY, LOCK) and not (is_known and is_ours(folder / name)):
-            raise UserError(
-                f"{folder}: there is {name!r}, which is of no translation; name a new folder, or "
-                "an empty one."
-            )
+    for path in _strangers(folder):
+        raise UserError(
+            f"{folder}: there is {str(path.relative_to(folder))!r}, which is of no translation; "
+            "name a new folder, or an empty one."
+        )
     lock = folder / LOCK
     with lock.open("a") as file:
         if claimed(file, lock) is False or not is_still_there(file, lock):
@@ -230,11 +225,24 @@ def _marks(folder: Path) -> list[str]:
     return [name for name in (SUMMARY, LOCK) if (folder / name).exists()]
 
 
+def _strangers(folder: Path) -> Iterator[Path]:
+    """Yield what no translation wrote into `folder` and into its folders of samples."""
+    there = sorted(folder.iterdir())
+    # Snakemake removed the summary before the job, and the other files it knows of.
+    are_samples = [path for path in there if path.name.startswith(OF_SAMPLE) and is_ours(path)]
+    is_known = bool(_marks(folder) or are_samples) or {path.name for path in there} >= set(FILES)
+    for path in there:
+        if path.name not in (SUMMARY, LOCK) and not (is_known and is_ours(path)):
+            yield path
+    yield from chain.from_iterable(map(_strangers, are_samples))
+
+
 def is_ours(path: Path) -> bool:
     """Say whether a file in a translation's folder, or the folder of a sample, may be its own."""
     name = path.name
     if name.startswith(OF_SAMPLE):
-        return bool(_marks(path)) or not any(path.iterdir())  # killed before it had a lock
+        # An empty one is of a process that was killed before it had a lock.
+        return path.is_dir() and (bool(_marks(path)) or not any(path.iterdir()))
     files = (*FILES, *SHEETS.values())
     begun = (*(f".{file}." for file in (*files, SUMMARY)), ".genes.")
     return name in files or name.startswith(begun)
@@ -344,11 +352,11 @@ def _array(values: Sequence[Any], type: str) -> pa.Array:
 
 
 @contextlib.contextmanager
-def writing(folder: Path) -> Iterator[Outputs]:
+def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
     """Yield what writes the files; they get their names when the block ends well, and what
-    translate.json said of others is gone, as are their files."""
+    translate.json said of others is gone, as are their files. They are synced, or are to be."""
     with contextlib.ExitStack() as names:
-        paths = {name: names.enter_context(replacing(folder / name)) for name in FILES}
+        paths = {name: names.enter_context(replacing(folder / name, is_synced)) for name in FILES}
         with contextlib.ExitStack() as files:
             outputs = Outputs(files, paths)
             yield outputs

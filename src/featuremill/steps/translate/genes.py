@@ -69,8 +69,9 @@ class Genes(NamedTuple):
         num_letters = sum(len(contig.payload) for contig in waiting)
         if self.procedure == "single" and num_letters < SINGLE_LETTERS:
             raise UserError(
-                f"--procedure single: prodigal learns a genome from {SINGLE_LETTERS:,} nucleotides "
-                f"and more, and here are {num_letters:,}; take --procedure meta."
+                f"{waiting[0].source}: with --procedure single, prodigal learns a genome from "
+                f"{SINGLE_LETTERS:,} nucleotides and more, and here are {num_letters:,}; take "
+                "--procedure meta."
             )
         yield from self._found(waiting)
 

@@ -13,9 +13,9 @@ import altair as alt
 import numpy as np
 
 from featuremill.base import words
-from featuremill.base.text import clipped
+from featuremill.base.text import clipped, one_line
 from featuremill.report.page import write_of
-from featuremill.steps.heads.page import NAMES, confusion_figure, warning_of
+from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
 from featuremill.steps.verdicts.brief import brief
 from featuremill.steps.verdicts.command import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
@@ -37,9 +37,9 @@ MEANING = {
     "its fragments are not independent of each other.",
 }
 """What the scores of contigs are not, by rule."""
-MOST_SAMPLES = 200
-"""Rows of the table of samples."""
 MOST_TEXT = 30
+MOST_PIXELS = 300
+"""Of a name beside its scores."""
 ROW_PIXELS = 34
 
 
@@ -245,7 +245,8 @@ def _verdicts(counts: Counts) -> Figure:
 def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
     title = f"Scores for {preferred} along the largest contigs"
     rows = [
-        {"contig": clipped(track.contig, MOST_TEXT), **span._asdict()}
+        # Whole, as two contigs of a sample may begin alike; the browser cuts what is too wide.
+        {"contig": one_line(track.contig), **span._asdict()}
         for track in tracks
         for span in track.spans
     ]
@@ -260,7 +261,7 @@ def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
         alt.Chart(values(rows))
         .mark_bar(style="shard", height=ROW_PIXELS // 2)
         .encode(
-            y=alt.Y("contig:N", title=None, sort=None),
+            y=alt.Y("contig:N", title=None, sort=None, axis=alt.Axis(labelLimit=MOST_PIXELS)),
             x=alt.X("start:Q", title="nucleotides from the contig's start"),
             x2="end:Q",
             color=alt.Color("score:Q", scale=alt.Scale(range="ramp", domain=[0, 1]), title="score"),

@@ -69,7 +69,7 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-REASONS = (structures.OTHER_LENGTH, regions.NO_REGION)
+REASONS = (structures.OTHER_LENGTH, *regions.REASONS)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends and its config says no more."""
 NO_BASES = b"EFILPQ"

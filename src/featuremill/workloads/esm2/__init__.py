@@ -72,7 +72,7 @@ BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
-REASONS = (regions.NO_REGION,)
+REASONS = regions.REASONS
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +17,7 @@ from Bio.Data.IUPACData import protein_letters_3to1
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
-from featuremill.inputs import RowOptions, columns, format_of, proteins, rows, source
+from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record
 from featuremill.workloads.scores.options import Options
@@ -82,20 +81,11 @@ class _WrongError(Exception):
     """Says in a reason why a variant cannot be scored."""
 
 
-class _Columns(RowOptions):
-    """The columns that are read."""
-
-    names: tuple[str, ...]
-
-    def payload_columns(self) -> tuple[str, ...]:
-        return self.names
-
-
 class _Listed:
     """The variants of a table, by the id or accession of their protein."""
 
     def __init__(self, path: Path, options: Options) -> None:
-        names = _names_of(path)
+        names = names_in_table(path, "variants")
         place = columns.one(path, names, options.variant_column, NAMES, "variant")
         column = names[place]
         self._path = path
@@ -103,7 +93,7 @@ class _Listed:
         id_column = names[columns.find_id(path, names)] if self._has_ids else column
         self._cells: dict[str, list[str]] = {}
         self._lines: dict[str, int] = {}
-        for record in rows([path], _Columns(id_column=id_column, names=(column,))):
+        for record in rows([path], NamedColumns(id_column=id_column, names=(column,))):
             cell = "" if record.reason else str(json.loads(record.payload)[column] or "")
             if record.reason and self._has_ids:
                 raise UserError(
@@ -178,15 +168,6 @@ def substitutions(variant: str) -> list[Substitution]:
     return [Substitution(int(part[1:-1]) - 1, part[-1]) for part in variant.split(":")]
 
 
-def _names_of(path: Path) -> list[str]:
-    source.check(path)
-    format = format_of(path)
-    if format.module not in ("table", "parquet"):
-        raise UserError(f"{path}: variants are read from a table; give a .csv, .tsv or .parquet.")
-    names: list[str] = import_module(f"featuremill.inputs.{format.module}").names_of(path)
-    return names
-
-
 def _rows_with_variants(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, str]]:
     """Yield the proteins of tables, each with its cell of variants."""
     for path in inputs:
@@ -196,12 +177,12 @@ def _rows_with_variants(inputs: Sequence[Path], options: Options) -> Iterator[tu
                 "options, or give a table with a column of variants."
             )
     for path in inputs:
-        names = _names_of(path)
+        names = names_in_table(path, "variants")
         chosen = columns.Named(options.id_column, options.sequence_column)
         found = columns.find(path, names, chosen)
         place = columns.one(path, names, options.variant_column, NAMES, "variant")
         id, letters, cell = names[found.id], names[found.sequence], names[place]
-        for row in rows([path], _Columns(id_column=id, names=(letters, cell))):
+        for row in rows([path], NamedColumns(id_column=id, names=(letters, cell))):
             values = {} if row.reason else json.loads(row.payload)
             text = str(values.get(letters) or "")
             record = protein(row.id, "", text, row.source, row.line)
