@@ -11,7 +11,8 @@ A box says behind its fence what it is:
 
 Comments, which nobody sees in the rendered page, stand directly above a fence:
 
-    <!-- not run: a cluster -->          none of it can be done here, for want of one of LACKS
+    <!-- not run: a cluster -->          none of it can be done here, for want of one of LACKS;
+                                         what this machine has, HERE, is no want
     <!-- not run: a cluster: sbatch -->  only the commands that begin so cannot
     <!-- ends with 2 -->                 the exit status of its last command
     <!-- saved as my.yaml -->, <!-- added to my.yaml -->
@@ -39,8 +40,11 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from featuremill.lease import devices
+
 LACKS = (
     "a GPU",
+    "a processor with bf16",
     "a cluster",
     "a network",
     "a container engine",
@@ -49,6 +53,8 @@ LACKS = (
     "root",
     "what .ci/run types",
 )
+HERE = {"a processor with bf16"} if devices.cpu().has_bf16 else set()
+"""What this machine has of it."""
 PLACES = ("a checkout", "an empty folder")
 TYPED = ("bash", "python")
 FOR_FILES = ("yaml", "snakemake", "toml", "json", "jinja")
@@ -184,7 +190,8 @@ def heed(comments, box, page):
                 raise box.fault(
                     f"'{found[1]}' is no lack that is known; these are: {known}", number
                 )
-            box.lacks[found[2] or ""] = found[1]
+            if found[1] not in HERE:
+                box.lacks[found[2] or ""] = found[1]
         elif found := WAY.fullmatch(comment):
             box.way, box.file = found.groups()
         elif comment == "numbers: one machine's":

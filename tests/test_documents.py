@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import documents
 import pytest
 from conftest import ROOT
 from documents import LACKS, Page, PageError, check, pages, read, type_page
@@ -373,5 +374,15 @@ def test_what_a_page_starts_ends_with_it(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)  # nobody holds it any more, or this never ends
 
 
+def test_what_a_machine_has_is_typed_there(monkeypatch):
+    text = "<!-- not run: a processor with bf16 -->\n```bash\nls\n```\n"
+    for here, lack in ((set(), "a processor with bf16"), ({"a processor with bf16"}, "")):
+        monkeypatch.setattr(documents, "HERE", here)
+        (box,) = read(text, "a.md").boxes
+        assert box.lack("ls") == lack
+
+
 def test_every_lack_is_some_pages():
-    assert set(LACKS) == {lack for name in PAGES for lack in page_of(name).counts() if lack}
+    assert set(LACKS) - documents.HERE == {
+        lack for name in PAGES for lack in page_of(name).counts() if lack
+    }

@@ -35,6 +35,7 @@ from featuremill.features.columns import Column
 from featuremill.features.records import Features
 from featuremill.features.table import Stored, Table
 from featuremill.inputs.labels import Label
+from featuremill.lease import devices
 from featuremill.merge.command import merge
 from featuremill.steps.heads import (
     calibration,
@@ -780,6 +781,7 @@ def test_a_column_of_the_same_width_and_recipe_is_another():
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.skipif(not devices.cpu().has_bf16, reason="this CPU has no bf16 instructions")
 def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
     """Of the demo's proteins, which a small model tells apart badly, so that many are near 0.5."""
     text = (ROOT / "config" / "demo.fasta").read_text()

@@ -10,11 +10,12 @@ from functools import partial
 
 import pyarrow as pa
 import pytest
-from test_store import FORTY, NARROW, Run, flip, fresh, parts_of
+from test_store import FORTY, NARROW, OUTPUTS, Run, flip, fresh, parts_of
 
 from featuremill import config
 from featuremill.base.errors import UserError
 from featuremill.merge import store_command
+from featuremill.merge.command import merge
 from featuremill.store import remote, shared, shared_index
 from featuremill.store.parts import columns_of
 from featuremill.store.receipt import Receipt
@@ -234,8 +235,9 @@ def test_a_remote_index_that_lies_changes_no_value(tmp_path, store, server, lie)
 
     write_index(store, change)
     run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY)
-    computed = run.num_rows(run.finish())
+    computed = run.num_rows(run.compute(run.plan()))
     assert computed == (40 if lie in ("part", "beyond") else 4)
+    merge(run.results, OUTPUTS, 0)  # at the first try: plan itself has found the lie
     assert run.data() == fresh(tmp_path / "fresh", run)
 
 

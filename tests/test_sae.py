@@ -663,8 +663,8 @@ def test_a_rank_that_dies_ends_all_with_one_sentence(run, environment, undisturb
     assert status == 1 and not any(map(is_running, pids))
     (line,) = (line for line in said.splitlines() if "vectors" not in line)
     assert line.partition("error: ")[2] == (
-        f"rank 1 of 2 was killed (SIGKILL), which ended the others, too; go on from {output} with "
-        "the same command, with another --gpus if need be."
+        "rank 1 of 2 was killed (SIGKILL), which ended the others, too; continue from "
+        f"{output} with the same command, with another --gpus if need be."
     )
     assert Training(run, environment, output, 1).end()[0] == 0
     for name, found in weights(output).items():
