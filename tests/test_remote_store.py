@@ -3,17 +3,22 @@
 import errno
 import hashlib
 import http.server
+import os
 import shutil
+import subprocess
 import sys
 import threading
 from functools import partial
 
 import pyarrow as pa
 import pytest
+from programs import Workflow, random_records
+from recordings import pip
 from test_store import FORTY, NARROW, OUTPUTS, Run, flip, fresh, parts_of
 
 from featuremill import config
 from featuremill.base.errors import UserError
+from featuremill.base.words import human_bytes
 from featuremill.merge import store_command
 from featuremill.merge.command import merge
 from featuremill.store import remote, shared, shared_index
@@ -103,10 +108,42 @@ def test_parts_are_fetched_once_and_kept_in_the_first_layer(tmp_path, store, ser
     assert not asked(server, ".arrows") and not asked(server, ".arrow"), "all is here already"
 
 
-def test_only_parts_with_a_wanted_record_are_fetched(tmp_path, store, server):
+def test_only_parts_with_a_wanted_record_are_fetched(tmp_path, store, server, caplog):
+    caplog.set_level("INFO")
     run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:1])
     assert run.finish() == []
     assert len(asked(server, ".arrows")) == 1 < len(parts_of(store))
+    (part,) = parts_of(tmp_path / "mine")
+    listed = f"{server.url}: {len(parts_of(store))} parts not here yet; fetching 1 of them ("
+    assert f"{listed}{Receipt.read(part.with_suffix('.json')).rows} records)" in caplog.text
+    assert f"fetched: 1 part, {human_bytes(part.stat().st_size)}" in caplog.text
+
+
+def test_parts_of_what_the_run_has_computed_are_not_fetched(tmp_path, store, server):
+    Run(tmp_path / "second").write(FORTY[:34]).finish()
+    run = Run(tmp_path / "second", tmp_path / "mine", server.url).write(FORTY[:34])
+    assert run.finish() == [] and not asked(server, ".arrows")
+    assert run.write(FORTY[:35]).finish() == []
+    assert len(asked(server, ".arrows")) == 1, "for what is new"
+    assert run.data() == fresh(tmp_path / "fresh", run)
+
+
+def test_a_copy_of_a_remote_index_is_removed_when_no_plan_reads_it(tmp_path, store, server, caplog):
+    caplog.set_level("INFO")
+    mine = tmp_path / "mine"
+    run = Run(tmp_path / "second", mine, server.url).write(FORTY)
+    run.plan()
+    (copy,) = shared.index_copies(mine)
+    os.utime(copy, (0, 0))
+    run.plan()
+    store_command.remove(mine, "", 0, is_meant=True)
+    assert copy.exists(), "a plan has just read it"
+    os.utime(copy, (0, 0))
+    store_command.remove(mine, "", 0, is_meant=False)
+    assert copy.exists() and "give --yes to remove them" in caplog.text
+    store_command.remove(mine, "", 0, is_meant=True)
+    assert not copy.exists()
+    assert run.plan().num_taken == 36
 
 
 def test_what_fsspec_reads_is_a_store(tmp_path, store):
@@ -187,7 +224,7 @@ def test_a_damaged_index_is_not_used_and_asked_for_again(tmp_path, store, server
     assert not kept.exists(), "its publisher has it no more"
 
 
-@pytest.mark.parametrize("where", ["first", "closed", "empty", "unknown", "lacking"])
+@pytest.mark.parametrize("where", ["first", "closed", "empty", "unknown", "lacking", "s3"])
 def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
     tmp_path, store, server, where, monkeypatch
 ):
@@ -200,10 +237,15 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
         stores[1] += "/nothing"
     elif where == "unknown":
         stores[1] = "nonesuch://shelf"
+    elif where == "s3":
+        stores[1] = "s3://bucket/store"
+        monkeypatch.setitem(sys.modules, "s3fs", None)
     else:
         monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UserError, match=r"^store: [a-z]+://[^ ]*: .*;.*\.$"):
+    with pytest.raises(UserError, match=r"^store: [a-z0-9]+://[^ ]*: .*;.*\.$") as refused:
         Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
+    install = {"lacking": "pip install 'featuremill[remote]'", "s3": "pip install s3fs"}
+    assert install.get(where, "") in str(refused.value)
     monkeypatch.setenv("FEATUREMILL_STORE", server.url)
     with pytest.raises(UserError, match=r"^store: name the store's folder"):
         store_command.run(store_command.argparse.Namespace(act=None))
@@ -306,3 +348,58 @@ def test_an_address_with_a_password_is_refused_and_not_shown(monkeypatch):
     with pytest.raises(UserError, match=r"^store: an address has a user or password") as refused:
         shared.open_layers([])
     assert "secret" not in str(refused.value)
+
+
+S3 = (
+    *("moto[s3]==5.2.5", "flask", "flask-cors", "boto3==1.43.117"),
+    *("s3fs==2026.9.0", "aiobotocore==3.10.0"),
+)
+"""An S3 server, and what reads it. They are in no extra: aiobotocore demands a python-dateutil that
+is older than the one of the pins."""
+SERVE = """
+import sys
+from moto.server import ThreadedMotoServer
+server = ThreadedMotoServer(port=0, verbose=False)
+server.start()
+print(server.get_host_and_port()[1], flush=True)
+sys.stdin.read()
+"""
+UPLOAD = """
+import sys
+import fsspec
+files = fsspec.filesystem("s3")
+files.mkdir("bucket")
+files.put(sys.argv[1], "bucket/store", recursive=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_reads_a_store_in_a_bucket(tmp_path, environment):
+    """Credentials and endpoint are environment variables of botocore."""
+    pip("install", "--target", tmp_path / "packages", *S3)
+    records = random_records(40)
+    for name in ("first", "second", "alone"):
+        (tmp_path / name).mkdir()
+    shelf = tmp_path / "shelf"
+    Workflow(tmp_path / "first", {**environment, "FEATUREMILL_STORE": str(shelf)}, records[:36])()
+    path = os.pathsep.join([environment["PYTHONPATH"], str(tmp_path / "packages")])
+    outside = {**environment, "PYTHONPATH": path, "AWS_EC2_METADATA_DISABLED": "true"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", SERVE], env=outside, **pipes) as server:
+        outside["AWS_ENDPOINT_URL"] = f"http://127.0.0.1:{server.stdout.readline().strip()}"
+        inside = {**outside, "AWS_ACCESS_KEY_ID": "me", "AWS_SECRET_ACCESS_KEY": "secret"}
+        subprocess.run([sys.executable, "-c", UPLOAD, shelf], env=inside, check=True)
+        run = Workflow(tmp_path / "second", outside, records)
+        with (run.folder / "config.yaml").open("a") as file:
+            file.write("store: [mine, s3://bucket/store]\n")
+        said = run(status=None)
+        assert "store: s3://bucket/store: it cannot be read (NoCredentialsError" in said
+        run.environment = inside
+        said = run()
+        server.stdin.close()
+    assert "36 of 40 distinct records are computed already" in said
+    assert len(run.news()) == 4 and run.counts()["taken"] == 36
+    alone = Workflow(tmp_path / "alone", environment, records)
+    alone()
+    assert run.data() == alone.data()

@@ -329,12 +329,25 @@ def test_a_part_that_is_damaged_or_gone_is_computed_again_and_said(tmp_path, sto
     assert not run.results.plan.exists(), "Snakemake has to plan again"
     assert run.finish()
     assert run.data() == fresh(tmp_path / "fresh", run)
-    assert any(str(victim) in warning for warning in run.delivery.warnings)
+    (warning,) = (line for line in run.delivery.warnings if str(victim) in line)
+    assert warning.endswith("; it was not taken.")
     for path in parts_of(store):  # whole results do not need them
         path.unlink()
     assert RunReader(run.results.root).look().phase == "idle"
     found = RunReader(run.results.root).look_closely()
     assert found.exit_status == 0 and {one.code for one in found.problems} <= {"part_missing"}
+
+
+def test_of_a_part_that_is_there_again_and_taken_no_warning_is_left(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.compute(run.plan())
+    victim = Path(run.results.read_plan().taken[0].path)
+    victim.rename(tmp_path / "away")
+    with pytest.raises(IntegrityError):
+        merge(run.results, OUTPUTS, 0)
+    shutil.copyfile(tmp_path / "away", victim)
+    assert run.finish() == [] and str(victim) in {part.path for part in run.delivery.taken}
+    assert not run.delivery.warnings
 
 
 def test_a_part_that_goes_under_a_merge_never_delivers_anything_wrong(
@@ -407,12 +420,16 @@ def test_the_command_says_who_needs_what_and_removes_only_what_no_run_refers_to(
     shutil.rmtree(unneeded.results.root)
     store_command.remove(store, "", 0, is_meant=False)
     assert set(parts_of(store)) > needed, "nothing goes without --yes"
-    litter = [shared.own_folder(store) / name for name in (".import.abcdefgh", ".new.12345678")]
+    litter = [shared.own_folder(store) / f".fetch.{name}" for name in ("killed", "new", "slow")]
     for folder in litter:
         folder.mkdir()
-    os.utime(litter[0], (0, 0))
+    (litter[2] / "part").write_bytes(b"so far")
+    for folder in (litter[0], litter[2]):
+        os.utime(folder, (0, 0))
+    store_command.remove(store, "", 30, is_meant=False)
+    assert "of killed commands" in caplog.text and all(place.exists() for place in litter)
     store_command.remove(store, "", 30, is_meant=True)
-    assert [place.exists() for place in litter] == [False, True], "the second may be in use"
+    assert [place.exists() for place in litter] == [False, True, True], "two may be in use"
     store_command.remove(store, "fff", 0, is_meant=True)
     assert set(parts_of(store)) > needed
     store_command.remove(store, second.results.read_plan().recipe[:6], 0, is_meant=True)
@@ -479,8 +496,13 @@ def test_an_export_is_a_data_set_with_a_card_that_others_import(tmp_path, store,
     run = Run(tmp_path / "second", theirs).write(FORTY)
     assert run.num_rows(run.finish()) == 4
     assert run.data() == fresh(tmp_path / "fresh", run)
-    flip(sorted(folder.glob("*.parquet"))[0])
+    victim = sorted(folder.glob("*.parquet"))[0]
+    flip(victim)
     with pytest.raises(UserError, match=r"it is not as card.json lists it; copy it again"):
+        store_act(tmp_path / "bad", "import", folder)
+    card["files"][victim.name]["receipt"]["recipe"] = "f" * 32
+    (folder / "card.json").write_text(json.dumps(card))
+    with pytest.raises(UserError, match=rf"its recipe is not that of {victim.name}.*; export it"):
         store_act(tmp_path / "bad", "import", folder)
 
 

@@ -230,7 +230,7 @@ def _write(
     paths = {name: place.root / format_of(name).file for name in outputs}
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
     found = delivery_of(plan, receipts, counts, written, told)
-    warnings = [*found.warnings, *shared.problems(folder)]
+    warnings = [*found.warnings, *shared.problems(folder, plan)]
     return found.model_copy(update={"warnings": warnings})
 
 

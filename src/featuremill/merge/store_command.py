@@ -1,7 +1,7 @@
 """store: what a store of several runs holds and who needs it; add to it, remove from it.
 
-Only this user's own parts are ever changed. A part goes before its receipt, so that a kill leaves
-all of it or none; the index is made anew of what is left.
+Only this user's own parts are changed. A part is removed before its receipt: a kill leaves both or
+no part. The index is then written again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from featuremill.workload.weights import model_told
 
 UNREAD_DAYS = 30
 OLD_SECONDS = 3600.0
-"""A temporary file that is older was left behind."""
+"""A temporary folder in which nothing was written for so long was left by a killed command."""
 log = logging.getLogger("featuremill.store")
 Acts: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
@@ -219,13 +219,19 @@ def add(store: Path, folder: Results) -> None:
 
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
-    """List this user's parts that no run refers to, or remove them, and what kills left behind."""
+    """List this user's parts that no run refers to, and leftovers; remove them where it `is_meant`.
+
+    Raises:
+        UserError: when it is not known which parts runs refer to.
+    """
     user = shared.own_folder(store).name
-    if is_meant:
-        for place in shared.own_folder(store).rglob(".*"):
-            with contextlib.suppress(FileNotFoundError):
-                if time.time() - place.stat().st_mtime > OLD_SECONDS:
-                    files.remove(place)
+    if leftovers := _leftovers(store):
+        number = counted(len(leftovers), "folder")
+        effect = "removed" if is_meant else "give --yes to remove them"
+        log.info("of killed commands, or unread copies of remote indices: %s; %s", number, effect)
+    for place in leftovers if is_meant else ():
+        with contextlib.suppress(FileNotFoundError):  # its command removes it just now
+            files.remove(place)
     going = [
         part
         for part in stored(store, must_know=True)
@@ -246,3 +252,28 @@ def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
     for name in sorted({part.recipe for part in going}):
         keep_index(store, name)
     log.info("removed: %s", _size(going))
+
+
+def _leftovers(store: Path) -> list[Path]:
+    """Return this user's temporary folders of killed commands, and copies of remote indices that no
+    plan has read for `UNREAD_DAYS`; the next plan that needs one fetches it again."""
+    now = time.time()
+    temporary = [
+        place
+        for place in shared.own_folder(store).rglob(".*")
+        if now - _last_written(place) > OLD_SECONDS
+    ]
+    copies = [
+        place
+        for place in shared.index_copies(store)
+        if now - place.stat().st_mtime > UNREAD_DAYS * 86_400
+    ]
+    return temporary + copies
+
+
+def _last_written(place: Path) -> float:
+    """Return when anything in `place` was written last; now, where it is being removed."""
+    try:
+        return max(entry.lstat().st_mtime for entry in (place, *place.rglob("*")))
+    except FileNotFoundError:
+        return time.time()

@@ -201,6 +201,11 @@ def _take_export(store: Path, source: Path) -> None:
         recipe = ""
     if not recipe or recipe_of(settings) != recipe:
         raise UserError(f"{source / CARD}: it is not as featuremill wrote it; copy it again.")
+    if other := next((name for name in receipts if receipts[name].recipe != recipe), ""):
+        raise UserError(
+            f"{source / CARD}: its recipe is not that of {other}, whose values would never be "
+            "used; export it again."
+        )
     num_records = 0
     for name, receipt in receipts.items():
         if Path(name).name != name or sha256_of(source / name) != files[name]["sha256"]:

@@ -20,6 +20,8 @@ from featuremill.store.results import Results
 from featuremill.store.shard_file import SHARD, read_shard
 
 NOWHERE = -1
+LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
+"""Where a record is: the number of its shard, and its row there; both NOWHERE without one."""
 OLD_KEY = np.dtype([("sha256", "S32"), ("shard", "<i4"), ("row", "<i4"), ("bytes", "<i8")])
 OLD_KEYS_A_BLOCK = 500_000
 """Keys of old shards that are held in memory until they go to their buckets."""
@@ -159,6 +161,30 @@ def holders(bucket: Bucket, to: Path, number: int, among: npt.NDArray[np.bool_])
     is_there = position < len(bucket.sha256)
     is_there[is_there] = bucket.sha256[position[is_there]] == keys["sha256"][is_there]
     return Holders(position[is_there], keys[is_there])
+
+
+class Own(NamedTuple):
+    """The old shards of a run, and what they are good for."""
+
+    keys: Path
+    """The folder with their keys, by bucket."""
+    kept: npt.NDArray[np.bool_]
+    """Which of them stay; all of them until that is decided."""
+    yields: npt.NDArray[np.bool_]
+    """Which of them are not computed yet: a store's values are taken instead. True at the end, for
+    NOWHERE."""
+
+    def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
+        """Return where each distinct record of the bucket is, as `LOCATION`."""
+        found = np.full(len(bucket.sha256), NOWHERE, LOCATION)
+        position, keys = holders(bucket, self.keys, number, self.kept)
+        for name in LOCATION.names or ():
+            found[name][position] = keys[name]  # of several shards, the last one counts
+        return found
+
+    def to_look_up(self, bucket: Bucket, number: int) -> Integers:
+        """Return the positions of the distinct records that no computed shard has."""
+        return np.flatnonzero(self.yields[self.homes(bucket, number)["shard"]])
 
 
 def _old_path(folder: Path, number: int) -> Path:

@@ -177,19 +177,19 @@ def _planned(
     names = [entry.shard for entry in last.shards] if last else []
     recipe = recipe_of(sizing.settings)
     old = spool_old_shards(folder, names, scratch / "old")
-    offer = NOTHING
+    not_computed = {name for name in names if not folder.part(recipe, name).exists()}
+    cutter = Cutter(folder, spooled.folders, tally.records, old, processes, not_computed)
+    own, offer = cutter.keep(), NOTHING
     if stores := shared.open_layers(config.store):
         remote = [layer for layer in shared.layers(config.store) if shared.is_remote(layer)]
-        lookup = Lookup(folder, stores, remote, sizing.settings, sizing.values)
+        lookup = Lookup(folder, stores, remote, sizing.settings, sizing.values, own)
         offer = look_up(lookup, spooled.folders, scratch, processes)
-    not_computed = {name for name in names if not folder.part(recipe, name).exists()}
-    cutter = Cutter(folder, spooled.folders, tally.records, old, processes, offer, not_computed)
     mean_bytes = tally.total_bytes / (tally.records - tally.refused)
 
     def cut_of(cost: int, records: int) -> Cut:
         return sizing.cut(cost, records, round(records * mean_bytes))
 
-    unassigned = cutter.place()
+    unassigned = cutter.place(offer)
     not_begun = set(names) - folder.begun_shards()
     held = cutter.used_of(not_begun)
     if held.shards:

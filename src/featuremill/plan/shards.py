@@ -24,7 +24,16 @@ import pyarrow as pa
 
 from featuremill.base.progress import Progress
 from featuremill.base.space import take_space
-from featuremill.plan.buckets import NOWHERE, Bucket, Integers, OldShard, buckets_of, holders
+from featuremill.plan.buckets import (
+    LOCATION,
+    NOWHERE,
+    Bucket,
+    Integers,
+    OldShard,
+    Own,
+    buckets_of,
+    holders,
+)
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
 from featuremill.store.plan import PlannedShard
@@ -33,9 +42,6 @@ from featuremill.store.shard_file import write_shard
 
 Result = TypeVar("Result")
 log = logging.getLogger("featuremill.plan")
-LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])
-"""Where a record is: its shard's number, old shards first and new ones after them, and its row
-there; shard NOWHERE when it is refused."""
 NUM_GROUPS = 32
 """Groups of new shards that are written side by side."""
 
@@ -47,15 +53,12 @@ class Work(NamedTuple):
     spools: list[Path]
     buckets: list[int]
     """Those that hold anything."""
-    old_keys: Path
+    own: Own
     locations: Path
-    kept: npt.NDArray[np.bool_]
-    """Which of the old shards stay; all of them until that is decided."""
+    """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
+    stores, then new ones. A refused record has none."""
     offer: Offer
-    """What stores have. Their parts are numbered after the old shards."""
-    yields: npt.NDArray[np.bool_]
-    """Which of the old shards are not computed yet, so that what a store has is taken from there;
-    True at the end, for NOWHERE."""
+    """What stores have."""
 
 
 class Piece(NamedTuple):
@@ -104,7 +107,6 @@ class Cutter:
         num_records: int,
         old: Sequence[OldShard],
         processes: Processes,
-        offer: Offer = NOTHING,
         not_computed: Collection[str] = (),
     ) -> None:
         self.shards: list[PlannedShard] = []
@@ -117,27 +119,35 @@ class Cutter:
             folder,
             spools,
             buckets_of(spools),
-            scratch / "old",
+            Own(
+                scratch / "old",
+                np.ones(len(old), bool),
+                np.array([*(shard.name in not_computed for shard in old), True]),
+            ),
             scratch / "locations.bin",
-            np.ones(len(old), bool),
-            offer,
-            np.array([*(shard.name in not_computed for shard in old), True]),
+            NOTHING,
         )
-        self._num_own = len(old)
-        self._old = [*old, *offer.parts]
+        self._own = old
+        self._old = old
         self._processes = processes
         self._used: Integers
         self._used_cost: Integers
         self._lost: Integers
         self._unassigned = Unassigned(0, 0)
 
-    def place(self) -> Unassigned:
-        """Decide which old shards stay and place their records; return what has to be cut."""
-        work = self._work
-        if old := self._old[: self._num_own]:
-            wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(old), np.int64))
-            size = np.array([shard.payload_bytes for shard in old])
-            work.kept[:] = (2 * wanted >= size) & (wanted > 0)
+    def keep(self) -> Own:
+        """Decide which old shards stay, and return them."""
+        own = self._work.own
+        if self._own:
+            wanted = sum(self._for_each_bucket(_wanted_bytes), np.zeros(len(self._own), np.int64))
+            size = np.array([shard.payload_bytes for shard in self._own])
+            own.kept[:] = (2 * wanted >= size) & (wanted > 0)
+        return own
+
+    def place(self, offer: Offer = NOTHING) -> Unassigned:
+        """Place the records that old shards and stores have; return what has to be cut."""
+        self._work = self._work._replace(offer=offer)
+        self._old = [*self._own, *offer.parts]
         return self._place_in_kept()
 
     def used_of(self, names: Collection[str]) -> Used:
@@ -155,13 +165,14 @@ class Cutter:
         be computed again stand in a shard of their own, and the one in which they failed has them
         as well.
         """
-        before, held = self._work.kept.copy(), self.used_of(names)
+        kept, held = self._work.own.kept, self.used_of(names)
+        before = kept.copy()
         was_unassigned = self.unique - int(self._used.sum())
-        self._work.kept[:] &= [shard.name not in names for shard in self._old[: self._num_own]]
+        kept[:] &= [shard.name not in names for shard in self._own]
         unassigned = self._place_in_kept()
         if unassigned.records == was_unassigned + held.records:
             return unassigned
-        self._work.kept[:] = before
+        kept[:] = before
         return self._place_in_kept()
 
     def _place_in_kept(self) -> Unassigned:
@@ -222,8 +233,8 @@ class Cutter:
 def _wanted_bytes(work: Work, number: int) -> Integers:
     """Return how many payload bytes of each old shard records of the bucket want."""
     bucket = Bucket(work.spools, number)
-    _, keys = holders(bucket, work.old_keys, number, work.kept)
-    wanted = np.zeros(len(work.kept), np.int64)
+    _, keys = holders(bucket, work.own.keys, number, work.own.kept)
+    wanted = np.zeros(len(work.own.kept), np.int64)
     np.add.at(wanted, keys["shard"], keys["bytes"])
     return wanted
 
@@ -231,15 +242,12 @@ def _wanted_bytes(work: Work, number: int) -> Integers:
 def _homes(work: Work, bucket: Bucket, number: int) -> tuple[npt.NDArray[np.void], Integers]:
     """Return where old shards and stores have each distinct record of the bucket; and the old
     shards that hold a record which a store has, once for each."""
-    homes = np.full(len(bucket.sha256), NOWHERE, LOCATION)
-    position, keys = holders(bucket, work.old_keys, number, work.kept)
-    for name in LOCATION.names or ():
-        homes[name][position] = keys[name]  # of several, the last one stands
+    homes = work.own.homes(bucket, number)
     hits = work.offer.of_bucket(number)
     before = homes["shard"][hits["position"]]
-    is_taken = work.yields[before]
+    is_taken = work.own.yields[before]  # `release` may have changed what the look-up left out
     hits = hits[is_taken]
-    homes["shard"][hits["position"]] = len(work.kept) + hits["part"]
+    homes["shard"][hits["position"]] = len(work.own.kept) + hits["part"]
     homes["row"][hits["position"]] = hits["row"]
     lost = before[is_taken]
     return homes, lost[lost != NOWHERE]
@@ -250,7 +258,7 @@ def _place(work: Work, number: int) -> Placed:
     bucket = Bucket(work.spools, number)
     homes, lost = _homes(work, bucket, number)
     has_home = homes["shard"] != NOWHERE
-    num_old = len(work.kept) + len(work.offer.parts)
+    num_old = len(work.own.kept) + len(work.offer.parts)
     used, used_cost = np.zeros((2, num_old), np.int64)
     np.add.at(used, homes["shard"][has_home], 1)
     np.add.at(used_cost, homes["shard"][has_home], bucket.cost[has_home])
@@ -264,7 +272,7 @@ def _place(work: Work, number: int) -> Placed:
 
 
 def _costs_path(work: Work, number: int) -> Path:
-    return work.old_keys.parent / f"costs-{number:03d}.npy"
+    return work.own.keys.parent / f"costs-{number:03d}.npy"
 
 
 def cuts(

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.progress import Progress
-from featuremill.plan.buckets import Bucket, Integers, OldShard, buckets_of
+from featuremill.base.words import counted, human_bytes
+from featuremill.plan.buckets import Bucket, OldShard, Own, buckets_of
 from featuremill.plan.processes import Processes
 from featuremill.store import remote, shared
 from featuremill.store.parts import OTHER_COLUMNS, columns_of
@@ -77,27 +78,30 @@ class Lookup(NamedTuple):
     settings: Settings
     values: pa.Schema
     """The columns that a part has to have."""
+    own: Own
+    """The run's own shards: what they have computed is not looked up."""
 
     @property
     def recipe(self) -> str:
         return recipe_of(self.settings)
 
 
-class Found(NamedTuple):
+class Parts(NamedTuple):
     """The parts of all stores, each once."""
 
     levels: Levels
     paths: dict[str, Path]
-    """Where each is, or is going to be when it is fetched."""
+    """The path of each, or the one that it gets when it is fetched."""
     remote: dict[str, RemoteShelf]
-    """Where those are that are not here."""
+    """Where those are that are only in a remote store."""
     sizes: dict[str, int]
     """How many rows each has."""
 
 
 def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Processes) -> Offer:
-    """Look up every distinct spooled payload; fetch the parts that are not here. Parts that cannot
-    be used are noted, and what they have is looked up elsewhere.
+    """Look up every distinct spooled payload that the run has not computed; fetch the parts that
+    only remote stores have. A part that cannot be used is noted, and its payloads are looked up in
+    the other parts.
 
     Raises:
         OSError: where a store cannot be read.
@@ -111,11 +115,11 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
     while True:
         try:
             keep_index(lookup.stores[0], lookup.recipe)
-        except OSError as error:  # another run of this user keeps it just now; it only saves time
+        except OSError as error:  # another run of this user writes it; it only saves time
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        in_stores = _found(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
-        tasks = [(spools, number, in_stores.levels, hits) for number in buckets_of(spools)]
+        parts = _parts(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
+        tasks = [(lookup.own, spools, number, parts.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
@@ -124,10 +128,10 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _is_changed(lookup, in_stores, _hit(hits), asked):
+        if not _is_changed(lookup, parts, _hit(hits), asked):
             break
-    parts = [OldShard(name, in_stores.sizes[name], 0, 0) for name in in_stores.paths]
-    return Offer(in_stores.paths, parts, hits)
+    offered = [OldShard(name, parts.sizes[name], 0, 0) for name in parts.paths]
+    return Offer(parts.paths, offered, hits)
 
 
 def _hit(hits: Path) -> set[int]:
@@ -137,25 +141,20 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _is_changed(lookup: Lookup, in_stores: Found, wanted: Collection[int], asked: set[str]) -> bool:
-    """Fetch those of the `wanted` parts that are not here, and add their addresses to `asked`; note
-    those that cannot be used. Tell whether there are any of either: a part that was fetched is
-    looked up anew, by what it holds and not by what its publisher says. One here that cannot be
-    read is left to merge."""
+def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], asked: set[str]) -> bool:
+    """Fetch those of the parts with a `hit` that only remote stores have, and add their addresses
+    to `asked`; note those that cannot be used. Return whether there are any of either.
+
+    A fetched part is looked up again: its own rows count, and not its publisher's index. A local
+    part that cannot be read is left to merge.
+    """
     num_before = len(asked)
-    bad: dict[str, tuple[shared.Identity, str]] = {}
-    parts = [part for number, part in enumerate(in_stores.paths.items()) if number in wanted]
-    fetched = Progress(log, "fetching", "parts")
-    for number, (name, path) in enumerate(parts, 1):
-        if shelf := in_stores.remote.get(name):
-            asked.add(shelf.part(name))
-            if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
-                bad[shelf.part(name)] = None, problem
-            fetched.at(number, len(parts))
-            continue
+    wanted = [part for number, part in enumerate(parts.paths.items()) if number in hit]
+    bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], asked)
+    for name, path in wanted:
         identity = shared.identity_of(path)
         with suppress(OSError, pa.ArrowException):
-            if not columns_of(path).equals(lookup.values):
+            if name not in parts.remote and not columns_of(path).equals(lookup.values):
                 bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
     for _, problem in bad.values():
         log.warning("%s; it is not taken.", problem)
@@ -163,34 +162,60 @@ def _is_changed(lookup: Lookup, in_stores: Found, wanted: Collection[int], asked
     return bool(bad) or len(asked) > num_before
 
 
-def _found(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Found:
+def _fetch(
+    lookup: Lookup, parts: Parts, names: Sequence[str], asked: set[str]
+) -> dict[str, tuple[shared.Identity, str]]:
+    """Fetch the remote parts `names` into the first store; return those that cannot be used, by
+    address, and why."""
+    bad: dict[str, tuple[shared.Identity, str]] = {}
+    if lookup.remote and (names or not asked):
+        rows = counted(sum(parts.sizes[name] for name in names), "record")
+        wanted = f"fetching {len(names):,} of them ({rows})" if names else "none of them is needed"
+        listed = counted(len(parts.remote), "part")
+        log.info("%s: %s not here yet; %s", ", ".join(lookup.remote), listed, wanted)
+    shown, num_bytes = Progress(log, "fetching", "parts"), 0
+    for number, name in enumerate(names, 1):
+        shelf = parts.remote[name]
+        asked.add(shelf.part(name))
+        if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
+            bad[shelf.part(name)] = None, problem
+        else:
+            num_bytes += parts.paths[name].stat().st_size
+        shown.at(number, len(names))
+    if names:
+        fetched = counted(len(names) - len(bad), "part")
+        log.info("fetched: %s, %s", fetched, human_bytes(num_bytes))
+    return bad
+
+
+def _parts(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Parts:
     """Return the indices of all publishers' parts, and the parts that can be used; without remote
     ones that were `asked` for."""
     bad = shared.unusable(lookup.folder).union(asked)
     numbers: dict[str, int] = {}
-    result = Found([], {}, {}, {})
+    parts = Parts([], {}, {}, {})
 
     def add(level: Level, there: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
         for name in level.parts:
             path = there.get(name)
             address = shelf.part(name) if shelf else str(path)
-            if path and name not in result.paths and address not in bad:
-                numbers[name], result.paths[name] = len(result.paths), path
-                result.sizes[name] = level.parts[name]
+            if path and name not in parts.paths and address not in bad:
+                numbers[name], parts.paths[name] = len(parts.paths), path
+                parts.sizes[name] = level.parts[name]
                 if shelf:
-                    result.remote[name] = shelf
+                    parts.remote[name] = shelf
         # An index counts for the parts beside it alone.
         own = {
             name: numbers[name]
             for name, path in there.items()
-            if result.paths.get(name) == path and result.remote.get(name) is shelf
+            if parts.paths.get(name) == path and parts.remote.get(name) is shelf
         }
-        result.levels.append((level, level.numbered(own)))
+        parts.levels.append((level, level.numbered(own)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
             there = here.parts()
-            for level in levels_of(here, scratch / str(len(result.levels))):
+            for level in levels_of(here, scratch / str(len(parts.levels))):
                 add(level, there)
     own = shared.Shelf(shared.own_folder(lookup.stores[0]) / lookup.recipe)
     for url in lookup.remote:
@@ -198,13 +223,15 @@ def _found(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Found:
             there = {name: own.part(name) for name in shelf.parts()}
             for level in shelf.levels(lookup.stores[0]) if there else ():
                 add(level, there, shelf)
-    return result
+    return parts
 
 
-def _look_up_bucket(spools: Sequence[Path], number: int, levels: Levels, to: Path) -> None:
-    """Write the hits of a bucket, of several the first."""
-    sha256 = Bucket(spools, number).sha256
-    left: Integers = np.arange(len(sha256))
+def _look_up_bucket(
+    own: Own, spools: Sequence[Path], number: int, levels: Levels, to: Path
+) -> None:
+    """Write the hits of a bucket; where several parts have a payload, the first one's."""
+    bucket = Bucket(spools, number)
+    sha256, left = bucket.sha256, own.to_look_up(bucket, number)
     with (to / str(number)).open("wb") as file:
         for level, numbers in levels:
             where, part, row = find(sha256[left], level.chosen(number, numbers))

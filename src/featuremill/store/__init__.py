@@ -1,1 +1,1 @@
-"""Every file of a run: where it is, what it says, who may write it, and how it is read."""
+"""Every file of a run: its path, its content, who may write it, and its reader."""

@@ -1,7 +1,7 @@
-"""What is typed to have a run computed: what was typed, and what to type so that it goes on.
+"""The command that computes a run: the one that was typed last, and the one that continues it.
 
-Every message that names that command has it from here, so all of them name the same one: the run's
-last command without what was wanted that one time, such as a target or `--forcerun`.
+Every message takes that command from here, so all of them show the same one. It is the run's last
+command without words that were for one time, such as a target or `--forcerun`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from featuremill.base.environment import TYPED
 from featuremill.store import run_lock
 
 UNKNOWN = "YOUR.yaml"
-"""The config of a run of which nobody knows who computed it."""
+"""The config in a command for a run without an owner file."""
 RERUN = "--rerun-incomplete"
 RULES = ("weights", "plan", "extract", "merge", "partial", "report")
-"""What may be asked for alone; `all` is the whole run anyway."""
+"""Rules that may be targets; the target `all` is the complete run anyway."""
 PARTIAL_OF = "partial_"
-"""Beginning of the rules that write the partial results of one of several runs."""
+"""Prefix of the rules that write the partial results of one of several runs."""
 FILES = ("results/", "weights/")
-"""Beginnings of the files of ours that may be."""
+"""Prefixes of files that may be targets."""
 FORCING = {"--forcerun", "-R"}
 ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
-"""Snakemake's options for one time, with the words behind them."""
+"""Snakemake's options for one call, which take values."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
 VARIABLE = re.compile(r"[A-Z_]+=")
 NAMING = {"--configfile", "--configfiles", "--config", "-C"}
-"""Options of which the words behind them may look like a target and are none."""
+"""Options whose values may look like targets."""
 NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"}
-"""The same of one word."""
+"""The same for options with one value."""
 
 
 def remember(words: Sequence[str]) -> None:
-    """Have the Snakemake that this process becomes know that it was started by `words`, behind the
-    variables that its parent told it of."""
+    """Hand `words`, the typed command, to the Snakemake that replaces this process. The variables
+    that its parent set come first."""
     process, _, before = TYPED.value().partition(" ")
     variables = shlex.split(before) if process == str(os.getppid()) else []
     words = [*variables[: _num_variables(variables)], *words]
@@ -48,8 +48,8 @@ def remember(words: Sequence[str]) -> None:
 
 
 def told_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the `variables` for a `featuremill run` that this process starts, with one that has it
-    remember them."""
+    """Return the `variables` for a `featuremill run` that this process starts, and one more that
+    hands them to `remember`."""
     if not variables:
         return {}
     words = [f"{name}={value}" for name, value in variables.items()]
@@ -57,33 +57,35 @@ def told_variables(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def _num_variables(words: Sequence[str]) -> int:
-    """Return how many variables are set before the program."""
+    """Return how many variables the command sets before the program."""
     return next((n for n, word in enumerate(words) if not VARIABLE.match(word)), len(words))
 
 
 def command() -> str:
-    """Return what was typed; a Snakemake that a job of that one starts was started otherwise."""
+    """Return the command that started this process. Only the main Snakemake has a typed one: its
+    jobs have their own arguments."""
     process, _, words = TYPED.value().partition(" ")
     return words if process == str(os.getpid()) else shlex.join(["snakemake", *sys.argv[1:]])
 
 
 def this() -> str:
-    """Return what goes on with the run of this Snakemake, which no other workflow imports."""
+    """Return the command that continues the run of this Snakemake, which no other workflow
+    imports."""
     return whole(command())
 
 
 def first(config: Path, folder: Path = Path()) -> str:
-    """Return what computes the run of `config` in `folder`, where nothing was typed yet."""
+    """Return the first command for the run of `config` in `folder`."""
     if folder.samefile(Path()):
         return f"featuremill run {shlex.quote(str(config))}"
-    told = shlex.quote(os.path.relpath(config, folder))
-    return f"cd {shlex.quote(os.path.relpath(folder))} && featuremill run {told}"
+    path = shlex.quote(os.path.relpath(config, folder))
+    return f"cd {shlex.quote(os.path.relpath(folder))} && featuremill run {path}"
 
 
 def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
-    """Return what goes on with the run in `run_folder`, to be typed here.
+    """Return the command that continues the run in `run_folder`, to be typed in this folder.
 
-    The rules `forced`, by the names that they have there, run although Snakemake sees no reason.
+    It forces the rules `forced`, which have the names of that workflow.
     """
     last = run_lock.read(run_folder)
     said = f"featuremill run {UNKNOWN}"
@@ -100,30 +102,30 @@ def again(run_folder: Path, forced: Sequence[str] = ()) -> str:
     if directory := _directory(words):
         if Path(directory).is_absolute():
             return said
-        # Snakemake went there: the words were typed above it.
+        # The command was typed in the folder from which `--directory` leads there.
         folder = folder.removesuffix(os.path.normpath(directory)).rstrip("/") or "/"
     is_here = Path(folder).is_dir() and Path(folder).samefile(".")
     return said if is_here else f"cd {shlex.quote(folder)} && {said}"
 
 
 def where_typed(said: str) -> str:
-    """Return `said`, which is to be typed in the folder of this Snakemake, as it is typed where
-    that was started."""
+    """Return the command `said`, which is for the working folder of this Snakemake, for the folder
+    in which Snakemake was started."""
     directory = _directory(sys.argv[1:])
     return f"cd {shlex.quote(directory)} && {said}" if directory else said
 
 
 def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
-    """Return the command of what was `typed` for the whole run.
+    """Return the command `typed` for the complete run, without targets and options for one call.
 
-    Where another workflow imports this one, its targets are its own and stay, and what a killed
-    Snakemake left needs `--rerun-incomplete`, which is in the profiles of ours. `rules` is as in
-    Owner.
+    Where another workflow imports this one, the targets are of that workflow and stay. After a
+    killed Snakemake it needs `--rerun-incomplete`; the profiles of featuremill have it. `rules` is
+    as in Owner.
     """
     words = shlex.split(typed)
     start = _num_variables(words)
     is_verb = words[start : start + 2] == ["featuremill", "run"]
-    is_imported = is_imported and not is_verb  # what it starts is a workflow of ours
+    is_imported = is_imported and not is_verb  # `featuremill run` starts its own workflow
     dropped = ONCE | ONCE_ALONE | (set() if is_imported else RERUNNING)
     targets = {rules.format(rule) for rule in RULES}
     start += 3 if is_verb else 1
@@ -149,7 +151,7 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
 
 
 def _directory(words: Sequence[str]) -> str:
-    """Return what `--directory` says; "" without it."""
+    """Return the value of `--directory`; "" without it."""
     for option, following in pairwise([*words, ""]):
         name, has_value, value = option.partition("=")
         if name in ("--directory", "-d"):

@@ -1,4 +1,4 @@
-"""manifest.json: what was delivered, of which plan and parts; exports.json: what was added."""
+"""manifest.json: the results, their plan and parts; exports.json: files of later exports."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from featuremill.store.plan import Counts, Input, Lengths, Plan, Settings
 from featuremill.store.receipt import Receipt
 
 SAME = ("run", "recipe", "inputs", "lengths")
-"""What manifest.json repeats of plan.json and that tells results apart; a recipe stands for its
-settings."""
+"""Keys of plan.json that manifest.json repeats, and that identify its results. The recipe is the
+digest of the settings."""
 
 
 class Written(Record):
-    """A result as it was written; of a folder, all its files together."""
+    """Size and digest of a result as it was written; of a folder, of all its files together."""
 
     bytes: int
     sha256: str
 
     @classmethod
     def of(cls, path: Path) -> Self:
-        """Return what there is to say of the result at `path`, which takes reading it."""
+        """Read the result at `path`; return its size and digest."""
         return cls(bytes=bytes_of(path), sha256=digest_of_result(path))
 
     def is_at(self, path: Path) -> bool:
-        """Tell whether the result at `path` is what was written, by all its bytes."""
+        """Return whether the result at `path` still has this size and digest."""
         return bytes_of(path) == self.bytes and digest_of_result(path) == self.sha256
 
 
 class Accounts(Record):
-    """What became of the input's records: input is the sum of the others."""
+    """How many input records have which state: `input` is the sum of the others."""
 
     input: int
     ok: int
@@ -46,16 +46,16 @@ class Accounts(Record):
     pending: int = 0
     """Not computed yet; only partial results have any."""
     taken: int = 0
-    """Of those that are ok, how many have their values from a store; told where there is one."""
+    """How many of `ok` have their values from a store; only written for a run with a store."""
 
     @property
     def has_all(self) -> bool:
-        """Tell whether no record is without features: none failed, was refused or is pending."""
+        """Whether every record has features: none failed, was refused or is pending."""
         return not (self.failed or self.refused or self.pending)
 
     @property
     def told(self) -> str:
-        """How many records have features, and what became of the others, in words."""
+        """How many records have features, and the state of the others, in words."""
         whole = f"{self.ok:,} of {counted(self.input, 'record')} {_have(self.ok)} features"
         if self.taken:
             whole += f" ({self.taken:,} from the store)"
@@ -73,12 +73,12 @@ def _have(number: int) -> str:
 
 
 class Taken(Record):
-    """A part of a store that results were made of, and how it came to be."""
+    """A part of a store whose values are in the results, and how it was computed."""
 
     part: str
     path: str
     records: int
-    """Distinct records of the input that it gave."""
+    """Distinct records of the input with values from it."""
     device: str
     versions: dict[str, str] = {}
     host: str = ""
@@ -86,7 +86,7 @@ class Taken(Record):
 
 
 class Delivery(JsonFile):
-    """What manifest.json says, of results or of partial ones."""
+    """The content of manifest.json, of results or of partial ones."""
 
     IS_SEALED: ClassVar[bool] = False
     REMEDY: ClassVar[str] = "delete it and run the same command again: merge writes it anew"
@@ -98,7 +98,7 @@ class Delivery(JsonFile):
     """ISO 8601, UTC."""
     recipe: str
     records_sha256: str | None = None
-    """Of records.parquet; early results do not tell."""
+    """Of records.parquet; early results do not have it."""
     settings: Settings
     cost_unit: str = ""
     inputs: list[Input]
@@ -120,7 +120,7 @@ class Delivery(JsonFile):
     taken: list[Taken] = []
 
     def is_of(self, plan: Plan) -> bool:
-        """Tell whether these are results of `plan`; partial ones are of some of its parts."""
+        """Return whether these are results of `plan`; partial ones are of some of its parts."""
         parts, shards = set(self.parts), {source.shard for source in plan.sources}
         return (
             self.records_sha256 in (None, plan.records_sha256)
@@ -131,10 +131,10 @@ class Delivery(JsonFile):
 
 
 def written_of(value: dict[str, Any]) -> dict[str, Written]:
-    """Return what a JSON object of results by file name says, such as exports.json; entries that
-    say nothing are left out."""
-    found = {}
+    """Return the results in a JSON object by file name, such as exports.json, without entries that
+    are not valid."""
+    results = {}
     for name, about in value.items():
         with contextlib.suppress(ValidationError):
-            found[name] = Written.model_validate(about)
-    return found
+            results[name] = Written.model_validate(about)
+    return results

@@ -1,7 +1,7 @@
-"""Whether the disk can hold what a run is going to write: said, or refused, before it is computed.
+"""Whether the disk has space for a run's files: a run is refused before it computes anything.
 
-Embeddings don't compress, so what they take is known from their shape. Free space is what the
-file system says: of a quota it mostly knows nothing.
+Embeddings do not compress, so their shape gives their size. The free space is the file system's
+own figure, which mostly ignores quotas.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from featuremill.base.words import human_bytes
 from featuremill.store.formats import format_of, kind_of
 
 MARGIN = 1.05
-"""Share of the estimate that has to be free: logs, receipts and reports come to it too."""
+"""The free space has to be so many times the estimate: logs, receipts and reports come on top."""
 BYTES_A_ROW = 64
-"""What a row of a part, or of merge's shuffle, takes beside its values."""
+"""Bytes of a row of a part, or of merge's shuffle, without its values."""
 ADVICE = (
     "free some, ask for fewer outputs, or move the run to a larger disk (results/ may be a link)"
 )
@@ -30,25 +30,25 @@ log = logging.getLogger("featuremill")
 
 
 class Need(NamedTuple):
-    """Something that is going to be written."""
+    """A file or folder that is going to be written."""
 
     what: str
     folder: Path
-    """Where; it exists."""
+    """The folder that it is written to, which exists."""
     num_bytes: int
     num_files: int = 0
-    """Where there are many."""
+    """0 where they are few."""
 
 
 def stored_bytes(values: pa.Schema, num_rows: int, num_residues: int) -> int:
-    """Return what parts with so many rows take, and merge's shuffle of them."""
+    """Return the bytes of parts with so many rows, or of merge's shuffle of them."""
     return expected_bytes(values, num_rows, num_residues) + BYTES_A_ROW * num_rows
 
 
 def needs_of_outputs(
     outputs: Iterable[str], values: pa.Schema, num_rows: int, num_residues: int, folder: Path
 ) -> list[Need]:
-    """Return what each of the results in `folder` takes, about."""
+    """Return about how much space each of the results in `folder` takes."""
     needs = []
     for name in outputs:
         format = format_of(name)
@@ -66,13 +66,13 @@ def described(needs: Iterable[Need]) -> str:
 
 
 def check(needs: Sequence[Need], run: Path) -> None:
-    """Refuse to go on when a file system that is written to has too little room.
+    """Refuse the run when a file system that it writes to has too little free space.
 
     Raises:
-        UserError: says what is needed, what is free and what to do; a warning in its place when
+        UserError: with the needed and the free space, and what to do. It is a warning instead if
             the user set `FEATUREMILL_WITHOUT_ROOM=1`.
     """
-    problems = [found for group in _by_file_system(needs) if (found := _problem(group))]
+    problems = [problem for group in _by_file_system(needs) if (problem := _problem(group))]
     if not problems:
         return
     problem = f"{run}: {' and '.join(problems)}"
@@ -93,10 +93,10 @@ def _by_file_system(needs: Sequence[Need]) -> list[list[Need]]:
 
 
 def _problem(needs: list[Need]) -> str:
-    """Return what the file system of `needs` cannot hold, or nothing."""
+    """Return why the file system of `needs` cannot hold them; "" where it can."""
     folder = needs[0].folder
     size, disk = sum(need.num_bytes for need in needs), shutil.disk_usage(folder)
-    if disk.total and size * MARGIN > disk.free:  # some in user space say nothing: all is 0
+    if disk.total and size * MARGIN > disk.free:  # some file systems in user space report 0
         return (
             f"it needs about {human_bytes(size)} more ({described(needs)}) and a twentieth to "
             f"spare, and the disk of {folder} has {human_bytes(disk.free)} free"
@@ -105,7 +105,7 @@ def _problem(needs: list[Need]) -> str:
 
 
 def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
-    """Return the bytes of the values: exact for fixed sizes, an element a residue in lists."""
+    """Return the bytes of the values: exact for fixed sizes; lists count an element a residue."""
     return sum(_bytes_of(field.type, num_rows, total_length) for field in schema)
 
 

@@ -1,6 +1,6 @@
-"""failed.tsv: the records of a run without values, each with the reason; its one reader.
+"""failed.tsv: the records of a run without values, each with its reason; its one reader.
 
-They are also told by reason, with what a person can do about each.
+It also groups them by reason, each with what a user can do about it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
 
 MOST_LISTED = 50
-"""Groups of failed.tsv."""
+"""Most groups of records that are shown."""
 MOST_TOLD_APART = 1_000
-"""Reasons: they are a workload's words, and one that writes the sequence into them must not fill
-the memory."""
+"""Most different reasons that are counted. A workload writes them; if one writes the sequence into
+each, they must not fill the memory."""
 MOST_EXAMPLES = 3
 MOST_DETAIL = 60
 
@@ -28,7 +28,7 @@ class Failure(NamedTuple):
     """A record without values: a row of failed.tsv, whose columns these are."""
 
     id: str
-    """Its control characters are written out, as in the file."""
+    """With escaped control characters, as in the file."""
     source: str
     """The input file."""
     line: str
@@ -36,11 +36,11 @@ class Failure(NamedTuple):
     """failed, refused or, in partial results, pending."""
     reason: str
     sample: str = ""
-    """A column of runs with samples alone."""
+    """Only runs with samples have this column."""
 
 
 COLUMNS = Failure._fields[:-1]
-"""Those of a run without samples."""
+"""The columns of a run without samples."""
 
 
 def read(path: Path) -> Iterator[Failure]:
@@ -53,28 +53,28 @@ def read(path: Path) -> Iterator[Failure]:
     csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
-            told = {name: row[name] for name in COLUMNS}
-            yield Failure(**told, sample=row.get("sample", ""))
+            values = {name: row[name] for name in COLUMNS}
+            yield Failure(**values, sample=row.get("sample", ""))
 
 
 class Reason(NamedTuple):
-    """What records have in common that are counted together."""
+    """What all records of a group have in common."""
 
     status: str
     """failed or refused."""
     kind: str
-    """Its word in base/reasons.py, as retry takes it."""
+    """Its code in base/reasons.py, as retry takes it."""
     reason: str
-    """Up to its first colon: what it says of more than one record."""
+    """The text up to its first colon, which is equal for all records of the group."""
 
 
 class Example(NamedTuple):
-    """One record of a group, cut to a length that a table can hold."""
+    """One record of a group, its texts cut to fit into a table."""
 
     id: str
     where: str = ""
     detail: str = ""
-    """What the reason says about this record alone; often empty."""
+    """The text of the reason behind the colon; often empty."""
 
 
 class Group(NamedTuple):
@@ -87,11 +87,11 @@ class Group(NamedTuple):
     """Of records."""
     examples: Sequence[Example] = ()
     command: str | None = None
-    """What lets them be tried again, where that makes sense."""
+    """The command that tries them again, where that makes sense."""
     logs: str | None = None
-    """What finds the logs that tell more, where they do."""
+    """The command that finds their logs, where these have more."""
     samples: Mapping[str, int] = MappingProxyType({})
-    """Records of each sample, the most first; of refused ones only once there is failed.tsv."""
+    """Records of each sample, the largest number first. For refused records it needs failed.tsv."""
 
     @property
     def remedy(self) -> str:
@@ -99,18 +99,18 @@ class Group(NamedTuple):
         return kind_of(self.reason).remedy
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
+        """Return it as `--json` prints it."""
         ids = [example.id for example in self.examples]
-        told = {**self._asdict(), "examples": ids, "remedy": self.remedy}
-        samples = told.pop("samples")
-        return {**told, "samples": samples} if samples else told
+        fields = {**self._asdict(), "examples": ids, "remedy": self.remedy}
+        samples = fields.pop("samples")
+        return {**fields, "samples": samples} if samples else fields
 
 
 class Listed(NamedTuple):
-    """What failed.tsv says."""
+    """The content of failed.tsv in groups."""
 
     groups: list[Group]
-    """The commonest first; at most MOST_LISTED."""
+    """The largest first; at most MOST_LISTED."""
     listed: int
     """Records in the file."""
     not_shown: int
@@ -120,13 +120,13 @@ class Listed(NamedTuple):
 
 
 def reason_of(status: str, text: str) -> Reason:
-    """Return what is counted together with the reason `text` of a record."""
+    """Return the group of a record with the reason `text`."""
     return Reason(status, kind_of(text).name, clipped(head_of(text)))
 
 
 def by_number(samples: Mapping[str, int]) -> dict[str, int]:
-    """Return how many records samples have, the most first."""
-    return dict(sorted(samples.items(), key=lambda one: (-one[1], one[0])))
+    """Return the number of records of each sample, the largest first."""
+    return dict(sorted(samples.items(), key=lambda item: (-item[1], item[0])))
 
 
 def read_list(path: Path) -> Listed:
@@ -149,7 +149,7 @@ def read_list(path: Path) -> Listed:
             id = f"{failure.sample}/{failure.id}" if failure.sample else failure.id
             example = Example(clipped(id), where, clipped(detail, MOST_DETAIL))
             examples[reason].append(example)
-    commonest = sorted(counts, key=lambda one: (-counts[one], one))[:MOST_LISTED]
+    commonest = sorted(counts, key=lambda reason: (-counts[reason], reason))[:MOST_LISTED]
     groups = [
         Group(*reason, counts[reason], examples[reason], samples=by_number(samples[reason]))
         for reason in commonest

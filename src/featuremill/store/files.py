@@ -1,4 +1,4 @@
-"""How a file gets its final name, what its digest is, and how JSON is written and read."""
+"""Files: atomic writes, digests, and JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ DIGEST_LENGTH = 32
 
 
 SEAL = "seal"
-"""Key of a JSON file's own digest: a damaged byte must not pass for another number or name."""
+"""Key of a JSON file's own digest, which detects damaged numbers and names."""
 MOST_SYNCED = 1_000
-"""Files of a folder that are synced one by one; more of them all at once."""
+"""A folder with more files is synced by one call for the machine, not file by file."""
 
 
 def digest_of(parts: Iterable[bytes]) -> str:
@@ -40,22 +40,22 @@ def sha256_of(path: Path) -> str:
 
 
 def files_below(folder: Path) -> list[str]:
-    """Return the files below `folder`, sorted, as paths inside it; names that begin with a dot do
-    not count, be they of files or folders.
+    """Return the files below `folder`, sorted, as paths inside it, without files and folders whose
+    name begins with a dot.
 
     Raises:
         OSError: it, or a folder in it, cannot be read.
         UserError: a name is not in UTF-8.
     """
-    found = []
+    listed = []
     for place, folders, names in os.walk(folder, onerror=_raise):
         folders[:] = [name for name in folders if name[0] != "."]
         paths = [Path(place, name) for name in names if name[0] != "."]
-        found += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
-    for name in found:
+        listed += [path.relative_to(folder).as_posix() for path in paths if path.is_file()]
+    for name in listed:
         if not name.isascii() and (shown := os.fsencode(name).decode("utf-8", "replace")) != name:
             raise UserError(f"{folder}: the name of {shown} in it is not in UTF-8; rename it.")
-    return sorted(found)
+    return sorted(listed)
 
 
 def _raise(error: OSError) -> NoReturn:
@@ -76,20 +76,20 @@ def bytes_at(path: Path) -> int:
 
 
 def digest_of_folder(sha256_by_name: Mapping[str, str]) -> str:
-    """Return one sha256 for files of a folder: that of what `sha256sum` prints in it, sorted."""
+    """Return one sha256 for files of a folder: the digest of the sorted lines of `sha256sum`."""
     lines = [f"{sha256}  {name}\n" for name, sha256 in sorted(sha256_by_name.items())]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def make_own_folder(folder: Path) -> None:
-    """Make `folder` for this user, if it is not there; see that nobody else can put files into it:
-    it may lie where everybody writes.
+    """Make `folder` for this user, if it is not there, and check that no other user can put files
+    into it: its parent may be open to all.
 
     Raises:
-        OSError: when it is a link, somebody else's, or open to others.
+        OSError: it is a link, or another user's, or open to others.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    about = folder.lstat()  # a link of somebody else's may lead to a folder of ours
+    about = folder.lstat()  # another user's link may lead to a folder of this user
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
         raise OSError("it is a link, or belongs to another user")
     if about.st_mode & 0o022:
@@ -98,11 +98,11 @@ def make_own_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
-    """Yield a temporary path in `path`'s folder that becomes `path`, synced, when the block ends
-    well.
+    """Yield a temporary path in `path`'s folder. If the block ends well, it is synced and becomes
+    `path`.
 
-    A reader sees the old file or the whole new one, whatever dies in between. Without sync this
-    does not hold for a machine that loses power: use `sync_folder` later.
+    A reader sees the old file or the complete new one, also after a kill. Without sync this does
+    not hold for a machine that loses power: use `sync_folder` later.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -122,11 +122,11 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder that becomes `path`, synced, when the block ends well."""
+    """Yield a temporary folder. If the block ends well, it is synced and becomes `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
-        inside = temporary / path.name  # made by us, so with everybody's permissions
+        inside = temporary / path.name  # mkdir heeds the umask, mkdtemp's 0700 does not
         inside.mkdir()
         yield inside
         sync_folder(inside)
@@ -148,7 +148,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove the file, or the folder with all that is in it, at `path`, if there is one."""
+    """Remove the file, or the folder with its content, at `path`, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -165,7 +165,7 @@ def sync(path: Path) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the JSON object in `path`; None when it is not there or not whole."""
+    """Return the JSON object in `path`; None when it is not there or not valid."""
     try:
         value = json.loads(path.read_text("utf-8"))
     except (FileNotFoundError, ValueError, RecursionError):
@@ -190,7 +190,7 @@ def sealed(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seal_of(value: Mapping[str, Any]) -> str:
-    """Return the digest of the JSON object `value` that stands in its file."""
+    """Return the digest of the JSON object `value` for its key SEAL."""
     canonical = json.dumps(value, sort_keys=True)
     return digest_of([canonical.encode()])
 

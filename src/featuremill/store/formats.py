@@ -1,8 +1,8 @@
-"""Which result files there are: an output is a module with its `FORMAT` and its `Writer`.
+"""The result files: an output is a module with its `FORMAT` and its `Writer`.
 
-Packages, featuremill itself too, register theirs as entry points of the group
-`featuremill.outputs`. Importing one costs nothing: what it writes with is imported by its `Writer`.
-The config, plan's estimate, merge and all who read results go by these.
+Packages, featuremill itself too, register them as entry points of the group `featuremill.outputs`.
+Importing such a module is cheap: only its `Writer` imports libraries. The config, plan's estimate,
+merge and all readers of results use these.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ GROUP = "featuremill.outputs"
 OF_ITS_AUTHOR = "that is for its author to fix"
 ALL_FILES = ("**/*",)
 OF_SNAKEMAKE = ".snakemake_timestamp"
-"""A file that Snakemake has in each folder that a rule makes."""
+"""A file that Snakemake puts into each folder that a rule makes."""
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
     "pooled": "one vector a record",
     "per_residue": "a vector or number for each residue of a record",
     "table": "texts, single numbers, structs and lists of them",
 }
-"""What a column of values may be."""
+"""The kinds of columns of values."""
 log = logging.getLogger("featuremill.outputs")
 
 
@@ -48,34 +48,34 @@ class Format(NamedTuple):
     made_for: str
     """What reads it."""
     bytes_a_record: int
-    """What a record takes beside its values, about: id, header, and the format's own."""
+    """About how many bytes a record takes without its values: id, header, and the format's own."""
     kind: Kind | None = None
-    """The values that it holds and cannot do without; None where it takes whatever there is."""
+    """The kind of values that it holds and needs; None where it takes all kinds."""
     columns: re.Pattern[str] | None = None
-    """What the name of every column has to be like; None where it takes any."""
+    """What the name of every column has to match; None where it takes any."""
     columns_like: str = ""
     """An example of such a name."""
     most_records: int | None = None
-    """From more on it stops being sensible; None where it never does."""
+    """For more records it is not sensible; None where there is no limit."""
     why_not_more: str = ""
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
-    """Patterns of the files in such a folder that hold values: bytes and sha256 are of these."""
+    """Patterns of the files in such a folder that hold values. Size and sha256 are of these."""
     takes_samples: bool = False
     """Whether its Writer takes the column `sample`; if not, it gets ids <sample>/<id>."""
     has_sidecar: bool = False
-    """Whether the attributes stand in a file of their own, as the format has no place for them."""
+    """Whether the attributes are in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
     times_as_large: float = 1.0
-    """What its values take, of what they take as binary numbers."""
+    """The size of its values in relation to binary numbers."""
     environment: Path | None = None
-    """The conda environment that `--sdm conda` makes for a merge that writes it; None where any
-    with featuremill will do."""
+    """The conda environment that `--sdm conda` makes for a merge that writes it; None where that of
+    featuremill is enough."""
 
 
 @functools.cache
 def names() -> list[str]:
-    """Return the names of all outputs: the tables first, those of other packages last."""
+    """Return the names of all outputs: tables first, those of other packages last."""
     ours = sorted(entry_points.own(GROUP), key=lambda name: not name.startswith("parquet"))
     return [*ours, *entry_points.others(GROUP)]
 
@@ -115,7 +115,7 @@ def module_of(name: str) -> ModuleType:
 
 
 def _who(name: str) -> str:
-    """Return the output called `name` with the package that it is of."""
+    """Return the output called `name` and its package, in words."""
     point = entry_points.find(GROUP, name)
     assert point
     return f"output {name} of package {point.dist.name if point.dist else point.value}"
@@ -123,8 +123,8 @@ def _who(name: str) -> str:
 
 @contextlib.contextmanager
 def told(name: str, what: str) -> Iterator[None]:
-    """Tell what the output called `name` raises in `what` as its own, where it is another
-    package's."""
+    """Attribute what the output called `name` raises in `what` to its package, if that is another
+    one."""
     try:
         yield
     except (UserError, WorkloadError, IntegrityError, OSError, MemoryError):
@@ -138,13 +138,13 @@ def told(name: str, what: str) -> Iterator[None]:
 
 
 def format_of(name: str) -> Format:
-    """Return what the output called `name` is like.
+    """Return the format of the output called `name`.
 
     Raises:
         UserError: as `module_of` does.
     """
-    found: Format = module_of(name).FORMAT
-    return found
+    format: Format = module_of(name).FORMAT
+    return format
 
 
 @functools.cache
@@ -154,47 +154,47 @@ def files() -> dict[str, str]:
 
 
 def _named() -> Iterator[tuple[str, str]]:
-    """Yield each output with its file; who takes a few imports no more than these."""
+    """Yield each output with its file; each is imported when it is yielded."""
     for name in names():
         try:
             yield name, format_of(name).file
-        except UserError:  # said to whoever asks for it
+        except UserError:  # a config that asks for it gets the message
             if not entry_points.of_others(GROUP, name):
                 raise
 
 
 def outputs_of(files: Iterable[str]) -> dict[str, str]:
     """Return the output that each of the result `files` is of, by file, in the order of outputs."""
-    sought, found = set(files), dict[str, str]()
+    sought, outputs = set(files), dict[str, str]()
     for name, file in _named() if sought else ():
         if file in sought:
-            found[file] = name
-            if len(found) == len(sought):
+            outputs[file] = name
+            if len(outputs) == len(sought):
                 break
-    return found
+    return outputs
 
 
 FAILED = ("failed.tsv", "failed.fa")
-"""What every merge writes beside its outputs: records without values, and how to try them again."""
+"""Files of every merge beside its outputs: the records without values, as table and FASTA."""
 SAMPLES = "samples.tsv"
-"""What a merge writes of a run with samples: each with its records, and what became of them."""
+"""A file of merge for a run with samples: how many records of each have which state."""
 NOTES = "notes.tsv"
-"""What a whole merge writes besides: records that were cut or cleaned, and how."""
+"""A file of every merge that is not partial: records that were cut or cleaned, and how."""
 EXPORTS = "exports.json"
-"""What `featuremill export` wrote beside the results; a merge removes it with the files."""
+"""Lists the files of `featuremill export`; a merge removes it and them."""
 PARTIAL = "partial"
-"""The folder in `results/<run>/` with what was computed when someone asked: the same files."""
+"""The folder in `results/<run>/` with partial results: the same files."""
 OF_THE_RUN = (
     *("plan.json", "records.parquet", "manifest.json", "receipts", "store"),
     *(*FAILED, SAMPLES, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
-"""What else stands in `results/<run>/`, so that no output may be called like it."""
+"""The other names in `results/<run>/`, which no output may have."""
 ABOUT = ("id", "accession", "description", "length", "sha256")
-"""Columns of a finished table that are no values; a run with samples also has `sample`."""
+"""Columns of a finished table without values; a run with samples also has `sample`."""
 
 
 def kind_of(kind: pa.DataType) -> Kind:
-    """Return what a column of values of this Arrow type is."""
+    """Return the kind of a column of values of this Arrow type."""
     import pyarrow as pa
 
     if pa.types.is_fixed_size_list(kind) and _is_number(kind.value_type):
@@ -213,10 +213,10 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
-    """Refuse outputs that have no place for values of this schema.
+    """Refuse outputs that cannot hold values of this schema.
 
     Raises:
-        UserError: names the first.
+        UserError: with the first of them.
     """
     kinds = {field.name: kind_of(field.type) for field in values}
     for output in outputs:
@@ -241,13 +241,13 @@ def sidecar_of(file: str) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a result; in a folder, Snakemake has one of its own beside them."""
+    """Return the files of a result, of a folder without Snakemake's own file."""
     if not path.is_dir():
         return [path]
     output = outputs_of([path.name]).get(path.name)
     holds = format_of(output).holds if output else ALL_FILES
-    found = {file for pattern in holds for file in path.glob(pattern) if file.name != OF_SNAKEMAKE}
-    return sorted(file for file in found if file.is_file())  # headers make folders of any name
+    paths = {file for pattern in holds for file in path.glob(pattern) if file.name != OF_SNAKEMAKE}
+    return sorted(path for path in paths if path.is_file())  # ids may become names of folders
 
 
 def bytes_of(path: Path) -> int:
@@ -258,11 +258,10 @@ def bytes_of(path: Path) -> int:
 def digest_of_result(path: Path) -> str:
     """Return the sha256 of a result, as manifest.json has it.
 
-    A folder's is that of what `sha256sum part-*` (or of all `.pt` files, sorted) prints in it.
+    Of a folder it is the digest of what `sha256sum part-*` (or of all `.pt` files, sorted) prints.
     """
     if not path.is_dir():
         return sha256_of(path)
-    # Not of what Snakemake has beside them.
     return digest_of_folder(
         {str(file.relative_to(path)): sha256_of(file) for file in files_of(path)}
     )

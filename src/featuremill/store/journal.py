@@ -1,18 +1,18 @@
-"""The journal of one part: batches of rows on disk, and a log that says which of them count.
+"""The journal of one part: batches of rows on disk, and a log of those that count.
 
 The data file holds Arrow stream bytes (schema, then record batches) and becomes the part by a
-rename. A cut at a batch border or a page of zeros both read as clean Arrow, so the log decides, not
-the reader: a batch counts when its `commit` line is there and the hash of its bytes agrees. The
-log:
+rename. Arrow reads a file that was cut at a batch border, or that ends with zeros, without an
+error. So the log decides: a batch counts when its `commit` line is there and the hash of its bytes
+agrees. The log:
 
-    featuremill-journal 1 <batch_cost>     the budget that batches were made with
+    featuremill-journal 1 <batch_cost>     the budget of a batch
     begin <row>,<row>,…                    rows of the shard that go to the device now
     commit <end offset> <xxh3> <rows>      the rows up to this offset of the data file are good, and
                                            how many this batch has
-    abort                                  what was begun failed without harm to the worker
+    abort                                  the rows on the device failed, the worker did not
     strike <row>,<row>,…                   the worker died with these rows in flight
 
-Batches commit in the order in which they began, and several may have begun.
+Batches are committed in the order of their `begin` lines; several may be in flight.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from featuremill.store.journal_log import MAGIC, Commit, LogState, joined, read_
 from featuremill.store.messages import Messages, Piece
 
 SYNC_SECONDS = 3.0
-"""Time between syncs: one costs up to a tenth of a second, a lost batch is only computed again."""
+"""Time between syncs. One takes up to 0.1 s; a batch that was not synced may be computed again."""
 END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 COLUMNS = [
     pa.field("sha256", pa.binary(32), nullable=False),
     pa.field("status", pa.string(), nullable=False),
     pa.field("reason", pa.string()),
 ]
-"""What the core puts before a workload's values; status is "ok" or "failed"."""
+"""The core's columns before the workload's values; status is "ok" or "failed"."""
 
 
 def part_schema(values: pa.Schema) -> pa.Schema:
@@ -49,20 +49,20 @@ def part_schema(values: pa.Schema) -> pa.Schema:
 
 
 class Journal:
-    """An open journal: append batches, then finish. One process at a time (the caller holds a
-    lock); in it, batches may begin on one thread while another commits those before them."""
+    """An open journal: append batches, then finish. The caller's lock keeps other processes away.
+    One thread may begin batches while another commits earlier ones."""
 
     def __init__(self, path: Path, schema: pa.Schema, batch_cost: int) -> None:
-        """Open the journal at `path`, keeping what an earlier writer committed.
+        """Open the journal at `path` and keep the batches that an earlier writer committed.
 
-        The budget `batch_cost` only counts for a new journal; an old one keeps its own.
+        `batch_cost` is the budget of a new journal; an existing one keeps its own.
         """
         self.path = path
         self.log_path = path.with_suffix(".log")
         self.schema = schema
         self._messages = Messages(schema)
         self._hasher = ThreadPoolExecutor(1, "hash")
-        self._hasher.submit(int).result()  # its thread starts now, while memory is left for it
+        self._hasher.submit(int).result()  # the thread starts now, while there is memory for it
         path.parent.mkdir(parents=True, exist_ok=True)
         self._hash = xxhash.xxh3_128()
         state = read_log(self.log_path)
@@ -84,7 +84,7 @@ class Journal:
         self._synced = time.monotonic()
 
     def _good_commits(self, state: LogState | None) -> list[Commit]:
-        """Return the leading commits whose bytes are as the log says, hashing them on the way."""
+        """Return the commits up to the first whose bytes do not match; hash the bytes."""
         if state is None or not self.path.exists():
             return []
         header = self.schema.serialize().to_pybytes()
@@ -106,7 +106,7 @@ class Journal:
         return good
 
     def _recalled(self, commits: list[Commit]) -> list[Commit]:
-        """Count the rows of good commits; return these with their numbers of rows."""
+        """Count the rows of good commits; return the commits with their numbers of rows."""
         counted = []
         with pa.memory_map(str(self.path)) as source:
             reader = pa.ipc.open_stream(source)
@@ -120,22 +120,22 @@ class Journal:
         lines = [f"{MAGIC} {self.batch_cost}"]
         lines += [f"commit {end} {digest} {num_rows}" for end, digest, num_rows in commits]
         lines += [f"strike {joined(rows)}" for rows in strikes]
-        fresh = self.log_path.with_suffix(".log.new")
-        fresh.write_text("\n".join(lines) + "\n", "ascii")
-        fresh.replace(self.log_path)
+        new = self.log_path.with_suffix(".log.new")
+        new.write_text("\n".join(lines) + "\n", "ascii")
+        new.replace(self.log_path)
 
     def begin(self, rows: Iterable[int]) -> None:
         """Note that these rows of the shard go to the device now."""
         self._write_log(f"begin {joined(rows)}")
 
     def abort(self) -> None:
-        """Note that nothing is on the device any more, and that what was begun has failed."""
+        """Note that the rows on the device have failed, and that none is there any more."""
         self._write_log("abort")
 
     def commit(self, batch: pa.RecordBatch) -> None:
         """Append one batch of finished rows."""
         pieces = self._messages.of(batch)
-        if len(pieces) == 1:  # nothing large: this takes less time than asking a thread does
+        if len(pieces) == 1:  # for small batches this is faster than a thread
             digest = self._hashed(pieces)
             self._data.writelines(pieces)
         else:
@@ -157,7 +157,7 @@ class Journal:
         return self._hash.hexdigest()
 
     def close(self) -> None:
-        """Close the files; what is committed stays for the next writer."""
+        """Close the files; committed batches stay for the next writer."""
         self._hasher.shutdown()
         self._data.close()
         self._log.close()
@@ -172,7 +172,7 @@ class Journal:
         self._hash.update(content)
 
     def _hashed(self, pieces: Sequence[Piece]) -> str:
-        """Return the hash of a batch's bytes, and add them to that of the whole file."""
+        """Return the hash of a batch's bytes, and add the bytes to the hash of the file."""
         digest = xxhash.xxh3_64()
         for piece in pieces:
             digest.update(piece)
@@ -184,7 +184,7 @@ class Journal:
         start, end = 32 * sha256.offset, 32 * (sha256.offset + len(sha256))
         content = bytes(memoryview(sha256.buffers()[1])[start:end])
         self.rows_done.update(content[at : at + 32] for at in range(0, len(content), 32))
-        # Counted in a batch of thousands this takes as long as writing it, so not one by one.
+        # Counting row by row would take as long as writing a batch of thousands.
         num_failed = len(sha256) - batch.column("reason").null_count
         self.counts.update(ok=len(sha256) - num_failed, failed=num_failed)
 

@@ -1,7 +1,7 @@
-"""What the log beside a journal's data says, and what is done to a journal that nobody writes.
+"""The log of a journal: its reader, and changes to a journal that no worker writes.
 
-Here is what the supervisor needs of `featuremill.store.journal`, which describes the log: it starts
-without Arrow, which the worker has.
+`featuremill.store.journal` describes the log. The supervisor uses this module, which does not
+import Arrow.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Commit(NamedTuple):
 
 
 class LogState(NamedTuple):
-    """What a log says: the budget, the committed batches, the strikes, and all rows in flight."""
+    """The content of a log: the budget, the committed batches, the strikes, and all rows in
+    flight."""
 
     batch_cost: int
     commits: list[Commit]
@@ -36,18 +37,17 @@ class LogState(NamedTuple):
     in_flight: tuple[int, ...]
 
     def num_rows(self, data: Path) -> int:
-        """Return how many rows are committed of those that the data file `data` holds, by its
-        size."""
+        """Return the number of committed rows that lie within the size of the data file `data`."""
         num_bytes = data.stat().st_size if data.exists() else 0
         return sum(commit.num_rows for commit in self.commits if commit.end <= num_bytes)
 
 
 def read_log(path: Path) -> LogState | None:
-    """Return what the log at `path` says, up to its first unreadable line; None for no usable
-    log."""
+    """Return the content of the log at `path`, up to its first unreadable line; None without a
+    usable log."""
     if not path.exists():
         return None
-    lines = path.read_bytes().split(b"\n")[:-1]  # what follows the last newline was cut off
+    lines = path.read_bytes().split(b"\n")[:-1]  # the text behind the last newline was cut off
     commits: list[Commit] = []
     strikes: list[tuple[int, ...]] = []
     in_flight: deque[tuple[int, ...]] = deque()
@@ -65,7 +65,7 @@ def read_log(path: Path) -> LogState | None:
                 continue
             if word == "commit":
                 commits.append(Commit(_natural(rest[0]), rest[1], _natural(rest[2], least=0)))
-                if in_flight:  # what is quarantined is committed without a beginning
+                if in_flight:  # a quarantined record has no `begin`
                     in_flight.popleft()
             elif word == "begin":
                 in_flight.append(_rows(rest[0]))
@@ -92,21 +92,21 @@ def _natural(text: str, least: int = 1) -> int:
 
 
 def num_rows_in(path: Path) -> int:
-    """Return how many rows the journal at `path` holds."""
+    """Return the number of committed rows of the journal at `path`."""
     state = read_log(path.with_suffix(".log"))
     return state.num_rows(path) if state else 0
 
 
 def add_strike(log_path: Path, rows: Iterable[int]) -> None:
     """Note in a closed journal's log that a worker died with `rows` in flight."""
-    with log_path.open("ab") as log:  # a new line first, in case the dead writer's last one is torn
+    with log_path.open("ab") as log:  # a killed writer may have left half a line
         log.write(f"\nstrike {joined(rows)}\n".encode("ascii"))
         log.flush()
         os.fsync(log.fileno())
 
 
 def remove(path: Path) -> None:
-    """Remove what a finished journal leaves beside its part."""
+    """Remove the log of a finished journal, whose data file has become a part."""
     path.with_suffix(".log").unlink(missing_ok=True)
 
 
@@ -120,5 +120,5 @@ def digest_of_file(path: Path) -> str:
 
 
 def joined(rows: Iterable[int]) -> str:
-    """Return rows as a log has them."""
+    """Return rows as a log lists them."""
     return ",".join(map(str, rows))

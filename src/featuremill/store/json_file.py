@@ -1,7 +1,7 @@
-"""JSON files of a run as typed, frozen objects: written whole and sealed, checked when read.
+"""JSON files of a run as typed, frozen objects: written atomically and sealed, checked when read.
 
-Keys that this version does not know are kept: a file goes back as it came. A file of a newer
-version is not read at all, as its keys may mean something else.
+Keys that this version does not have are kept when a file is written again. A file of a newer
+version is refused, as its keys may mean something else.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store.files import SEAL, seal_of, sealed, write_json
 
 Number = int | float
-"""A count or a measure, written as it was: 0 and 0.0 are other bytes."""
+"""A count or a measure; 0 and 0.0 are written differently, and stay as they were."""
 
 
 class Record(BaseModel):
-    """What stands in such a file, or in a part of it."""
+    """An object of such a file."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the JSON object: keys in the order of the fields, those that were never told left
-        out."""
+        """Return the JSON object: keys in the order of the fields, without those that were not
+        set."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 class JsonFile(Record):
-    """A whole file."""
+    """The object that is the file."""
 
     NEWEST: ClassVar[int] = 1
-    """The newest `version` that is understood."""
+    """The newest `version` that this class reads."""
     REMEDY: ClassVar[str] = "delete it and run the same command again: what is computed is kept"
     IS_SEALED: ClassVar[bool] = True
-    """Whether it is written with a digest of itself. One that is read without it counts as whole:
-    older files have none."""
+    """Whether the file is written with its own digest. A file without one is read unchecked: early
+    files have none."""
 
     version: int = 1
     seal: str | None = Field(default=None, exclude=True)
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return what the file `path` says.
+        """Return the content of the file `path`.
 
         Raises:
             FileNotFoundError: when there is none.
             IntegrityError: when it is not what was written.
             UserError: when a newer featuremill wrote it.
         """
-        found = cls._parsed(path)
-        if found is None:
+        content = cls._parsed(path)
+        if content is None:
             raise IntegrityError(f"{path}: its content is not what was written; {cls.REMEDY}.")
-        return found
+        return content
 
     @classmethod
     def find(cls, path: Path) -> Self | None:
-        """Return what the file `path` says; None when it is not there, or not what was written.
+        """Return the content of the file `path`; None when it is not there or damaged.
 
         Raises:
             UserError: when a newer featuremill wrote it.
@@ -94,6 +94,6 @@ class JsonFile(Record):
             return None
 
     def write(self, path: Path, is_synced: bool = True) -> None:
-        """Write the file `path` as `replacing` does, readable by people."""
+        """Write the file `path`, readable by people; readers see the old or the new content."""
         value = self.as_json()
         write_json(path, sealed(value) if self.IS_SEALED else value, is_synced)

@@ -1,7 +1,8 @@
-"""records.parquet, the ledger of a run: one row an input record, in input order.
+"""records.parquet, the ledger of a run: one row for each input record, in input order.
 
-Each record is planned (its values stand in a shard's row), refused (with a reason), or a duplicate
-of another. plan writes it and retry moves rows in it; who reads it never has all of it in memory.
+Each record is planned (a row of a shard gets its values), refused (with a reason), or a duplicate
+of another. plan writes it, and retry changes the shards of rows. Readers hold a part of it in
+memory at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import pyarrow.parquet as pq
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 STATUSES = ("planned", "refused", "duplicate")
 READ_ROWS = 100_000
-"""Rows that are read together, and that stand together in a row group."""
+"""Rows of a row group, and of a batch that is read."""
 NAMES = pa.dictionary(pa.int32(), pa.string())
 SCHEMA = pa.schema(
     {
@@ -37,28 +38,28 @@ SCHEMA = pa.schema(
         "row": pa.int32(),
     }
 )
-"""`shard` and `row` say where its values stand; null where a record has none of its own. A run of
-samples has one column more, and says in the schema's metadata what is known of each."""
+"""`shard` and `row` locate the values; they are null for a record without its own. A run with
+samples has one more column, and the table of samples in the schema's metadata."""
 SAMPLE = "sample"
 
 
 def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """Return the schema of a ledger of these `samples`: their names, and their own columns."""
+    """Return the schema of a ledger of these `samples`, the columns of their table."""
     if not samples:
         return SCHEMA
     return SCHEMA.append(pa.field(SAMPLE, NAMES)).with_metadata({SAMPLE: json.dumps(samples)})
 
 
 def samples_of(path: Path) -> dict[str, list[str]]:
-    """Return what the ledger at `path` says of its samples, by column, the names in their order;
-    nothing of a run without."""
-    told: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
-    found: dict[str, list[str]] = json.loads(told)
-    return found
+    """Return the table of samples in the ledger at `path`, by column; empty for a run without
+    samples."""
+    text: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
+    samples: dict[str, list[str]] = json.loads(text)
+    return samples
 
 
 def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
-    """Return what tells each of the `rows` from all others of a run: the id, and with samples
+    """Return an id of each of the `rows` that is unique in the run: its id; with samples
     <sample>/<id>, as names of samples have no "/"."""
     if SAMPLE not in rows.schema.names:
         return rows["id"]
@@ -66,13 +67,13 @@ def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
 
 
 def split_id(full: str) -> tuple[str, str]:
-    """Return the sample and the id that `full_ids` made one of, in a run with samples."""
+    """Return the sample and the id of a full id, in a run with samples."""
     sample, _, id = full.partition("/")
     return sample, id
 
 
 def with_full_ids(rows: Rows) -> Rows:
-    """Return `rows` with what `full_ids` returns in place of the ids, and without samples."""
+    """Return `rows` with full ids in place of the ids, and without the column of samples."""
     if SAMPLE not in rows.schema.names:
         return rows
     place = rows.schema.get_field_index("id")
@@ -81,6 +82,6 @@ def with_full_ids(rows: Rows) -> Rows:
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the ledger at `path`, `READ_ROWS` rows together, in input order."""
+    """Yield these columns of the ledger at `path`, `READ_ROWS` rows at a time, in input order."""
     with pq.ParquetFile(path, buffer_size=2**20) as file:
         yield from file.iter_batches(READ_ROWS, columns=list(columns))

@@ -1,7 +1,7 @@
-"""Who is at work on something: the holder of a lock file writes into it who it is, for people.
+"""The holder of a lock file: it writes its process into the file, for people.
 
-One JSON object a line; later lines add to the first or replace what it says. The lock decides: what
-stands in the file means something only while the lock is held.
+Each line is a JSON object; keys of later lines are added or replace earlier ones. The content is
+valid only while the lock is held.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def told(lock: int) -> Iterator[None]:
-    """Let the held lock file with the descriptor `lock` say for the block who has it."""
+    """During the block, have the held lock file with the descriptor `lock` name this process."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     with contextlib.suppress(OSError):
         os.ftruncate(lock, 0)
@@ -33,27 +33,26 @@ def told(lock: int) -> Iterator[None]:
 
 
 def say(lock: int, **facts: Any) -> None:
-    """Add `facts` to what the held lock file says. No work ends because this cannot be written."""
+    """Add `facts` to the held lock file. It is no error if they cannot be written."""
     with contextlib.suppress(OSError):
         os.write(lock, json.dumps(facts).encode() + b"\n")
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return what the lock file `path` says; nothing where it says nothing that can be read."""
+    """Return the facts in the lock file `path`, as far as they can be read."""
     facts: dict[str, Any] = {}
     with contextlib.suppress(OSError):
         for line in path.read_text("utf-8", "replace").splitlines():
             with contextlib.suppress(ValueError):  # the last one is being written
-                told_now = json.loads(line)
-                facts |= told_now if isinstance(told_now, dict) else {}
+                added = json.loads(line)
+                facts |= added if isinstance(added, dict) else {}
     return facts
 
 
 def is_held(path: Path) -> bool | None:
-    """Tell whether somebody holds the lock file `path`; None where there are no locks.
+    """Return whether a process holds the lock file `path`; None where there are no locks.
 
-    Shares the lock for an instant when nobody holds it: who tries for it without waiting has to
-    try twice.
+    A free lock is shared for an instant: a process that does not wait for it has to try twice.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Arrow's messages of record batches, without copying what is large in them."""
+"""Arrow's messages of record batches, without copies of large buffers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 Piece: TypeAlias = bytes | pa.Buffer
 LARGE_BYTES = 2**20
-"""A buffer of this size is a piece of its own, where it stands; smaller ones are joined."""
+"""A buffer of this size is a piece of its own and is not copied; smaller ones are joined."""
 
 
 class Messages:
@@ -18,12 +18,12 @@ class Messages:
     def __init__(self, schema: pa.Schema) -> None:
         self._sink = _Sink()
         self._stream = pa.ipc.new_stream(self._sink, schema)
-        # Arrow puts the schema before the first batch: here that is one without rows, and for none.
+        # Arrow puts the schema before the first batch: here a batch without rows, which is dropped.
         nothing = [pa.nulls(0, field.type) for field in schema]
         self.of(pa.record_batch(nothing, schema=schema))
 
     def of(self, batch: pa.RecordBatch) -> list[Piece]:
-        """Return the message of a batch in pieces, which belong one after the other."""
+        """Return the message of a batch as consecutive pieces."""
         self._stream.write_batch(batch)
         pieces: list[Piece] = []
         for is_large, group in groupby(self._sink.take(), lambda piece: len(piece) >= LARGE_BYTES):
@@ -33,7 +33,7 @@ class Messages:
 
 
 class _Sink:
-    """A file, as far as Arrow needs one; it hands over whole buffers, and bytes between them."""
+    """What Arrow needs of a file; Arrow writes each buffer, and the bytes between, in one call."""
 
     closed = False
 

@@ -1,7 +1,7 @@
-"""Parts: whether one is what its receipt says, and where in it the rows of its shard are.
+"""Parts: a check against the receipt, and the place of the shard's rows.
 
-A part's rows stand in the order of batches, a shard's in the order of sha256; so the n-th row of
-the shard is the n-th of the part's sha256 column, sorted.
+A part has its rows in the order of batches, a shard in the order of sha256. So the n-th row of the
+shard is the n-th of the part's sha256 column after sorting.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Part(NamedTuple):
     values: pa.Schema
     num_failed: int
     share: float = 1.0
-    """How much of it is wanted, of a part that is taken from a store."""
+    """The share of its rows that the run wants; less than 1 only for a part of a store."""
 
     @property
     def wanted_bytes(self) -> float:
-        """About how many of its bytes are of rows that are wanted."""
+        """About how many of its bytes are of wanted rows."""
         return self.share * self.path.stat().st_size
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Read the part's batches one after the other; only one is in memory."""
+        """Read the part's batches one after the other, with one in memory."""
         with pa.OSFile(str(self.path)) as source:
             yield from pa.ipc.open_stream(source)
 
@@ -55,44 +55,46 @@ class Part(NamedTuple):
         return order_of(self.columns()[0])
 
     def columns(self) -> tuple[Digests, pa.Array]:
-        """Return each row's sha256, and why it failed or null, without reading the values."""
+        """Return each row's sha256 and its reason (null if it did not fail), without the values."""
         return read_columns(self.path)
 
 
 def open_part(
     folder: Results, plan: Plan, shard: PlannedShard, only_look: bool = False
 ) -> Part | None:
-    """Return the part of `shard`, an entry of `plan`, its bytes, rows and versions checked.
+    """Return the part of `shard`, an entry of `plan`, after a check of its bytes, rows and
+    versions.
 
-    With `only_look` it may be at work meanwhile: the receipt beside the part counts as much as the
-    declared one, a part that is not there is None, and nothing is set aside.
+    `only_look` is for a run that may be computing. Then the receipt beside the part counts too, a
+    missing part is None, and no file is changed.
 
     Raises:
-        IntegrityError: when the receipt or the bytes are not right, or of another version than the
-            plan; the part is then set aside and the receipt removed, so that the next run computes
-            it again.
+        IntegrityError: the receipt or the bytes are wrong, or of another version than the plan. The
+            part is then set aside and the receipt removed, so that the next run computes it again.
     """
     recipe, name = plan.recipe, shard.shard
     path, receipt_path = folder.part(recipe, name), folder.receipt(recipe, name)
     if only_look and not path.exists():
         return None
-    finds = [folder.find_receipt, folder.find_kept_receipt] if only_look else [folder.find_receipt]
-    receipts = [receipt for find in finds if (receipt := find(recipe, name))]
+    readers = [folder.find_receipt]
+    if only_look:
+        readers.append(folder.find_kept_receipt)
+    receipts = [receipt for read in readers if (receipt := read(recipe, name))]
     if not (receipts or only_look):
         if not receipt_path.exists():
             raise IntegrityError(
                 f"{path}: this part is not computed yet; let the run come to its end "
                 f"({command_line.again(folder.root)}), or take what there is with --partial."
             )
-        receipt_path.unlink()  # the part may be good, and has its own beside it
+        receipt_path.unlink()  # the part may be good: its other receipt is beside it
         raise IntegrityError(
             f"{receipt_path}: this receipt is incomplete, or for another part; run the same "
             "command again to have it written anew."
         )
     try:
         part = checked(path, receipts, shard.records)
-        told = part.receipt.workload_version, part.receipt.engine_version
-        if others := plan.settings.other_versions(*told):
+        versions = part.receipt.workload_version, part.receipt.engine_version
+        if others := plan.settings.other_versions(*versions):
             raise _damaged(path, f"it was computed by {others}, as planned")
         return part
     except IntegrityError:
@@ -104,17 +106,17 @@ def open_part(
 
 
 def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool = False) -> Part:
-    """Return a part that `plan` takes from a store, its bytes and rows checked.
+    """Return a part that `plan` takes from a store, after a check of its bytes and rows.
 
     Raises:
-        IntegrityError: when it is gone or not what was published; unless one may `only_look`, it is
-            noted then and plan.json removed, so that the next run does without it.
+        IntegrityError: it is gone or not what was published. Without `only_look` it is then noted
+            and plan.json removed, so that the next run does not use it.
     """
     path = Path(entry.path)
     before = shared.identity_of(path)
     try:
-        found = Receipt.find(path.with_suffix(".json"))
-        part = checked(path, [found] if found else [], entry.records)
+        receipt = Receipt.find(path.with_suffix(".json"))
+        part = checked(path, [receipt] if receipt else [], entry.records)
         if part.receipt.part != entry.shard or part.receipt.recipe != plan.recipe:
             raise _damaged(path, "it is another part")
     except (IntegrityError, UserError, OSError) as error:  # also a receipt of a newer featuremill
@@ -122,14 +124,14 @@ def open_taken(folder: Results, plan: Plan, entry: SharedPart, only_look: bool =
         if not only_look:
             _do_without(folder, path, before, problem)
         raise problem from None
-    # What failed elsewhere is not taken. The shard may be one of this run's as well.
-    receipt = part.receipt.model_copy(update={"shard": entry.shard})
-    return part._replace(receipt=receipt, num_failed=0, share=entry.wanted / entry.records)
+    # Failed rows are not taken. The receipt's shard may also be one of this run.
+    renamed = part.receipt.model_copy(update={"shard": entry.shard})
+    return part._replace(receipt=renamed, num_failed=0, share=entry.wanted / entry.records)
 
 
 def refuse_taken(folder: Results, part: Part, only_look: bool = False) -> IntegrityError:
-    """Return what is wrong with a taken part whose columns are not those of the run's own parts;
-    it is noted as in `open_taken`."""
+    """Return the error for a taken part with other columns than the run's own parts; it is noted
+    as in `open_taken`."""
     problem = _damaged(part.path, OTHER_COLUMNS)
     if not only_look:
         _do_without(folder, part.path, shared.identity_of(part.path), problem)
@@ -140,17 +142,20 @@ def _do_without(
     folder: Results, path: Path, identity: shared.Identity, problem: IntegrityError
 ) -> None:
     """Note that a part of a store cannot be used, and have Snakemake plan again."""
-    found = {str(path): (identity, str(problem).rpartition("; ")[0])}
-    shared.note_unusable(folder, found)
+    shared.note_unusable(folder, {str(path): (identity, str(problem).rpartition("; ")[0])})
     folder.plan.unlink(missing_ok=True)
 
 
 def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
-    """Return the part at `path` with the one of `receipts` that is about these bytes."""
+    """Return the part at `path` with the one of `receipts` that has the digest of its bytes.
+
+    Raises:
+        IntegrityError: it is gone, damaged, or has not `num_records` rows.
+    """
     if not path.exists():
         raise _damaged(path, "it is gone")
     digest = digest_of_file(path)
-    receipt = next((found for found in receipts if found.part == digest), None)
+    receipt = next((known for known in receipts if known.part == digest), None)
     if receipt is None:
         raise _damaged(path, "its bytes are not those that were written")
     try:
@@ -178,8 +183,7 @@ def _damaged(path: Path, problem: str) -> IntegrityError:
 
 
 def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
-    """Return which rows of its shard failed, in their order, by the part `path`; and each one's
-    reason.
+    """Return the numbers of the shard's rows that failed, by the part `path`, and their reasons.
 
     Raises:
         pa.ArrowInvalid: when its bytes are no part.
@@ -193,7 +197,7 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
 
 def order_of(sha256: Digests) -> npt.NDArray[np.int64]:
     """Return the order that sorts distinct digests."""
-    # Numbers sort several times faster than bytes, and eight of these decide nearly always.
+    # Numbers sort several times faster than bytes, and the first eight bytes mostly differ.
     first = beginnings(sha256)
     order = np.argsort(first)
     in_order = first[order]
@@ -201,7 +205,7 @@ def order_of(sha256: Digests) -> npt.NDArray[np.int64]:
 
 
 def read_columns(path: Path) -> tuple[Digests, pa.Array]:
-    """Return each row's sha256, and why it failed or null, of the part at `path`.
+    """Return each row's sha256 and its reason (null if it did not fail) of the part at `path`.
 
     Raises:
         pa.ArrowInvalid: when its bytes are no part.

@@ -1,4 +1,4 @@
-"""plan.json: what is to be computed, in which shards, of which input."""
+"""plan.json: the input, the shards to compute, and the settings."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from featuremill.base.words import counted
 from featuremill.store.json_file import JsonFile, Record
 
 SHARDS_A_SLOT = 2
-"""At least, so that what one of them takes longer than another is less of the whole."""
+"""Fewer shards for each slot leave slots idle at the end, as some shards take longer."""
 
 
 class Settings(Record):
-    """Everything that determines a run's values; their digest is the recipe."""
+    """All that determines a run's values; their digest is the recipe."""
 
     workload: str
     version: str
     """Of the workload."""
     options: dict[str, Any]
-    """The workload's own, settled, but for those that say how to compute."""
+    """The workload's settled options, without those of `Plan.execution`."""
     weights_sha256: str | None
     files: dict[str, str] = {}
-    """The sha256 of what each option holds that names a file or a folder."""
+    """The sha256 of the file or folder that an option names, by option."""
     engine: int = 1
-    """The core's version; the first engine's plans do not tell it."""
+    """The core's version; plans of the first version do not have it."""
 
     def other_versions(self, workload_version: str | None, engine_version: int | None) -> str:
-        """Return how versions differ from the planned ones, in words; nothing where they agree, or
-        where None says that nobody knows, as of early receipts."""
+        """Return how versions differ from the planned ones, in words; "" where they agree, or are
+        None, as in early receipts."""
         compared = (
             (f"workload {self.workload}", self.version, workload_version),
             ("featuremill's engine", self.engine, engine_version),
         )
         return " and ".join(
-            f"version {found} of {what} and not version {planned}"
-            for what, planned, found in compared
-            if found not in (None, planned)
+            f"version {actual} of {what} and not version {planned}"
+            for what, planned, actual in compared
+            if actual not in (None, planned)
         )
 
 
 class Input(Record):
-    """An input file as it was when it was planned."""
+    """An input file as plan read it."""
 
     path: str
     bytes: int
@@ -52,7 +52,7 @@ class Input(Record):
 
 
 class Counts(Record):
-    """Records of the input: input = refused + duplicate + planned."""
+    """Numbers of records of the input: input = refused + duplicate + planned."""
 
     input: int
     refused: int
@@ -63,22 +63,22 @@ class Counts(Record):
 
 
 class Lengths(Record):
-    """Of the input's good records, in the workload's LENGTH_UNIT."""
+    """Lengths of the input's good records, in the workload's LENGTH_UNIT."""
 
     total: int
     longest: int
     unit: str = "residues"
-    """What is counted; of proteins it is not told."""
+    """What is counted; not written for proteins."""
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class PlannedShard:
-    """A shard of the plan. There may be very many, so each is small."""
+    """A shard of the plan. A plan may have very many, so each takes little memory."""
 
     shard: str
     records: int
     wanted: int
-    """Records that the input has now; an edit may have left others in the shard."""
+    """Records that the input has; an edit of it may have left others in the shard."""
     cost: int
     bytes: int
     """Of the shard's file."""
@@ -86,14 +86,14 @@ class PlannedShard:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(strict=True))
 class SharedPart(PlannedShard):
-    """A part of a store that holds values of the plan's records; records.parquet names it like a
-    shard, by the digest of its bytes, and `bytes` are those of its file."""
+    """A part of a store that has values of the plan's records. Its name in records.parquet is the
+    digest of its bytes, and `bytes` is the size of its file."""
 
     path: str
 
 
 class Plan(JsonFile):
-    """What plan.json says."""
+    """The content of plan.json."""
 
     run: str
     workload: str
@@ -102,47 +102,47 @@ class Plan(JsonFile):
     recipe: str
     settings: Settings
     execution: dict[str, Any] = {}
-    """Options that say how to compute and not what, paths of files among them."""
+    """Options that do not determine the values, such as paths of files."""
     device: Literal["auto", "cuda", "cpu"]
     """As the config has it."""
     gpus: int = 1
-    """Devices that hold one model together."""
+    """Devices that share one model."""
     slots: int = 1
-    """Jobs side by side for which the shards that are not begun were cut."""
+    """Parallel jobs for which shards without computed records were cut."""
     weights: str | None
-    """The weights' JSON file, as the config's folder has it."""
+    """The weights' JSON file, as seen from the config's folder."""
     inputs: list[Input]
     counts: Counts
     notes: dict[str, int] = {}
-    """What was fixed in records, and in how many."""
+    """How many records were changed, by what was changed."""
     refusals: dict[str, int] = {}
     lengths: Lengths
     records_sha256: str
     shards: list[PlannedShard]
-    """What the run computes itself."""
+    """The shards that the run computes."""
     store: list[str] = []
-    """Folders of stores: all are read, and the first is written; none, and not told, without."""
+    """Folders of stores: all are read, and the first is written; not written without a store."""
     taken: list[SharedPart] = []
-    """What it takes from them."""
+    """The parts that the run takes from them."""
 
     @property
     def sources(self) -> list[PlannedShard]:
-        """What records.parquet names: the shards, then the parts that are taken."""
+        """All sources of values in records.parquet: the shards, then the parts of stores."""
         return [*self.shards, *self.taken]
 
     @property
     def num_taken(self) -> int:
-        """Distinct records that stores have."""
+        """Distinct records whose values are taken from stores."""
         return sum(part.wanted for part in self.taken)
 
     @property
     def cost(self) -> int:
-        """Of all records, also of those that are taken."""
+        """The cost of all distinct records, of stores too."""
         return sum(source.cost for source in self.sources)
 
     def too_few(self, num_left: int) -> str:
-        """Return a sentence where so many shards, which are left to compute, do not give every slot
-        work to the end; "" where they do."""
+        """Return a sentence if the `num_left` shards to compute are too few for the slots; "" if
+        not."""
         if self.slots == 1 or not 0 < num_left < SHARDS_A_SLOT * self.slots:
             return ""
         slots = (

@@ -1,4 +1,4 @@
-"""Receipts: what was computed of one shard, on what, in how many seconds."""
+"""Receipts: what was computed of one shard, on which devices, in how many seconds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pydantic import Field
 from featuremill.store.json_file import JsonFile, Number, Record
 
 MOST_PARTS = 50
-"""The newest parts, which tell most of the devices that are at work now."""
+"""How many of the newest parts count for estimates: older ones may be of other devices."""
 
 
 class UsedDevice(Record):
-    """A device that held the model, or a share of it."""
+    """A device that held the model or a share of it."""
 
     kind: str
     """cuda or cpu."""
@@ -23,8 +23,8 @@ class UsedDevice(Record):
 
 
 class Usage(Record):
-    """Sums of a job's samples; what nothing told is None. Of several devices: means of their mean
-    utilisation, the fullest and the hottest, watts and joules together."""
+    """A summary of a job's samples; None where no sample has the value. Of several devices: the
+    mean of utilisation, the largest memory and temperature, the sum of watts and joules."""
 
     samples: int = 0
     attempts: int = 1
@@ -39,11 +39,11 @@ class Usage(Record):
     process_memory_mb: Number | None = None
     throttled_seconds: dict[str, Number] = {}
     of_whole_gpu: list[str] = []
-    """The keys whose values are a whole GPU's, of which the job had a part."""
+    """The keys whose values are of a complete GPU, of which the job had a share."""
 
 
 class Receipt(JsonFile):
-    """What the receipt of one part says."""
+    """The receipt of one part."""
 
     NEWEST: ClassVar[int] = 2
     """1 had one `device` in place of `devices`."""
@@ -57,16 +57,15 @@ class Receipt(JsonFile):
     failed: int
     batches: int = 0
     resumed_batches: int = 0
-    """Of them, how many an earlier job had computed."""
+    """How many of them an earlier job computed."""
     oom_splits: int = 0
-    """Batches that were cut as memory ran out."""
+    """Batches that were split because memory ran out."""
     cost: int
     payload_bytes: int = 0
     batch_cost: int | None = None
-    """What one batch might cost."""
+    """The budget of a batch."""
     seconds: dict[str, Number]
-    """load, compute (of which prepare, run, write), wait, total; docs/formats.md says what
-    each counts."""
+    """load, compute (with prepare, run, write), wait, total; docs/formats.md defines each."""
     devices: list[UsedDevice] = Field(min_length=1)
     backend: str = ""
     warnings: list[str] = []
@@ -74,9 +73,9 @@ class Receipt(JsonFile):
     engine_version: int | None = None
     threads: int = 0
     peak_memory_mb: int = 0
-    """Of the fullest device; on a CPU, of the process."""
+    """The largest of the devices; on a CPU, of the process."""
     versions: dict[str, str] = {}
-    """Of packages that values can depend on."""
+    """Versions of packages on which values can depend."""
     telemetry: Usage = Usage()
     retries: int = 0
     """Workers that died before the one that finished."""
@@ -85,7 +84,7 @@ class Receipt(JsonFile):
     """ISO 8601, UTC."""
     host: str = ""
     policy: str = ""
-    """By which a lease chose among free GPUs."""
+    """The rule by which a lease chose among free GPUs."""
 
     @property
     def is_on_gpu(self) -> bool:
@@ -99,37 +98,37 @@ class Receipt(JsonFile):
 
     @property
     def own_energy_j(self) -> Number | None:
-        """The joules that the part's GPUs took for it; None where nothing told, or where they are
-        of a whole GPU that others used too."""
-        told = self.telemetry
-        return None if "energy_j" in told.of_whole_gpu else told.energy_j
+        """The joules of the part's GPUs for it; None where they are unknown, or of a GPU that
+        others used too."""
+        usage = self.telemetry
+        return None if "energy_j" in usage.of_whole_gpu else usage.energy_j
 
     @property
     def working_seconds(self) -> float:
-        """How long the job was at it while it had its device."""
+        """How long the job had its device."""
         return float(self.seconds.get("total", 0.0)) - float(self.seconds.get("wait", 0.0))
 
     @property
     def startup_seconds(self) -> float:
-        """How much of that came before the first batch and after the last commit."""
+        """How much of that was before the first batch and after the last commit."""
         return max(0.0, self.working_seconds - self.seconds.get("compute", 0.0))
 
     def counts(self, num_rows: int, num_failed: int) -> bool:
-        """Tell whether it counts what its part holds: so many rows, so many of them failed."""
+        """Return whether it lists so many rows, and so many of them as failed."""
         return (self.rows, self.ok, self.failed) == (num_rows, num_rows - num_failed, num_failed)
 
 
 def name_of_devices(devices: Sequence[UsedDevice]) -> str:
-    """Return the model of devices that hold one model together."""
+    """Return the product name of devices that share one model."""
     names = [device.name for device in devices]
     counts = {name: names.count(name) for name in names}
     return " + ".join(f"{n} × {name}" if n > 1 else name for name, n in counts.items())
 
 
 def newest_whole(receipts: Iterable[Receipt]) -> list[Receipt]:
-    """Return the newest `receipts` that tell how long a part takes, the oldest of them first.
+    """Return the newest `receipts` with the time of a complete part, the oldest of them first.
 
-    Parts that went on from an earlier job's batches do not tell: their seconds are of the end only.
+    The seconds of a part that an earlier job started are only of its last batches.
     """
-    whole = [receipt for receipt in receipts if receipt.cost and not receipt.resumed_batches]
-    return sorted(whole, key=lambda receipt: receipt.finished)[-MOST_PARTS:]
+    complete = [receipt for receipt in receipts if receipt.cost and not receipt.resumed_batches]
+    return sorted(complete, key=lambda receipt: receipt.finished)[-MOST_PARTS:]

@@ -1,14 +1,15 @@
 """A store behind a web server or in a bucket: listed and read through fsspec, and never written.
 
-What is needed of it is fetched whole into this user's folder of a store that is here: index files
-once, under the names of their content, and parts as if a run here had computed them. Only parts
-that their publisher's index has are found.
+What a run needs of it is copied into this user's folder of a local store: index files under the
+names of their content, and parts as if a run here had computed them. Only parts that their
+publisher's index lists are used.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import os
 import re
 import tempfile
 import time
@@ -21,21 +22,22 @@ import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import shared
-from featuremill.store.files import digest_of
 from featuremill.store.parts import OTHER_COLUMNS, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt
 from featuremill.store.shared_index import Level, opened
 
 SILENT_SECONDS = 60.0
-"""A web server that sends nothing for so long is given up."""
+"""How long a web server may send nothing until the connection counts as broken."""
 PAUSES = (1.0, 4.0)
-"""Seconds until a file is asked for again when the connection broke."""
+"""Seconds to wait before a file is asked for again after the connection broke."""
 CLOSED = (401, 403, 410)
-"""What a web server answers for what it does not give."""
+"""Status codes of HTTP for a file that the server does not give to this user."""
 NOT_REMOTE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the disk that is written."""
 DIGEST = re.compile(r"[0-9a-f]{32}")
+PACKAGES = {"http": "'featuremill[remote]'", "https": "'featuremill[remote]'", "s3": "s3fs"}
+"""What pip has to install for the addresses of each protocol."""
 log = logging.getLogger("featuremill.store")
 
 
@@ -43,17 +45,19 @@ def shelves(url: str, recipe: str) -> list[RemoteShelf]:
     """Return where the store at `url` may have parts of `recipe`.
 
     Raises:
-        UserError: when it cannot be read, or nothing is listed there.
+        UserError: when the store cannot be read, or has no folders.
     """
     try:
         import fsspec
 
         files, root = fsspec.core.url_to_fs(url, **_limits(url))
-    except (ImportError, ValueError, OSError) as error:  # that of ftp connects
-        raise UserError(
-            f"store: {url}: {error}; pip install 'featuremill[remote]' for https, and what fsspec "
-            "names for other addresses."
-        ) from None
+        files.invalidate_cache()  # some protocols keep what they listed before
+    except ImportError as error:
+        package = PACKAGES.get(url.partition("://")[0])
+        needed = f"it needs a package; pip install {package}" if package else f"{error}; do so"
+        raise UserError(f"store: {url}: {needed}, or leave this store out.") from None
+    except (ValueError, OSError) as error:  # some protocols connect here
+        raise UserError(f"store: {url}: {error}; fix it, or leave this store out.") from None
     store = RemoteShelf(url.rstrip("/"), files, root.rstrip("/"))
     publishers = store.listed("")
     if not publishers:
@@ -74,24 +78,26 @@ def _limits(url: str) -> dict[str, Any]:
 
 
 class RemoteShelf(NamedTuple):
-    """A folder of a remote store; with the parts of one recipe of one publisher."""
+    """A folder of a remote store; mostly that of one publisher with the parts of one recipe."""
 
     url: str
     files: Any
     """The file system of fsspec."""
     path: str
-    """What that calls the folder."""
+    """The path of the folder in that file system."""
 
     @property
     def recipe(self) -> str:
-        """That of the parts."""
+        """The recipe of the parts, which is the folder's name."""
         return self.path.rpartition("/")[2]
 
     def below(self, name: str) -> RemoteShelf:
+        """Return the folder `name` in this one."""
         return RemoteShelf(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
     def listed(self, suffix: str) -> list[str]:
-        """Return the names in the folder that end so, without that; none where it is not there."""
+        """Return the names in the folder that end with `suffix`, without it. A folder that is
+        missing or closed has none."""
         try:
             paths = self._ask(self.url, self.files.ls, f"{self.path}/", False)
         except PermissionError:
@@ -101,8 +107,8 @@ class RemoteShelf(NamedTuple):
             return []
         names = {unquote(path.rstrip("/").rpartition("/")[2]) for path in paths}
         # Apache lists links that sort its list, "?C=N;O=D".
-        found = [name for name in names if name.endswith(suffix) and name[:1] not in (".", "?", "")]
-        return sorted(name.removesuffix(suffix) for name in found)
+        shown = [name for name in names if name.endswith(suffix) and name[:1] not in (".", "?", "")]
+        return sorted(name.removesuffix(suffix) for name in shown)
 
     def parts(self) -> Collection[str]:
         """Return the names of the parts."""
@@ -113,29 +119,30 @@ class RemoteShelf(NamedTuple):
         return f"{self.url}/{name}.arrows"
 
     def levels(self, store: Path) -> list[Level]:
-        """Fetch the index into `store` as far as it is not there, and return it.
+        """Fetch those files of the index that `store` lacks, and return all of them.
 
         Raises:
-            UserError: when it cannot be read.
+            UserError: when the index cannot be read.
         """
         index = self.below("index")
         names = [name for name in index.listed(".arrow") if DIGEST.fullmatch(name)]
-        folder = shared.own_folder(store) / self.recipe / "remote" / digest_of([self.url.encode()])
+        folder = shared.index_copy(store, self.recipe, self.url)
         shared.open_folder(folder, store)
-        found = []
+        os.utime(folder)  # `featuremill store remove` removes copies that no plan reads
+        levels = []
         for path in {*folder.glob("*.arrow"), *(folder / f"{name}.arrow" for name in names)}:
-            if path.stem not in names:  # became one with others
+            if path.stem not in names:  # the publisher merged it with others
                 path.unlink(missing_ok=True)
             elif level := index._level(path, store):
-                found.append(level)
-        return sorted(found)
+                levels.append(level)
+        return sorted(levels)
 
     def _level(self, path: Path, store: Path) -> Level | None:
         try:
             if not path.exists():
                 with shared.publishing(path, store) as new:
                     self._fetch(path.name, new)
-        except FileNotFoundError:  # its publisher made it one with others just now
+        except FileNotFoundError:  # the publisher has just merged it with others
             return None
         except PermissionError:
             log.warning("%s/%s: it is closed, so its parts are not taken.", self.url, path.name)
@@ -148,8 +155,8 @@ class RemoteShelf(NamedTuple):
         return level
 
     def take(self, name: str, store: Path, settings: Settings, values: pa.Schema) -> str:
-        """Publish a part with these `values` in `store`; return what is wrong with it, "" where
-        nothing is.
+        """Fetch a part whose columns have to be `values`, and publish it in `store`. Return why it
+        cannot be used; "" where it can.
 
         Raises:
             UserError: when the connection breaks.
@@ -182,6 +189,12 @@ class RemoteShelf(NamedTuple):
         self._ask(f"{self.url}/{name}", self.files.get_file, f"{self.path}/{name}", str(to))
 
     def _ask(self, url: str, ask: Callable[..., Any], *arguments: Any) -> Any:
+        """Call `ask`, again after a pause where the connection breaks.
+
+        Raises:
+            FileNotFoundError, PermissionError: there is no such file, or it is closed.
+            UserError: the connection broke each time.
+        """
         for pause in (*PAUSES, None):
             try:
                 return ask(*arguments)
@@ -195,9 +208,9 @@ class RemoteShelf(NamedTuple):
                 if getattr(error, "status", None) in CLOSED:
                     raise PermissionError(url) from None
                 if pause is None:
-                    told = " ".join(f"{type(error).__name__} {error}".split())
+                    reason = " ".join(f"{type(error).__name__} {error}".split())
                     raise UserError(
-                        f"store: {url}: it cannot be read ({told}); run the same command again, "
+                        f"store: {url}: it cannot be read ({reason}); run the same command again, "
                         "which keeps what it fetched, or leave this store out."
                     ) from None
                 time.sleep(pause)

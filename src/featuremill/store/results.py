@@ -1,15 +1,14 @@
-"""Where a run keeps its things, and the one reader of what they say.
+"""The paths of a run's files, and their one reader.
 
 results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
 results/<run>/records.parquet                 one row an input record
-results/<run>/receipts/<recipe>/<shard>.json   one a finished part (declared to Snakemake)
-results/<run>/store/shards/<shard>.arrow       records, named by their content; never deleted by a
-rule
+results/<run>/receipts/<recipe>/<shard>.json   one for each finished part (an output of a rule)
+results/<run>/store/shards/<shard>.arrow       records, named by their content; no rule deletes them
 results/<run>/store/parts/<recipe>/<shard>.{arrows,json,telemetry.jsonl}
 results/<run>/store/journals/<recipe>/<shard>.{arrows,log,lock}
-results/<run>/manifest.json, exports.json      what was delivered, and added later
-results/<run>/partial/                         what was computed when someone asked: results again
-results/<run>/logs/                            a log a job
+results/<run>/manifest.json, exports.json      the results, and those of later exports
+results/<run>/partial/                         partial results: the same files
+results/<run>/logs/                            a log for each job
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from featuremill.store.receipt import Receipt
 
 
 class Results(NamedTuple):
-    """The folder of one run, results/<run>: where its files are, and what they say."""
+    """The folder of one run, results/<run>: paths and readers of its files."""
 
     root: Path
 
@@ -38,7 +37,7 @@ class Results(NamedTuple):
 
     @property
     def kept_plan(self) -> Path:
-        """Return the last plan's copy in the store, by which the next one keeps shards."""
+        """Return the copy of the last plan, whose shards the next plan keeps."""
         return self.store / "plan.json"
 
     @property
@@ -59,7 +58,7 @@ class Results(NamedTuple):
 
     @property
     def partial(self) -> Results:
-        """Return the folder of the partial results; only files of results stand in it."""
+        """Return the folder of the partial results, which has only files of results."""
         return Results(self.root / PARTIAL)
 
     @property
@@ -77,31 +76,31 @@ class Results(NamedTuple):
         return self.part(recipe, shard).with_suffix(".json")
 
     def telemetry(self, recipe: str, shard: str) -> Path:
-        """Return the file that says how the part's job goes, or went."""
+        """Return the file with the telemetry of the part's jobs."""
         return self.store / "parts" / recipe / f"{shard}.telemetry.jsonl"
 
     def journal(self, recipe: str, shard: str) -> Path:
-        """Return the journal's data file; its log and lock stand beside it."""
+        """Return the journal's data file; its log and lock are beside it."""
         return self.store / "journals" / recipe / f"{shard}.arrows"
 
     def receipt(self, recipe: str, shard: str) -> Path:
         return self.root / "receipts" / recipe / f"{shard}.json"
 
     def begun_shards(self) -> set[str]:
-        """Return the shards of which anything was ever computed, under whatever recipe: by their
-        journals, parts and receipts, and by those that the results have taken over."""
+        """Return the shards with computed records of any recipe: those with a journal, a part or a
+        receipt, here or in manifest.json."""
         patterns = ("store/journals/*/*.arrows", "store/parts/*/*.arrows", "receipts/*/*.json")
         begun = {path.stem for pattern in patterns for path in self.root.glob(pattern)}
         delivery = self.find_delivery()
         return begun.union(receipt.shard for receipt in delivery.receipts) if delivery else begun
 
     def placed(self, path: str) -> Path:
-        """Return where `path` of a plan lies: it is as seen from the folder that holds results/."""
+        """Return `path` of a plan, which is relative to the folder that holds results/."""
         beside = run_lock.working_folder(self.root) / path
         return beside if beside.exists() else Path(path)
 
     def read_plan(self) -> Plan:
-        """Return what plan.json says.
+        """Return the content of plan.json.
 
         Raises:
             UserError: when there is none, or a newer featuremill wrote it.
@@ -116,11 +115,11 @@ class Results(NamedTuple):
             ) from None
 
     def read_plan_of_manifest(self) -> Plan:
-        """Return what plan.json says, once records.parquet is seen to be its own.
+        """Return the content of plan.json, after a check that records.parquet belongs to it.
 
         Raises:
             UserError: when there is no plan.
-            IntegrityError: when it is not what was written, or records.parquet is not its own.
+            IntegrityError: when it is not what was written, or records.parquet is of another plan.
         """
         plan = self.read_plan()
         if not self.records.is_file():
@@ -134,10 +133,10 @@ class Results(NamedTuple):
         )
 
     def refuse_what_was_cleaned(self) -> None:
-        """Refuse to look for failed records among parts that `clean` removed.
+        """Refuse to look for failed records in parts that `clean` removed.
 
         Raises:
-            UserError: when the results tell of failed records, and no part is left.
+            UserError: when the results count failed records, and there is no part.
         """
         delivery = self.find_delivery()
         num_failed = delivery.counts.failed if delivery else 0
@@ -148,11 +147,12 @@ class Results(NamedTuple):
             )
 
     def find_plan(self) -> Plan | None:
-        """Return what plan.json says; None where there is none that is whole."""
+        """Return the content of plan.json; None where it is missing or damaged."""
         return Plan.find(self.plan)
 
     def find_receipt(self, recipe: str, shard: str) -> Receipt | None:
-        """Return the declared receipt of a part; None where there is none that is whole and its."""
+        """Return the receipt of a part that Snakemake sees; None where it is missing, damaged or of
+        another part."""
         return _if_of(Receipt.find(self.receipt(recipe, shard)), recipe, shard)
 
     def find_kept_receipt(self, recipe: str, shard: str) -> Receipt | None:
@@ -160,26 +160,27 @@ class Results(NamedTuple):
         return _if_of(Receipt.find(self.kept_receipt(recipe, shard)), recipe, shard)
 
     def find_delivery(self, is_partial: bool = False) -> Delivery | None:
-        """Return what manifest.json says, here or of the partial results; None where there is none
-        that can be read."""
+        """Return the content of manifest.json, here or of the partial results; None where it is
+        missing or damaged."""
         return Delivery.find((self.partial if is_partial else self).delivery)
 
     def find_exports(self) -> dict[str, Written]:
-        """Return what exports.json says, by file; nothing where there is none that can be read."""
+        """Return the content of exports.json, by file; nothing where it is missing or damaged."""
         return written_of(read_json(self.exports) or {})
 
     def written(self) -> dict[str, Written]:
-        """Return what is told of each result, exported ones too; nothing without manifest.json."""
+        """Return size and digest of each result, exported ones too; nothing without
+        manifest.json."""
         results = self.find_delivery()
         return {**self.find_exports(), **results.outputs} if results else {}
 
     def names(self) -> list[str]:
-        """Return what stands in the folder, by name; what is being written is left out."""
+        """Return the sorted names in the folder, without files that are being written."""
         there = self.root.iterdir() if self.root.is_dir() else ()
         return sorted(path.name for path in there if not path.name.startswith("."))
 
     def read_delivery(self, is_partial: bool = False) -> Delivery:
-        """Return what manifest.json says, here or of the partial results.
+        """Return the content of manifest.json, here or of the partial results.
 
         Raises:
             UserError: when there is none, or a newer featuremill wrote it.
@@ -197,7 +198,7 @@ class Results(NamedTuple):
 
 
 def runs_below(folder: Path) -> list[Path]:
-    """Return the folders of the runs of several in `folder`, results/<run>."""
+    """Return the folders of the runs in `folder`, the results/<run> of a project with several."""
     plans = sorted(folder.glob("*/plan.json"))
     return [plan.parent for plan in plans if plan.parent.name not in OF_THE_RUN]
 

@@ -1,7 +1,7 @@
-"""Who computes a run: the main Snakemake process holds a kernel lock on a file of the run for life.
+"""The owner of a run: the main Snakemake process locks a file of the run until it ends.
 
-The lock decides, and dies with its holder. What stands in the file is for people, and tells the
-next owner where the last one was.
+Only the kernel's lock counts, which ends with its process. The content of the file is for people,
+and for the next owner, which reads where the last one was.
 """
 
 from __future__ import annotations
@@ -41,25 +41,25 @@ class Owner(NamedTuple):
     command: str
     """What was typed."""
     folder: str = "."
-    """Where, seen from the folder of results/<run>: elsewhere where a module has a prefix."""
+    """The folder in which it was typed, seen from the folder of results/<run>. A module with a
+    prefix has its results elsewhere."""
     rules: str = "{}"
-    """What a rule is called there: another name where another workflow imports this one."""
+    """The pattern of rule names there; another workflow that imports this one changes them."""
     config: str = ""
     """The config's file, seen from the folder of results/<run>; empty where there is none."""
     asked: Mapping[str, Any] = MappingProxyType({})
-    """What the config asked for, as far as it determines the results: `asked_by` in
-    flow.preflight says it."""
+    """The part of the config that determines the results, by `asked_by` in flow.preflight."""
     weights: str = ""
     """The weights file that the run needs, such as weights/<name>.json; empty for none."""
     is_imported: bool = False
     """Whether another workflow imports this one there."""
 
     def is_of_this_machine(self) -> bool:
-        """Tell whether the owner was on this machine."""
+        """Return whether the owner was on this machine."""
         return self.host == platform.node()
 
     def is_of_this_start(self) -> bool:
-        """Tell whether the owner was on this machine since it was started."""
+        """Return whether the owner was on this machine since its last start."""
         return (self.host, self.boot) == (platform.node(), _boot_id())
 
 
@@ -76,18 +76,18 @@ def working_folder(run_folder: Path) -> Path:
 
 
 def name_of(run_folder: Path) -> str:
-    """Return what a run is called below results/: <run>, or <run>/<name> of one of several."""
+    """Return the name of a run below results/: <run>, or <run>/<name> in a project with several."""
     run = whole_path(run_folder)
     return f"{run.parent.name}/{run.name}" if _is_one_of_several(run_folder) else run.name
 
 
 def set_of(run_folder: Path) -> str:
-    """Return which of its project's several sets of features a run is; "" of the only one."""
+    """Return the name of a run within its project; "" in a project with only one."""
     return whole_path(run_folder).name if _is_one_of_several(run_folder) else ""
 
 
 def is_in_results(run_folder: Path) -> bool:
-    """Tell whether the run is where Snakemake would look for one."""
+    """Return whether the run is in a folder in which Snakemake looks for one."""
     run = whole_path(run_folder)
     return run.parent.name == RESULTS or _is_one_of_several(run_folder)
 
@@ -98,21 +98,20 @@ def _is_one_of_several(run_folder: Path) -> bool:
 
 
 def whole_path(run_folder: Path) -> Path:
-    """Return the absolute path of a run's folder, without '..'; links stay, as Snakemake sees them
-    too."""
+    """Return the absolute path of a run's folder without '..'. Links stay, as in Snakemake."""
     return Path(os.path.normpath(run_folder.absolute()))
 
 
 def read(run_folder: Path) -> Owner | None:
-    """Return the last owner of the run; None when nobody ever computed it."""
-    found = read_json(path_of(run_folder))
+    """Return the last owner of the run; None when the run has none yet."""
+    fields = read_json(path_of(run_folder))
     needed = set(Owner._fields) - set(Owner._field_defaults)
-    return Owner(**found) if found and needed <= set(found) <= set(Owner._fields) else None
+    return Owner(**fields) if fields and needed <= set(fields) <= set(Owner._fields) else None
 
 
 def claim(run_folder: Path) -> TextIO | None:
-    """Take the run's lock; closing the file gives it back. None where the file system has no locks
-    and the user said to go on without.
+    """Take the run's lock, which closing the file releases. None where the file system has no locks
+    and the user allowed that.
 
     Raises:
         BlockingIOError: when another process has it.
@@ -138,7 +137,7 @@ def claim(run_folder: Path) -> TextIO | None:
 
 
 def sign(file: TextIO, command: str, **about: Any) -> None:
-    """Write into a claimed file who has it; `about` are the fields of Owner that have defaults."""
+    """Write this process into a claimed file; `about` are the fields of Owner with defaults."""
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     me = Owner(platform.node(), _boot_id(), os.getpid(), started, command)._replace(**about)
     file.truncate(0)
@@ -148,7 +147,7 @@ def sign(file: TextIO, command: str, **about: Any) -> None:
 
 @contextlib.contextmanager
 def alone(run_folder: Path) -> Iterator[None]:
-    """Keep every Snakemake away from the run meanwhile.
+    """Keep every Snakemake from the run during the block.
 
     Raises:
         UserError: when one is computing it.

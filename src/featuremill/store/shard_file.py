@@ -29,15 +29,15 @@ def read_shard(path: Path) -> pa.Table:
     except OSError as error:
         if error.errno:
             raise
-        raise pa.ArrowInvalid(str(error)) from None  # Arrow's own word for damaged metadata
+        raise pa.ArrowInvalid(str(error)) from None  # of damaged metadata, without errno
     if not table.schema.equals(SHARD):
         raise pa.ArrowInvalid(f"{path}: its columns are not those of a shard")
-    table.validate(full=True)  # offsets that point outside would crash whoever follows them
+    table.validate(full=True)  # wrong offsets would crash a reader
     return table
 
 
 def write_shard(folder: Results, table: pa.Table) -> str:
-    """Write the shard of `table`, whose rows stand in the order of sha256; return its name."""
+    """Write the shard of `table`, whose rows are in the order of sha256; return its name."""
     name = digest_of([digests(table["sha256"]).tobytes()])
     with replacing(folder.shard(name)) as temporary, pa.ipc.new_file(str(temporary), SHARD) as file:
         file.write_table(table)
@@ -45,10 +45,10 @@ def write_shard(folder: Results, table: pa.Table) -> str:
 
 
 def read_verified(path: Path) -> pa.Table:
-    """Return the shard's table after a look at every byte: its name, its digests, its payloads.
+    """Return the shard's table after a check of its name, digests and payloads.
 
     Raises:
-        IntegrityError: when they do not belong together; the file is then set aside.
+        IntegrityError: when they do not agree; the file is then set aside.
     """
     try:
         table = read_shard(path)

@@ -1,13 +1,14 @@
-"""A store that runs and people share: finished parts by recipe, each in a folder of its publisher.
+"""A store that runs and people share: finished parts by recipe, in folders of their publishers.
 
 <store>/<user>/<recipe>/recipe.json       the settings that the recipe is the digest of
 <store>/<user>/<recipe>/<part>.arrows     a part, named by the digest of its bytes
 <store>/<user>/<recipe>/<part>.json       its receipt
 <store>/<user>/<recipe>/index/            where each payload is (shared_index.py)
+<store>/<user>/<recipe>/remote/<digest>/  a copy of the index of a remote store (remote.py)
 <store>/<user>/runs/<run>.json            which parts a run of this user refers to
 
-A part is written once, read-only, and only its publisher changes anything in the publisher's
-folder: so nobody waits for anybody, and nobody can remove what another published.
+A part is written once and is read-only, and only a publisher changes the own folder. So no process
+waits for another one, and no user can remove another user's parts.
 """
 
 from __future__ import annotations
@@ -36,45 +37,45 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 RECIPE = "recipe.json"
+REMOTE = "remote"
 RUNS = "runs"
-"""The folder of a publisher that is of no recipe."""
+"""The folder of a publisher with the references of runs, beside those of recipes."""
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
-"""Of what is published, where the store's own folder lets everybody read."""
+"""Modes of published folders and files in a store that all users may read."""
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
-"""One of several stores with `:` between: an address, perhaps with a port, or a folder."""
+"""One of several stores, separated by `:`: an address, perhaps with a port, or a folder."""
 WITH_USER = re.compile(r"://[^/]*@")
 WITHOUT_USER = (
     "an address has a user or password in it, which files of the run would show; leave them out of "
     "it, and give them to fsspec in its own configuration"
 )
 log = logging.getLogger("featuremill.store")
-AGAIN = "its records were computed again"
 _noting = threading.Lock()
 Identity = tuple[int, int, int] | None
-"""What changes when a file is written again: bytes, time, number; None of one that is not there."""
+"""Size, time and inode of a file, which change when it is written again; None for no file."""
 
 
 def layers(asked: Sequence[str]) -> list[str]:
-    """Return the stores that a config asks for, or else the environment: all are read, and the
-    first is written; none where a run keeps its parts to itself.
+    """Return the stores of a config, or else of the environment. All are read, and the first is
+    written.
 
     Raises:
-        UserError: for an address with a password, which would be written to files.
+        UserError: for an address with a user or password, which files of the run would show.
     """
     if any(map(WITH_USER.search, asked or [STORE.value()])):
         raise UserError(f"store: {WITHOUT_USER}.")
-    found = asked or LAYER.findall(STORE.value())
-    return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in found]
+    stores = asked or LAYER.findall(STORE.value())
+    return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in stores]
 
 
 def is_remote(layer: str) -> bool:
-    """Tell whether a store is read through fsspec (`remote.py`) and is no folder."""
+    """Return whether a store is an address that fsspec reads (`remote.py`), and no folder."""
     return "://" in layer
 
 
 def user() -> str:
-    """Return the name of this user, by which the publisher's folder is called."""
-    with contextlib.suppress(KeyError):  # as in a container
+    """Return the name of this user, which is the name of the publisher's folder."""
+    with contextlib.suppress(KeyError):  # a container may have no name
         return pwd.getpwuid(os.geteuid()).pw_name
     return str(os.geteuid())
 
@@ -89,12 +90,12 @@ class Shelf(NamedTuple):
         return self.folder / "index"
 
     def parts(self) -> dict[str, Path]:
-        """Return the parts that are there, by name; what cannot be listed has none."""
+        """Return the paths of the parts, by name; none where the folder cannot be listed."""
         try:
-            found = sorted(entry.name for entry in os.scandir(self.folder))
+            listed = sorted(entry.name for entry in os.scandir(self.folder))
         except OSError:
             return {}
-        names = [name for name in found if name.endswith(".arrows") and name[0] != "."]
+        names = [name for name in listed if name.endswith(".arrows") and name[0] != "."]
         return {name.removesuffix(".arrows"): self.folder / name for name in names}
 
     def part(self, part: str) -> Path:
@@ -109,27 +110,37 @@ def own_folder(store: Path) -> Path:
     return store / user()
 
 
+def index_copy(store: Path, recipe: str, url: str) -> Path:
+    """Return the folder in `store` for a copy of a remote publisher's index at `url`."""
+    return own_folder(store) / recipe / REMOTE / files.digest_of([url.encode()])
+
+
+def index_copies(store: Path) -> list[Path]:
+    """Return the folders in `store` with copies that this user's runs made of remote indices."""
+    return sorted(own_folder(store).glob(f"*/{REMOTE}/*"))
+
+
 def shelves(store: Path, recipe: str) -> list[Shelf]:
     """Return where `store` has parts of `recipe`, this user's first."""
-    found = [path for path in publishers(store) if _is_folder(path / recipe)]
-    found.sort(key=lambda path: (path != own_folder(store), path))
-    return [Shelf(path / recipe) for path in found]
+    folders = [path for path in publishers(store) if _is_folder(path / recipe)]
+    folders.sort(key=lambda path: (path != own_folder(store), path))
+    return [Shelf(path / recipe) for path in folders]
 
 
 def _is_folder(path: Path) -> bool:
     try:
         return path.is_dir()
-    except OSError:  # in a folder that its owner keeps closed
+    except OSError:  # its owner lets no other user look into the folder
         return False
 
 
 def all_shelves(store: Path) -> list[Shelf]:
     """Return where `store` has parts of any recipe and user, as far as it can be read."""
-    found = []
+    shelves = []
     for folder in publishers(store):
         with contextlib.suppress(OSError):
-            found += [Shelf(path) for path in sorted(folder.iterdir()) if path.name != RUNS]
-    return found
+            shelves += [Shelf(path) for path in sorted(folder.iterdir()) if path.name != RUNS]
+    return shelves
 
 
 def publishers(store: Path) -> list[Path]:
@@ -144,16 +155,16 @@ def publishers(store: Path) -> list[Path]:
 
 
 def open_layers(asked: Sequence[str]) -> list[Path]:
-    """Return the folders that a run reads, once it is seen that the first can be written; remote
-    stores are not among them.
+    """Return the folders of the stores, without remote ones, after a check that the first can be
+    written and the others can be read.
 
     Raises:
-        UserError: where it cannot, or another one cannot be read; says what is lacking.
+        UserError: with the store and the reason.
     """
-    found = [Path(layer) for layer in layers(asked) if not is_remote(layer)]
+    stores = [Path(layer) for layer in layers(asked) if not is_remote(layer)]
     if remote := next(filter(is_remote, layers(asked)[:1]), ""):
         raise UserError(f"store: {remote}: it is only read; name a folder of yours before it.")
-    for number, store in enumerate(found):
+    for number, store in enumerate(stores):
         if number == 0:
             _try_to_write(store)
             continue
@@ -164,11 +175,11 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
                 f"store: {store}: it cannot be read ({error.strerror}); fix the path, or leave "
                 "this one out."
             ) from None
-    return found
+    return stores
 
 
 def _try_to_write(store: Path) -> None:
-    """Make this user's folder in `store`, and see that a file gets its name there at once."""
+    """Make this user's folder in `store`, and check that files can be renamed in it."""
     try:
         store.mkdir(parents=True, exist_ok=True)
         own = own_folder(store)
@@ -192,8 +203,7 @@ def _try_to_write(store: Path) -> None:
 
 
 def open_folder(folder: Path, store: Path) -> None:
-    """Make a folder of this user's in `store` and those above it, as open to readers as the store
-    itself."""
+    """Make a folder of this user in `store`, and its parents, with the readers of the store."""
     if not folder.is_dir():
         if folder.parent != store:
             open_folder(folder.parent, store)
@@ -202,46 +212,46 @@ def open_folder(folder: Path, store: Path) -> None:
 
 
 def _open_to_readers(path: Path, store: Path, mode: int) -> None:
-    """Let those read `path` who may read the folder `store`, whatever the umask says.
+    """Give `path` the readers of the folder `store`, whatever the umask is.
 
     Raises:
-        PermissionError: where this user may not give it to the store's group.
+        PermissionError: this user is not in the store's group.
     """
     about, own = store.stat(), path.stat()
     readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
     if readers == stat.S_IRGRP and own.st_gid != about.st_gid:
         os.chown(path, -1, about.st_gid)
-    may = stat.S_IRWXU | readers | readers >> 2  # who reads a folder also passes it
+    may = stat.S_IRWXU | readers | readers >> 2  # readers of a folder may enter it
     path.chmod(mode & may | own.st_mode & stat.S_ISGID)
 
 
 def publish(
     store: Path, recipe: str, settings: Mapping[str, Any], part: Path, receipt: Receipt
 ) -> bool:
-    """Put the finished `part` of a run into `store`, by a hard link where that can be; tell whether
-    it was not there yet. A reader finds all of it or nothing.
+    """Put the finished `part` of a run into `store`, by a hard link where possible; return whether
+    it is new there. Readers see it complete or not at all.
 
     Raises:
-        OSError: where the store cannot be written.
+        OSError: the store cannot be written.
     """
     shelf = Shelf(own_folder(store) / recipe)
     target = shelf.part(receipt.part)
     is_there = target.exists() and _is_whole(shelf.receipt(receipt.part))
     if is_there and (target.samefile(part) or digest_of_file(target) == receipt.part):
-        return False  # else it is damaged, and this one takes its place
+        return False  # a damaged one is replaced
     open_folder(shelf.folder, store)
-    # The receipt before the part: what has its name always has its receipt beside it.
-    told = {shelf.receipt(receipt.part): receipt.as_json()}
+    # The receipt is written before the part: no part is without its receipt.
+    contents = {shelf.receipt(receipt.part): receipt.as_json()}
     if not (shelf.folder / RECIPE).exists():
-        told[shelf.folder / RECIPE] = dict(settings)
-    for path, value in told.items():
+        contents[shelf.folder / RECIPE] = dict(settings)
+    for path, value in contents.items():
         with publishing(path, store) as new:
             new.write_text(files.as_text(files.sealed(value)), "utf-8")
     with publishing(target, store) as new:
         try:
             os.link(part, new)
             _open_to_readers(new, store, FILE_MODE)
-        except OSError:  # another file system or group, or one without links
+        except OSError:  # another file system or group, or no hard links
             new.unlink(missing_ok=True)
             shutil.copyfile(part, new)
     return True
@@ -256,7 +266,8 @@ def _is_whole(receipt: Path) -> bool:
 
 @contextlib.contextmanager
 def publishing(path: Path, store: Path) -> Iterator[Path]:
-    """Yield a free name for what becomes `path` in `store`, synced and for readers only."""
+    """Yield a temporary path. After the block the file there is synced, made read-only and becomes
+    `path` in `store`."""
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         new = folder / path.name
@@ -269,11 +280,11 @@ def publishing(path: Path, store: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# ---- what a run takes ----
+# ---- runs and their parts ----
 
 
 class Reference(NamedTuple):
-    """What a run has or takes of a store."""
+    """The parts that a run has in a store or takes from it."""
 
     run: str
     recipe: str
@@ -283,7 +294,7 @@ class Reference(NamedTuple):
 
     @property
     def is_there(self) -> bool:
-        """Whether the run exists, as far as this user may look."""
+        """Whether the run exists; true where this user cannot see that."""
         try:
             Path(self.run, "store", "plan.json").stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -294,36 +305,37 @@ class Reference(NamedTuple):
 
 
 def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
-    """Write down which parts the run refers to, in this user's folder of each store that may be
-    written: those that `plan` takes, and its `own` ones, which are in the first."""
+    """Write into each store, where possible, which of its parts the run refers to: those that
+    `plan` takes, and in the first store also the run's `own` ones."""
     root = folder.root.resolve()
     for store in map(Path, plan.store):
-        parts = [one.shard for one in plan.taken if Path(one.path).is_relative_to(store)]
+        parts = [part.shard for part in plan.taken if Path(part.path).is_relative_to(store)]
         parts += own if str(store) == plan.store[0] else ()
         path = own_folder(store) / RUNS / f"{files.digest_of([os.fsencode(root)])}.json"
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        told = Reference(str(root), plan.recipe, sorted(parts), now)
+        reference = Reference(str(root), plan.recipe, sorted(parts), now)
         with contextlib.suppress(OSError):
             open_folder(path.parent, store)
             with publishing(path, store) as new:
-                new.write_text(files.as_text(told._asdict()), "utf-8")
+                new.write_text(files.as_text(reference._asdict()), "utf-8")
 
 
 def references(store: Path, must_know: bool = False) -> list[Reference]:
-    """Return what runs refer to in `store`; what cannot be read is said, and left out.
+    """Return the references of all runs in `store`. Those that cannot be read are left out, with a
+    warning.
 
     Raises:
-        UserError: where something is left out and one `must_know` all.
+        UserError: with `must_know`, in place of the warning.
     """
-    found = []
+    listed = []
     for folder in publishers(store):
         path = folder / RUNS
         try:
             entries = sorted(path.iterdir()) if path.exists() else []
             for path in [entry for entry in entries if entry.suffix == ".json"]:
-                one = read_json(path) or {}
-                noted = datetime.datetime.fromisoformat(one["noted"]).astimezone()
-                found.append(Reference(one["run"], one["recipe"], one["parts"], noted.isoformat()))
+                value = read_json(path) or {}
+                noted = datetime.datetime.fromisoformat(value["noted"]).astimezone().isoformat()
+                listed.append(Reference(value["run"], value["recipe"], value["parts"], noted))
         except (OSError, KeyError, TypeError, ValueError) as error:
             problem = (
                 f"{path}: which parts runs refer to cannot be read here ({type(error).__name__})"
@@ -331,11 +343,11 @@ def references(store: Path, must_know: bool = False) -> list[Reference]:
             if must_know:
                 raise UserError(f"{problem}; let its owner open or remove it.") from None
             log.warning("%s.", problem)
-    return found
+    return listed
 
 
 def identity_of(path: Path) -> Identity:
-    """Return what tells this file from a later one of its name."""
+    """Return what identifies this file among all that had its path."""
     try:
         about = path.stat()
     except OSError:
@@ -347,40 +359,42 @@ def _unusable_path(folder: Results) -> Path:
     return folder.store / "unusable.json"
 
 
-def note_unusable(folder: Results, found: Mapping[str, tuple[Identity, str]]) -> None:
-    """Write down which parts of stores, by their paths, the run cannot use, and why."""
-    told = {
+def note_unusable(folder: Results, problems: Mapping[str, tuple[Identity, str]]) -> None:
+    """Write into the run which parts of stores, by path or address, it cannot use, and why."""
+    new = {
         path: {"identity": identity and list(identity), "problem": problem}
-        for path, (identity, problem) in found.items()
+        for path, (identity, problem) in problems.items()
     }
-    if told:
-        with _noting:  # parts are opened by several threads
+    if new:
+        with _noting:  # several threads open parts
             known = read_json(_unusable_path(folder)) or {}
-            write_json(_unusable_path(folder), {**known, **told})
+            write_json(_unusable_path(folder), {**known, **new})
 
 
 def unusable(folder: Results) -> set[str]:
-    """Return the paths of parts of stores that the run cannot use; those that were put there anew
-    since are not among them."""
+    """Return the paths of parts of stores that the run cannot use. A part that was written again
+    since it was noted is not among them."""
     return {
         path
-        for path, told in (read_json(_unusable_path(folder)) or {}).items()
-        if (now := identity_of(Path(path))) is None or list(now) == told["identity"]
+        for path, noted in (read_json(_unusable_path(folder)) or {}).items()
+        if (now := identity_of(Path(path))) is None or list(now) == noted["identity"]
     }
 
 
 def forget_remote(folder: Results) -> None:
-    """Forget which remote parts could not be used: each plan asks for them again."""
+    """Remove the notes on remote parts: each plan asks for them again."""
     known = read_json(_unusable_path(folder)) or {}
     if any(map(is_remote, known)):
-        kept = {path: told for path, told in known.items() if not is_remote(path)}
+        kept = {path: noted for path, noted in known.items() if not is_remote(path)}
         write_json(_unusable_path(folder), kept)
 
 
-def problems(folder: Results) -> list[str]:
-    """Return, in a sentence each, what was wrong with parts of stores that the run would have
-    taken."""
-    return [
-        f"{told['problem']}; {'it was not taken' if is_remote(path) else AGAIN}."
-        for path, told in (read_json(_unusable_path(folder)) or {}).items()
-    ]
+def problems(folder: Results, plan: Plan) -> list[str]:
+    """Return a sentence for each part of a store that `plan` could not take.
+
+    A part that was written again since it was noted may be among those that it takes.
+    """
+    taken = {part.path for part in plan.taken}
+    noted = read_json(_unusable_path(folder)) or {}
+    unused = [note for path, note in noted.items() if path not in taken]
+    return [f"{note['problem']}; it was not taken." for note in unused]

@@ -1,13 +1,13 @@
-"""Where a store has each payload: sorted files of (sha256, part, row), made of the parts alone.
+"""The index of a store: sorted files of (sha256, part, row), which are built from the parts alone.
 
-A level is an Arrow file of 256 batches, one for each first byte of the sha256; its schema lists the
-parts that it covers, and it is named by the digest of its bytes. A publisher's new parts make a new
-level; levels of like size become one, as in a log-structured merge tree, so each entry is written
-a few times in all. Rows that failed are left out. Levels are read and never mapped, so one that is
-removed meanwhile is an error and no crash.
+A level is an Arrow file of 256 batches, one for each first byte of the sha256. Its schema lists the
+parts that it covers, and its name is the digest of its bytes. A publisher's new parts become a new
+level. Levels of similar size are merged, as in a log-structured merge tree, so each entry is
+written only a few times. Rows that failed are left out. Levels are read and never memory-mapped: if
+one is removed while it is read, that is an error and no crash.
 
-A lost, damaged or old index costs time only: parts that no level covers are read anew. Files named
-by content need no lock: two processes that index the same parts write the same file.
+A lost, damaged or old index only costs time: parts that no level covers are read again. Files that
+are named by content need no lock: two processes that index the same parts write the same file.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from featuremill.store.shared import Shelf, open_folder, own_folder, publishing
 NUM_BUCKETS = 256
 LEVEL = pa.schema({"sha256": pa.binary(32), "part": pa.int32(), "row": pa.int32()})
 PARTS = b"parts"
-"""Key of the schema's metadata: the names of the covered parts, and how many rows each has."""
+"""Key of the schema's metadata: the names of the covered parts, each with its number of rows."""
 ENTRIES_AT_ONCE = 2_000_000
-"""Entries of parts that are held in memory until they are written as a level."""
+"""About how many entries are in memory until they are written as a level."""
 GROWTH = 4
-"""A level that is not so many times larger than all smaller ones together becomes one with them."""
+"""A level is merged with all smaller ones unless it is more than so many times their size."""
 log = logging.getLogger("featuremill.store")
 
 Numbers: TypeAlias = npt.NDArray[np.int32]
 Entries = tuple[Digests, Numbers, Numbers]
-"""sha256, part and row, in the order of sha256."""
+"""sha256, part and row, sorted by sha256."""
 
 
 class Level(NamedTuple):
@@ -52,16 +52,16 @@ class Level(NamedTuple):
 
     path: Path
     parts: dict[str, int]
-    """The rows of each part that it covers, by name, failed ones too; an entry's part counts among
-    these."""
+    """The number of rows of each part that it covers, failed ones too, by name. The part of an
+    entry is a position in this order."""
 
     @property
     def size(self) -> int:
         return sum(self.parts.values())
 
     def is_sound(self) -> bool:
-        """Tell whether each entry is of a row of a part that the level covers, as of one that
-        somebody else wrote."""
+        """Return whether each entry is of a row of a covered part; for levels that another user
+        wrote."""
         rows = np.array([*self.parts.values()], np.int64)
         try:
             with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
@@ -78,11 +78,12 @@ class Level(NamedTuple):
         return True
 
     def numbered(self, numbers: Mapping[str, int]) -> Numbers:
-        """Return the number of each of its parts; -1 where `numbers` has none."""
+        """Return the numbers of its parts in `numbers`, -1 for parts without one."""
         return np.array([numbers.get(name, -1) for name in self.parts], np.int32)
 
     def chosen(self, bucket: int, numbers: Numbers) -> Entries:
-        """Return the entries of a bucket whose part has a number, which they get; -1 is none."""
+        """Return those entries of a bucket whose part has a number other than -1, with that number
+        as their part."""
         sha256, part, row = self.bucket(bucket)
         new = numbers[part]
         return sha256[new >= 0], new[new >= 0], row[new >= 0]
@@ -101,7 +102,7 @@ def _levels_in(folder: Path) -> list[Level]:
 
 
 def opened(path: Path) -> Level | None:
-    """Return the level at `path`; None, and a warning, where it is none."""
+    """Return the level at `path`; None, with a warning, where it is damaged."""
     try:
         if digest_of_file(path) != path.stem:
             log.warning("%s: this index is damaged, and not used.", path)
@@ -110,7 +111,7 @@ def opened(path: Path) -> Level | None:
             return Level(
                 path, {str(k): int(n) for k, n in json.loads(file.schema.metadata[PARTS]).items()}
             )
-    except OSError:  # removed meanwhile, as it became one with others
+    except OSError:  # its owner has just merged it with others
         return None
     except (AttributeError, KeyError, TypeError, ValueError, pa.ArrowException):
         log.warning("%s: this is no index, and not used.", path)
@@ -118,8 +119,8 @@ def opened(path: Path) -> Level | None:
 
 
 def levels_of(shelf: Shelf, scratch: Path) -> list[Level]:
-    """Return levels that cover every part of `shelf`: those of its index, and in the new folder
-    `scratch` those of parts that are not indexed yet."""
+    """Return levels that cover every part of `shelf`: those of its index, and new ones in the
+    folder `scratch` for parts that it lacks."""
     levels = _levels_in(shelf.levels)
     return levels + _levels_of_parts(_missing(shelf, levels), scratch)
 
@@ -153,7 +154,8 @@ def _missing(shelf: Shelf, levels: Iterable[Level]) -> dict[str, Path]:
 
 
 def _levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
-    """Write levels of what `parts` hold; one that cannot be read is left to whoever opens it."""
+    """Write levels of `parts`. A part that cannot be read is left out; a run that takes it reports
+    that."""
     folder.mkdir(parents=True, exist_ok=True)
     shown = Progress(log, "indexing", "parts")
     made: list[Level] = []
@@ -174,7 +176,8 @@ def _levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
 
 
 def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
-    """Return the good rows of a part; a row's number is its place among all, sorted by sha256."""
+    """Return the entries of the good rows of a part. The number of a row is its position after
+    sorting by sha256, with failed rows counted."""
     order = order_of(sha256)
     is_good = np.asarray(reasons.is_null())[order]
     rows = np.flatnonzero(is_good).astype(np.int32)
@@ -192,11 +195,11 @@ def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
 
 
 def joined(several: Sequence[Entries]) -> Entries:
-    """Return entries in the order of sha256; those of one payload as they were."""
+    """Return all entries, sorted by sha256; those of one payload keep their order."""
     sha256, part, row = (np.concatenate(column) for column in zip(*several, strict=True))
     order = np.argsort(beginnings(sha256), kind="stable")
     in_order = sha256[order]
-    if (in_order[1:] < in_order[:-1]).any():  # eight bytes decide nearly always
+    if (in_order[1:] < in_order[:-1]).any():  # the first eight bytes are rarely equal
         order = np.argsort(sha256, kind="stable")
     return sha256[order], part[order], row[order]
 
@@ -216,8 +219,8 @@ def _written(folder: Path, parts: Mapping[str, int], buckets: Iterable[Entries])
 
 
 def _grown(levels: Iterable[Level], there: Collection[str], folder: Path) -> list[Level]:
-    """Return the levels with those of like size joined, in `folder`, and parts that are not `there`
-    any more left out of them."""
+    """Return the levels after those of similar size were merged in `folder`, without parts that are
+    not `there` any more."""
     left = sorted(levels, key=lambda level: level.size)
     together: list[Level] = []
     while left and left[0].size <= GROWTH * sum(level.size for level in together or left[:1]):
@@ -239,20 +242,20 @@ def _grown(levels: Iterable[Level], there: Collection[str], folder: Path) -> lis
 
 
 def chosen(levels: Iterable[tuple[Level, Numbers]], bucket: int) -> Entries:
-    """Return the entries of a bucket of all levels together, of the parts that have numbers."""
+    """Return the entries of a bucket in all levels, of the parts that have numbers."""
     return joined([level.chosen(bucket, numbers) for level, numbers in levels])
 
 
 def find(sha256: Digests, entries: Entries) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return which of the sorted, distinct `sha256` the entries have, and the part and row of the
-    first entry of each."""
+    """Return the positions of those of the sorted, distinct `sha256` that have an entry, and the
+    part and row of the first entry of each."""
     keys, part, row = entries
     if not len(keys):
         return (np.empty(0, np.int64),) * 3
     first, wanted = beginnings(keys), beginnings(sha256)
     at = np.minimum(np.searchsorted(first, wanted), len(keys) - 1)
     is_there = keys[at] == sha256
-    doubtful = np.flatnonzero(~is_there & (first[at] == wanted))  # two that begin alike
+    doubtful = np.flatnonzero(~is_there & (first[at] == wanted))  # the same first eight bytes
     at[doubtful] = np.minimum(np.searchsorted(keys, sha256[doubtful]), len(keys) - 1)
     is_there[doubtful] = keys[at[doubtful]] == sha256[doubtful]
     where = np.flatnonzero(is_there)

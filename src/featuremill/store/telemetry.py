@@ -1,10 +1,10 @@
-"""Telemetry: how a shard's job goes, about once a second, in a small file beside its part.
+"""Telemetry: the progress of a shard's job, about once a second, in a small file beside its part.
 
 `results/<run>/store/parts/<recipe>/<shard>.telemetry.jsonl` holds one JSON object a line, each
 appended in one write by the job's supervisor. Each attempt (a job that was killed, and those after
-it) appends. `time` is in seconds since 1970; a value that is not known is an absent key. No key is
-given another meaning without another `version`. (Early files have more keys: `rate`,
-`torch_peak_mb`, `sm_mhz`, `memory_mhz`.)
+it) appends. `time` is in seconds since 1970; unknown values have no key. A key never changes its
+meaning without a new `version`. (Early files have more keys: `rate`, `torch_peak_mb`, `sm_mhz`,
+`memory_mhz`.)
 
 start    `version` 1, `shard`, `recipe`, `host`, `pid`, `rows` and `cost` (of the shard, as in
          plan.json), `cost_unit`, `rows_done` (that the journal holds already), `attempt` (from 1,
@@ -18,10 +18,10 @@ sample   `stage` (wait, load, run, finish), `rows_done`, `rows_failed`, `cost_do
          `peak_memory_mb` (as in the receipt), `devices` (GPUs: `uuid`, `utilisation`, `memory_mb`,
          `power_w`, `temperature_c`, `throttle`, `energy_j` in this attempt), `process` (the worker:
          `cpu_percent` of one core, `memory_mb`)
-again    `start` and `devices` as they stand, every 16 KB, for who reads only the end
+again    the last `start` and `devices`, every 16 KB, for readers of the end alone
 end      `status` (ok, failed, stopped), `message`
 
-A file whose last `start` has no `end` is of a job that is at it (it holds the journal's lock: see
+A file whose last `start` has no `end` is of a job that is running (it holds the journal's lock: see
 `featuremill.store.lock_holder`) or was killed.
 """
 
@@ -40,38 +40,39 @@ from typing import Any, NamedTuple
 
 EVERY_SECONDS = 1.0
 WAITING_SECONDS = 10.0
-"""Between samples that say no more than that the job waits for a device."""
+"""Time between samples while the job waits for a device."""
 FULL_BYTES = 512 * 1024
 """Up to this size a sample is written about once a second."""
 HALVING_BYTES = 48 * 1024
-"""Every so many bytes beyond, half as often: 9 hours of one GPU make a file of less than 1 MB."""
+"""After each further so many bytes the time between samples doubles: 9 hours of one GPU take less
+than 1 MB."""
 MOST_BYTES = 2 * 1024 * 1024
-"""Nothing more is written then; a job that starts anew every second would get there."""
+"""A larger file gets no more lines, as of a job that restarts every second."""
 AGAIN_BYTES = 16 * 1024
-"""After so many bytes the attempt's facts stand there once more, for who reads only the end."""
+"""After so many bytes the attempt's facts are written again, for readers of the end alone."""
 READ_BYTES = 4 * 1024 * 1024
-"""Of a larger file, which no job writes, only the end is read."""
+"""Only so much of the end is read; no job writes more."""
 TAIL_BYTES = 4 * AGAIN_BYTES
 MOST_MOMENTS = 600
-"""That rates are taken from; there is one a batch, or one a second."""
+"""How many moments rates use; there is one for each batch, at most one a second."""
 TEXTS = frozenset(("event", "shard", "recipe", "host", "cost_unit", "kind", "uuid", "name")).union(
     ("slot", "stage", "status", "message")
 )
 LISTS = frozenset(("throttle", "of_whole_gpu"))
-"""Of texts."""
+"""Keys with lists of texts."""
 OBJECTS = frozenset(("seconds", "process", "start"))
-"""`devices` is a list of such."""
+"""Keys with objects; `devices` has a list of objects."""
 log = logging.getLogger("featuremill.extract")
 
 
 def seconds_between(num_bytes: int) -> float:
-    """Return how far samples stand apart in a file of that size."""
+    """Return the time between samples in a file of that size."""
     halvings = max(0, num_bytes - FULL_BYTES) // HALVING_BYTES
     return EVERY_SECONDS * float(2 ** min(halvings, 24))
 
 
 class Writer:
-    """Appends lines to the file at `path`. No work ends because that does not succeed."""
+    """Appends lines to the file at `path`; a failure is logged and is no error."""
 
     def __init__(self, path: Path) -> None:
         self.num_bytes = 0
@@ -79,7 +80,7 @@ class Writer:
         self._file: int | None = None
         self._is_torn = False
         self._facts: dict[str, Any] = {}
-        self._told_at = 0
+        self._repeated_at = 0
         with self._giving_up():
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
             self.num_bytes = os.fstat(self._file).st_size
@@ -103,16 +104,16 @@ class Writer:
         elif event == "device":
             self._facts["devices"] = facts["devices"]
         else:
-            self._say_again()
+            self._repeat()
             self._append(event, facts)
             return
         self._append(event, facts)
-        self._told_at = self.num_bytes
+        self._repeated_at = self.num_bytes
 
-    def _say_again(self) -> None:
-        if self._facts and self.num_bytes - self._told_at >= AGAIN_BYTES:
+    def _repeat(self) -> None:
+        if self._facts and self.num_bytes - self._repeated_at >= AGAIN_BYTES:
             self._append("again", self._facts)
-            self._told_at = self.num_bytes
+            self._repeated_at = self.num_bytes
 
     def _append(self, event: str, facts: dict[str, Any]) -> None:
         known = {key: value for key, value in facts.items() if value is not None}
@@ -144,11 +145,11 @@ class Attempt(NamedTuple):
     """Events: the devices it got, and when; several where one failed."""
     samples: list[dict[str, Any]]
     end: dict[str, Any] | None
-    """None: it is at it, or was killed."""
+    """None: it is running, or was killed."""
 
     @property
     def energy_j(self) -> float | None:
-        """What its GPUs took while it had them; None where nothing tells."""
+        """The joules of its GPUs while it had them; None where they are unknown."""
         latest = {
             device["uuid"]: device["energy_j"]
             for sample in self.samples
@@ -159,11 +160,11 @@ class Attempt(NamedTuple):
 
 
 class State(NamedTuple):
-    """How the last attempt stands."""
+    """The state of the last attempt."""
 
     start: dict[str, Any]
     devices: list[dict[str, Any]]
-    """Those that it has, each with uuid, name and slot; empty while it waits for one."""
+    """Its devices, each with uuid, name and slot; empty while it waits for one."""
     sample: dict[str, Any] | None
     end: dict[str, Any] | None
     time: float
@@ -171,14 +172,14 @@ class State(NamedTuple):
 
 
 class Rates:
-    """The cost a second of a worker, out of the moments when what it has computed grew: whole
-    batches. Between two of them nobody knows it."""
+    """The cost per second of a worker, from the moments at which its computed cost grew, batch by
+    batch. Between two batches the speed is unknown."""
 
     def __init__(self) -> None:
         self._grown: deque[tuple[float, float]] = deque(maxlen=MOST_MOMENTS)
 
     def take(self, moment: float, cost: float) -> bool:
-        """Take it that so much was computed then; tell whether that is more than before."""
+        """Note the cost that was computed at a moment; return whether it has grown."""
         if self._grown and cost < self._grown[-1][1]:  # another worker
             self._grown.clear()
         has_grown = not self._grown or cost > self._grown[-1][1]
@@ -187,39 +188,39 @@ class Rates:
         return has_grown
 
     def over(self, seconds: float, now: float, least: float = 0.0) -> float | None:
-        """Return that over about the last `seconds`; None before a batch, or where it would be over
-        no more than `least`."""
+        """Return the cost per second over about the last `seconds`; None before the second batch,
+        or over `least` seconds or less."""
         if len(self._grown) < 2:
             return None
-        begun = self._grown[0]
-        for one in islice(reversed(self._grown), 1, None):
-            if one[0] <= now - seconds:
-                begun = one
+        first = self._grown[0]
+        for moment in islice(reversed(self._grown), 1, None):
+            if moment[0] <= now - seconds:
+                first = moment
                 break
-        passed, grown = now - begun[0], self._grown[-1][1] - begun[1]
+        passed, grown = now - first[0], self._grown[-1][1] - first[1]
         return grown / passed if passed > least else None
 
 
 def read(path: str | Path) -> list[Attempt]:
     """Return the attempts in the file at `path`; none where it cannot be read."""
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     for event in events_of(Path(path), READ_BYTES)[0]:
         kind = event.pop("event")
         if kind == "start":
-            found.append(Attempt(event, [], [], None))
-        elif not found:
+            attempts.append(Attempt(event, [], [], None))
+        elif not attempts:
             continue
         elif kind == "device":
-            found[-1].devices.append(event)
+            attempts[-1].devices.append(event)
         elif kind == "sample":
-            found[-1].samples.append(event)
+            attempts[-1].samples.append(event)
         elif kind == "end":
-            found[-1] = found[-1]._replace(end=event)
-    return found
+            attempts[-1] = attempts[-1]._replace(end=event)
+    return attempts
 
 
 def followed(state: State | None, event: dict[str, Any]) -> State | None:
-    """Return how the last attempt stands after one more event; None before anything says it."""
+    """Return the state of the last attempt after one more event; None before its first one."""
     kind, now = event["event"], event["time"]
     event = {key: value for key, value in event.items() if key != "event"}
     if kind == "start":
@@ -237,10 +238,10 @@ def followed(state: State | None, event: dict[str, Any]) -> State | None:
 
 
 def events_of(path: Path, most_bytes: int, offset: int = 0) -> tuple[list[dict[str, Any]], int]:
-    """Return the events in the file's last bytes, and where the last whole line ends; with that
-    `offset`, those that came since. A file that is shorter by then is another one, and read anew.
+    """Return the events in the file's last bytes, and the offset at which its last complete line
+    ends. With that `offset`, return the events behind it; a shorter file is read from its start.
 
-    What is no whole line of an event is passed over.
+    Lines that are no events are left out.
     """
     try:
         with path.open("rb") as file:
@@ -251,15 +252,15 @@ def events_of(path: Path, most_bytes: int, offset: int = 0) -> tuple[list[dict[s
             content = file.read(size - start)
     except OSError:
         return [], offset
-    num_whole = content.rfind(b"\n") + 1  # what follows the last newline is being written
+    num_whole = content.rfind(b"\n") + 1  # the text behind the last newline is being written
     lines = content[:num_whole].split(b"\n")[1 if start > offset else 0 :]
-    found = (event_of(line) for line in lines if line)
-    return [event for event in found if event], start + num_whole
+    events = (event_of(line) for line in lines if line)
+    return [event for event in events if event], start + num_whole
 
 
 def event_of(line: bytes) -> dict[str, Any] | None:
-    """Return the event in a whole line, its values of the types that the keys tell; None where that
-    is none."""
+    """Return the event in a line, with those of its values that have the type of their key; None
+    where it is no event."""
     try:
         event = _known(json.loads(line))
     except (ValueError, RecursionError, OverflowError):
@@ -268,7 +269,7 @@ def event_of(line: bytes) -> dict[str, Any] | None:
 
 
 def _known(value: Any) -> dict[str, Any]:
-    """Return the entries of an object whose values are of the type that the key tells."""
+    """Return the entries of an object whose values have the type of their key."""
     if not isinstance(value, dict):
         return {}
     return {key: item for key, held in value.items() if (item := _checked(key, held)) is not None}

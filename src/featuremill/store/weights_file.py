@@ -1,4 +1,4 @@
-"""weights/<name>.json: which converted weights a model has, and where they lie."""
+"""weights/<name>.json: the converted weights of a model, and their path."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class CheckpointFile(Record):
     kind: str
     """bundled, published or local."""
     location: str
-    """The path or URL that it is known by."""
+    """Its path or URL."""
     sha256: str
     bytes: int
 
 
 class FileOfWeights(Record):
-    """One of the files of weights that are a folder."""
+    """A file of weights that are a folder."""
 
     path: str
     """Inside the folder."""
@@ -30,7 +30,7 @@ class FileOfWeights(Record):
 
 
 class WeightsFile(JsonFile):
-    """What weights/<name>.json says; the file in the cache beside the weights says the same."""
+    """The content of weights/<name>.json, and of the file beside the weights in the cache."""
 
     name: str
     path: str
@@ -38,16 +38,16 @@ class WeightsFile(JsonFile):
     """Of the file `path`, or of all files in the folder."""
     sha256: str
     files: list[FileOfWeights] = Field(default_factory=list)
-    """Where `path` is a folder: what is in it."""
+    """Its files, where `path` is a folder."""
     source: CheckpointFile | None = None
     metadata: dict[str, str]
 
     def is_at(self, path: Path) -> bool:
-        """Tell whether the weights are at `path`, of the sizes that they had."""
+        """Return whether the weights are at `path`, with their sizes."""
         files = {path / file.path: file.bytes for file in self.files} or {path: self.bytes}
         return all(file.is_file() and file.stat().st_size == n for file, n in files.items())
 
     @property
     def is_there(self) -> bool:
-        """Whether the weights are where this says, of the sizes that they had."""
+        """Whether the weights are at their path, with their sizes."""
         return self.is_at(Path(self.path))
