@@ -33,7 +33,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 run: .venv/.run ## compute the demo's features into results/demo (EXTRA="…" goes to snakemake)
-	@$(BIN)/python -m snakemake --cores all $(EXTRA)
+	@$(BIN)/python -m featuremill.flow.start_snakemake --cores all $(EXTRA)
 
 test: lint ## lint, then the fast tests: what CI runs
 	@$(BIN)/python -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder

@@ -315,11 +315,17 @@ def test_what_is_cut_is_noted(tmp_path):
     path = tmp_path / "in.fa"
     path.write_text(f">short\n{'MKV' * 3}\n>long\n{'MKV' * 5}J\n")
 
-    def notes(long):
-        options = esm2.Options(long=long, max_residues=10, chunk_overlap=4)
+    def notes(long, **more):
+        options = esm2.Options(long=long, max_residues=10, **more)
         return [record.note for record in esm2.records([path], options)]
 
-    assert notes("chunk") == ["", "J read as X; longer than 10 residues, in windows"]
+    assert notes("chunk", chunk_overlap=4) == [
+        "",
+        "J read as X; longer than 10 residues, in windows",
+    ]
+    # Without a colon, as plan counts notes by what is before it.
+    cut = "longer than 10 residues, truncated (option long computes all)"
+    assert notes("truncate") == ["", f"J read as X; {cut}"]
 
 
 def test_windows():

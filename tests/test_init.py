@@ -153,6 +153,7 @@ def test_each_of_several_files_is_a_sample(
     for name in ("late.fa", "early.faa", ".hidden.fa", "notes.md"):
         Path("many", name).write_text(GOOD)
     assert main(["init", "many"]) == 0
+    assert "wrote many.tsv and many.yaml; next: " in capsys.readouterr().err
     assert (
         Path("many.tsv").read_text() == "sample\tfile\nearly\tmany/early.faa\nlate\tmany/late.fa\n"
     )

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import h5py
 import numpy as np
@@ -24,7 +25,7 @@ from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import Config, validate
 from featuremill.merge import accounts, gather, provenance, shuffle
-from featuremill.merge.command import merge, merge_partial
+from featuremill.merge.command import _say, merge, merge_partial
 from featuremill.merge.provenance import carried
 from featuremill.outputs import parquet, parquet_dataset
 from featuremill.outputs.hdf5 import dataset_name
@@ -524,3 +525,12 @@ def test_memory_does_not_grow_with_the_records(tmp_path, environment):
         check=True,
     ).stdout
     assert float(re.search(r"([0-9.]+) GiB at most", told)[1]) < 2, told
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_files_of_failures_are_named_where_there_are_any(refused, tmp_path, caplog):
+    counts = SimpleNamespace(has_all=not refused, told="told", failed=0, refused=refused)
+    delivered = SimpleNamespace(counts=counts, warnings=[], outputs=["embeddings.npy"])
+    caplog.set_level("INFO")
+    _say(Results(tmp_path), delivered)
+    assert ("failed.tsv, failed.fa" in caplog.text) == bool(refused)

@@ -88,7 +88,8 @@ def test_from_a_machine_that_is_ready_to_results_that_were_lost(checkout):
     said = checkout.type(command)
     assert len(checkout.table("demo")) == 1000
     assert "sp|B3QYE3|RL15_CHLT3" in checkout.type(after("Look at them:", said))
-    assert "wrote my.yaml" in checkout.type(after("Your own data:", said))
+    checkout.write("YOUR.fasta", GOOD)
+    assert "wrote YOUR.yaml" in checkout.type(after("Your own data:", said))
 
     said = checkout.type("featuremill init my.fa --workload composition --force")
     assert "plan" in jobs_listed(checkout.type(f"{after('next:', said)} -n"))

@@ -30,7 +30,9 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "my run.yaml").write_text(json.dumps(config))
     (tmp_path / "bad.yaml").write_text("inputs: my.fa\noptions: {model: ./what}\n")
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
-    Desk(tmp_path, environment).type("featuremill", *words)
+    said = Desk(tmp_path, environment).type("featuremill", *words).text
+    assert "1 of 1 steps done\n" in said, "without a share: a plan adds steps"
+    assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
     last = run_lock.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
@@ -74,7 +76,8 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     assert f"\n    {whole}\n" in closing(failures, "results/my")
     monkeypatch.setenv(TYPED.name, f"{os.getpid() + 1} featuremill run other.yaml")
     monkeypatch.setattr(sys, "argv", ["snakemake", "-c1"])
-    assert "\n    snakemake -c1\n" in closing(failures, "results/my")
+    said = closing(failures, "results/my")
+    assert "\n    snakemake -c1\n" in said and "docs/" not in said, "a wheel has no pages"
 
 
 @pytest.mark.parametrize(

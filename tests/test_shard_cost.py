@@ -387,6 +387,13 @@ def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
     assert announce._time(Results(tmp_path), plan, known) == ""
 
 
+def test_a_warning_of_notes_names_their_table(tmp_path):
+    plan = SimpleNamespace(notes={"truncated": 2}, refusals={}, shards=[], too_few=lambda left: "")
+    plan.counts = SimpleNamespace(planned=2)
+    said = announce.warnings(Results(tmp_path), plan, None, [])
+    assert said == [f"2 records: truncated; merge lists them in {tmp_path / 'notes.tsv'}"]
+
+
 def test_a_gpu_that_is_elsewhere_is_the_one_of_the_profile(tmp_path, environment):
     """Through the workflow, whose default it is; no GPU is here."""
     workflow = Workflow(tmp_path, environment, random_records(9))

@@ -613,7 +613,7 @@ def test_proteins_alone_end_with_0_and_force_writes_the_same_anew(environment, m
     write_fasta(tmp_path / "my.fa", contigs(6, seed=2, letters=OPEN))
     log = tmp_path / "all.log"
     said = desk("--keep-intermediate", "--log-file", log, head="proteins")
-    for sentence in ("results are in results/my/proteins", "steps (100%) done"):
+    for sentence in ("results are in results/my/proteins", "steps done"):
         assert sentence in said and sentence in log.read_text()
     found = virnucpro_files.read(desk.out, "my")
     assert found["nucleotide"] == found["dnabert"] == found["failed"] == []
@@ -621,7 +621,7 @@ def test_proteins_alone_end_with_0_and_force_writes_the_same_anew(environment, m
     before, last = desk.delivered(), desk.out / "my_merged" / files.HIGHEST
     stamp = last.stat().st_mtime_ns
     said = desk("--keep-intermediate", "--force", "--quiet", head="proteins")
-    assert said.startswith("Using workflow specific profile") and said.count("\n") == 1
+    assert not said
     after = desk.delivered()
     assert after == before and last.stat().st_mtime_ns != stamp
     said = desk(head="proteins")

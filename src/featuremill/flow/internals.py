@@ -54,6 +54,8 @@ EPILOGUES = (
     "WorkflowError:\nAt least one job did not complete",
 )
 """Beginnings of its messages after failures."""
+OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
+"""Its message about the profile beside the workflow, which it finds by itself."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
@@ -271,6 +273,26 @@ def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
     for handler in log.handlers:
         if handler.name == SCREEN:
             handler.addFilter(shows)
+
+
+def keep_own_profile_quiet() -> None:
+    """Have Snakemake not print that it uses the default profile, unless the user names one."""
+    if any(word.startswith("--workflow-profile") for word in sys.argv):
+        return
+    cli = importlib.import_module("snakemake.cli")
+
+    def say(*words: object, **how: Any) -> None:
+        if not OWN_PROFILE.match(" ".join(map(str, words))):
+            print(*words, **how)
+
+    vars(cli)["print"] = say
+
+
+def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
+    """Return how many steps are done, and of how many, if the record is about that."""
+    if getattr(record, "event", None) != "progress":
+        return None
+    return record.__dict__["done"], record.__dict__["total"]
 
 
 def is_about_scheduling(record: logging.LogRecord) -> bool:

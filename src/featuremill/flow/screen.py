@@ -161,6 +161,10 @@ def calm_output(workflow: Any) -> Failures:
         if internals.exception_of(record) == RefusedError.__name__:
             print(RefusedError.said, file=sys.stderr)
             return False
+        if not shows_all and (steps := internals.progress_of(record)):
+            # Without a share in percent: the plan adds steps, so it would fall.
+            print(f"{steps[0]} of {steps[1]} steps done", file=sys.stderr)
+            return False
         failed = failures.hear(record)
         if shows_all or not failed:
             return shows_all or not internals.is_about_scheduling(record)

@@ -12,6 +12,9 @@ if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
 
 from snakemake.cli import main
 
+from featuremill.flow import internals
+
+internals.keep_own_profile_quiet()
 try:
     main()
 except SystemExit as end:

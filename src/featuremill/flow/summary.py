@@ -41,7 +41,7 @@ def closing_words(*runs: str) -> str:
         "".join(_made(results, delivery) for results, delivery in new.items())
         + f"Look at {'the first' if new.keys() - {first} else 'them'}:  "
         + command_line.where_typed(f"{_command('python')} {load}")
-        + (f"\nYour own data: {_command('featuremill')} init my.fa" if is_demo else "")
+        + (f"\nYour own data: {_command('featuremill')} init YOUR.fasta" if is_demo else "")
     )
 
 
@@ -120,8 +120,6 @@ def closing(failures: Failures, named: str) -> str:
         "What is done, what failed and what helps:",
         f"    {command_line.where_typed(f'featuremill status {shlex.quote(named)}')}",
     ]
-    if not is_stop:
-        lines.append("Messages and remedies: docs/troubleshooting.md in the repository")
     return "\n".join(lines)
 
 

@@ -307,4 +307,6 @@ def _say(place: Results, result: Delivery) -> None:
     say("%s", result.counts.told)
     for line in result.warnings:
         log.warning("%s", line)
-    log.info("results are in %s: %s", place.root, ", ".join([*result.outputs, *FAILED]))
+    counts = result.counts
+    files = [*result.outputs, *(FAILED if counts.failed or counts.refused else ())]
+    log.info("results are in %s: %s", place.root, ", ".join(files))

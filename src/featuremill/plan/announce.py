@@ -119,7 +119,11 @@ def _work(shards: Sequence[PlannedShard]) -> tuple[int, int, int]:
 
 def warnings(folder: Results, plan: Plan, sizing: Sizing, outputs: Sequence[str]) -> list[str]:
     """Return what a person would want to know before the GPUs start."""
-    lines = [f"{counted(count, 'record')}: {note}" for note, count in plan.notes.items()]
+    where = folder.root / "notes.tsv"
+    lines = [
+        f"{counted(count, 'record')}: {note}; merge lists them in {where}"
+        for note, count in plan.notes.items()
+    ]
     for reason, count in plan.refusals.items():
         lines.append(f"{counted(count, 'record')} refused: {reason}")
     return [*lines, *_too_few(folder, plan, sizing), *large_outputs(plan.counts.planned, outputs)]

@@ -22,6 +22,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from featuremill import config, inputs
+from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
@@ -123,7 +124,7 @@ def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
         if other != path:
             raise UserError(
                 f"{other} and {path} would both be sample {_run_name(path, opens_any)!r}; rename "
-                "one, or write the sheet yourself (docs/samples.md)."
+                "one, or write the sheet yourself: a table with the columns sample and file."
             )
     text = io.StringIO()
     table = csv.writer(text, delimiter="\t", lineterminator="\n")
@@ -158,7 +159,8 @@ def _write(
     has_gaps = bool(unfilled) and "model" in checked.options
     if caution := weights.caution_of(checked.workload, checked.options, has_gaps=has_gaps):
         log.warning("%s", caution)
-    log.info("wrote %s; %s: %s", output, todo, command_line.first(output))
+    wrote = " and ".join(filter(None, [records.get("samples"), str(output)]))
+    log.info("wrote %s; %s: %s", wrote, todo, command_line.first(output))
 
 
 def _unfilled(workload: str, options: Mapping[str, Any]) -> list[str]:
@@ -257,7 +259,8 @@ def config_text(
         f"{counted(survey.tally.total_length, unit.removesuffix('s'))}."
         if survey
         else f"# To be filled in first: {_listed(unfilled)}.",
-        "# Paths are seen from the folder where snakemake is started. All keys: config/README.md.",
+        "# Paths are seen from the folder where the run is started. All keys:",
+        f"# {Path(this_process.SNAKEFILE).parent / 'config' / 'README.md'}",
     ]
     for name, about in config.Config.model_fields.items():
         value = getattr(checked, name)

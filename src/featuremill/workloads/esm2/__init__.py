@@ -112,7 +112,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _noted(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    how = {"truncate": "truncated", "chunk": "in windows"}.get(options.long)
+    how = {"truncate": "truncated (option long computes all)", "chunk": "in windows"}.get(
+        options.long
+    )
     cut = f"longer than {options.max_residues} residues, {how}"
     for record in records:
         if how and len(record.payload) > options.max_residues:

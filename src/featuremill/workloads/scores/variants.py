@@ -207,7 +207,8 @@ def _sized(record: Record, options: Options) -> Record:
     length = len(record.payload)
     note = record.note
     if options.width(length) < length:
-        how = "truncated" if options.long == "truncate" else "in windows"
+        is_cut = options.long == "truncate"
+        how = "truncated (option long computes all)" if is_cut else "in windows"
         cut = f"longer than {options.limit} residues, {how}"
         note = "; ".join(filter(None, [note, cut]))
     return record._replace(note=note, length=length)
