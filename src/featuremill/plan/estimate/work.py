@@ -74,7 +74,7 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
     if plan is not None:
         if _is_of(plan, config, settings):
             return _planned(folder, plan)
-        log.info("%s: inputs or options have changed since; reading the input", folder.plan)
+        log.info("%s is for other inputs, options or dtype; reading the input", folder.plan)
     if paths:
         files = tuple(map(str, paths))
         reads = {"samples": files[0]} if config.samples else {"inputs": files}
