@@ -183,6 +183,7 @@ def test_products_in_fp8_are_rounded_row_by_row():
     assert 2e-2 < relative_l2(narrow.gelu(usual), expected) < 8e-2
 
 
+@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
 def test_what_fp8_costs_is_told_by_product(random_weights):
     proteins = Sample().take(3_000)
     head, _, *lines, bound = fp8.against_fp32(random_weights, proteins).splitlines()
@@ -474,7 +475,7 @@ def test_engines_of_3b_leave_room_on_a_card(gigabytes, at_most, tmp_path, monkey
         for engine in stage.engines:
             stage.load(engine)
             assert engine.name in card.taken
-    assert len(stage.engines) == 8
+    assert len(stage.engines) == 7 + cpu().has_bf16
     assert card.most <= at_most * card.total
     assert ROOM == 0.3
 

@@ -76,8 +76,8 @@ def test_a_run_that_is_stopped_before_its_jobs_says_how_to_go_on(stopped_at):
     words = ["run", "my.yaml", "--cores", "1"]
     status, said = stopped_at("featuremill.flow.preflight", "featuremill", *words)
     assert status == 128 + signal.SIGINT
-    assert said.endswith(
-        "\nStopped. Nothing computed is lost. The same command continues:\n"
+    assert said == (
+        "Stopped. Nothing computed is lost. The same command continues:\n"
         "    featuremill run my.yaml --cores 1\n"
     )
 

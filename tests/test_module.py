@@ -349,7 +349,11 @@ def test_without_a_checkout_two_commands_are_enough(wheel, tmp_path, environment
     assert named == ["run", "my.yaml"]
     said = finish(folder, environment, *featuremill, *named, "-n", "-c1")
     assert {"plan", "merge"} <= jobs_listed(said)
-    assert f"profile {tmp_path}/site/featuremill/smk/profiles/default" in said
+    assert "profile" not in said
+    smk = tmp_path / "site" / "featuremill" / "smk"
+    plain = ("snakemake", "--snakefile", str(smk / "Snakefile"), "--configfile", "my.yaml")
+    said = finish(folder, environment, sys.executable, "-m", *plain, "-n", "-c1")
+    assert f"profile {smk}/profiles/default" in said
     said = finish(folder, environment, *featuremill, *named, "-n", "--", "plan")
     assert jobs_listed(said) == {"plan"}
     said = finish(folder, environment, *featuremill, *named, "--configfile=a.yaml", status=2)

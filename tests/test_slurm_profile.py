@@ -16,7 +16,7 @@ from snakemake.cli import get_argument_parser
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
-from featuremill.flow.screen import Failures, told
+from featuremill.flow.screen import Failures, message_of
 from featuremill.flow.summary import closing
 
 PROFILE = ROOT / "profiles" / "slurm"
@@ -127,7 +127,7 @@ def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
         more = {"log": [f"{job}.log"], "output": [f"{job}.json"], "event": "job_error"}
         record.__dict__.update(about, **more)
         failed = failures.hear(record)
-        assert f"error: {message}\n" in told(failed, is_here=False)
+        assert f"error: {message}\n" in message_of(failed, is_here=False)
     said = closing(failures, "results/my")
     assert said.count("the Slurm job failed, SLURM status is: 'CANCELLED'.") == 1
     assert "CANCELLED by 0." in said and "without a word" not in said

@@ -501,7 +501,8 @@ def test_a_file_or_a_column_that_is_not_there_is_said_before_anything(see, tmp_p
     said = workflow(status=1)
     assert not workflow.run_folder.plan.exists() and "Exception" not in said
     see(missing)
-    assert "config.yaml:5: labels: labels.tsv: there is no column 'clan'; it has 'id'" in said
+    line = path.read_text().splitlines().index("  column: clan") + 1
+    assert f"config.yaml:{line}: labels: labels.tsv: there is no column 'clan'; it has 'id'" in said
     # Another workflow may make both files: that it does not is Snakemake's to notice.
     (tmp_path / "in.fa").rename(tmp_path / "made.fa")
     (tmp_path / "outer.smk").write_text(
