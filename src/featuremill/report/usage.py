@@ -113,9 +113,8 @@ def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             rate = rates.over(RATE_SECONDS, sample["time"], RATE_SECONDS / 2)
         else:
             rate = None
-        known = {
-            key: value for key, value in sample.items() if key != "rate"
-        }  # early files have it
+        # Early files have a rate of their own.
+        known = {key: value for key, value in sample.items() if key != "rate"}
         yield known if rate is None else {**known, "rate": rate}
 
 
