@@ -803,7 +803,7 @@ def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatc
     model = load(found, devices=(HOST, HOST))
     brought.clear()
     features(model)
-    assert len(brought) == 4, "the pack's three tensors and the stream"
+    assert len(brought) == 5, "the pack's four tensors and the stream"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Attention within each sequence of a pack, behind one function with several backends.
 
-Shape legend: T tokens, H heads, d width of a head, L tokens of one sequence.
+Shape legend: T tokens, P positions, H heads, d width of a head, f = d/2 pairs of a head, L
+tokens of one sequence.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from featuremill.workloads.esm2.packing import Packed
 
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
 """Widths of a head that FlashAttention-2 supports; all published models have such."""
+TRITON_HEAD_MAX = 128
+"""The widest head of our own kernel: a tile of wider ones does not fit the registers."""
 
 LATER_FLASH = {9: ("FA3", "FA4"), 10: ("FA4",)}
 """By a GPU's major capability: the later FlashAttentions for torch's operation, the best first
@@ -42,6 +45,9 @@ class Backend(NamedTuple):
 
     name: str
     attend: Callable[[Tensor, Packed], Tensor]
+    turn_and_attend: Callable[[Tensor, Packed, Tensor], Tensor] | None = None
+    """(qkv_T3Hd, pack, turns_Pf2) → context_THd: the same with rotary inside, see
+    `reference.rotate_`; `qkv_T3Hd` may be overwritten. None where rotary is an operation apart."""
 
 
 def backends(
@@ -69,7 +75,20 @@ def backends(
         varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
         if head_dim > LATER_FLASH_HEAD_OVER:
             varlen = [*map(_later, _later_flash(device)), *varlen]
-    return [*varlen, *last]
+    ours, is_faster = _triton(device, head_dim)
+    return [*ours, *varlen, *last] if is_faster else [*varlen, *ours, *last]
+
+
+def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
+    """Return our own kernel, where it runs, and whether it is known to be faster than others."""
+    if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
+        return [], False
+    from featuremill.workloads.esm2.kernels import triton_attention as ours
+
+    known = ours.FASTER.get((_capability(device), ours.columns(head_dim)))
+    attend = partial(ours.attend, tiling=known or ours.CAUTIOUS)
+    name = f"varlen {kernels.triton_name()}, with rotary"
+    return [Backend(name, attend, attend)], known is not None
 
 
 def _later(kernel: str) -> Backend:

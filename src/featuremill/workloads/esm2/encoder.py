@@ -109,6 +109,16 @@ class Stage(NamedTuple):
             del ways["copies between GPUs"]
         return "; ".join(f"{what}: {way}" for what, way in ways.items())
 
+    def turns_in_attention(self, layer: Layer) -> bool:
+        """Return whether the layer's attention turns query and key itself (rotary)."""
+        return self.backend.turn_and_attend is not None and layer.query_key_norm_2D is None
+
+    def attend(self, layer: Layer, qkv_T3Hd: Tensor, pack: Packed, turns_Pf2: Tensor) -> Tensor:
+        """Return context_THd; query and key are turned, unless attention does that itself."""
+        if self.backend.turn_and_attend is not None and self.turns_in_attention(layer):
+            return self.backend.turn_and_attend(qkv_T3Hd, pack, turns_Pf2)
+        return self.backend.attend(qkv_T3Hd, pack)
+
     def append(self, layer: Layer) -> None:
         """Append a layer."""
         self.layers.append(layer)
@@ -332,7 +342,8 @@ class Encoder:
                     if qkv_T3Hd is None:
                         first = self._heads(stage, layer, pack)
                         qkv_T3Hd = stage.rows(first, blocks, heads, self.dtype)
-                    context_TD = stage.backend.attend(qkv_T3Hd, pack).flatten(1)
+                    turns_Pf2 = self._turns(pack.longest, stage.device)
+                    context_TD = stage.attend(layer, qkv_T3Hd, pack, turns_Pf2).flatten(1)
                     into = qkv_T3Hd if len(blocks) > 1 else None
                     qkv_T3Hd = None  # long proteins need the memory
                     add = self._add(stage, layer, context_TD)
@@ -354,14 +365,15 @@ class Encoder:
         self, stage: Stage, layer: Layer, pack: Packed
     ) -> Callable[[Block, Tensor | None], Tensor]:
         """Return the function that computes qkv_T3Hd of a block, with query and key rotated by
-        position."""
+        position if attention does not do that."""
         turns_Pf2 = self._turns(pack.longest, stage.device)
 
         def compute(block: Block, into: Tensor | None) -> Tensor:
             normed_TD = block.stream.norm(stage.kernels, *layer.attention_norm, self.dtype)
             qkv_T3Hd = layer.qkv(normed_TD).view(-1, 3, self.num_heads, self.head_dim)
-            positions_T = block.of(pack.positions_T)
-            stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, positions_T, layer.query_key_norm_2D)
+            if not stage.turns_in_attention(layer):
+                positions_T = block.of(pack.positions_T)
+                stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, positions_T, layer.query_key_norm_2D)
             return qkv_T3Hd if into is None else into.copy_(qkv_T3Hd)
 
         return compute

@@ -278,8 +278,7 @@ class _Trial:
         self._at("product")
         qkv_TO = layer.qkv(normed_TD)
         self._is(qkv_TO, F.linear(normed_TD.float(), *exact["qkv"]))
-        qkv_T3Hd = self._rotate(layer, qkv_TO, turns(pack.longest, stage.device), pack)
-        context_TD = self._attend(qkv_T3Hd, pack)
+        context_TD = self._attend(layer, qkv_TO, turns(pack.longest, stage.device), pack)
         self._add(stream, layer.out, context_TD, exact["out"])
 
         normed_TD = self._norm(stream, layer.feed_forward_norm, self._dtype)
@@ -371,41 +370,44 @@ class _Trial:
         rounding_TD = torch.finfo(torch.float32).eps * after_TD.abs()
         self._is(stream.copy() - before_TD, after_TD - before_TD, rounding_TD)
 
-    def _attend(self, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
+    def _attend(self, layer: Layer, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
+        qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, 2 * turns_Pf2.shape[1])
+        turned_T3Hd = _turned(layer, qkv_T3Hd.float(), turns_Pf2[pack.positions_T])
+        if not self._stage.turns_in_attention(layer):
+            self._at("rotary")
+            weight_2D = layer.query_key_norm_2D
+            self._stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, weight_2D)
+            self._is(qkv_T3Hd, turned_T3Hd)
+            turned_T3Hd = qkv_T3Hd.float()
         self._at("attention")
-        context_TD = self._stage.backend.attend(qkv_T3Hd, pack).flatten(1)
-        plain_THd = attention.attend_per_sequence(qkv_T3Hd.float(), pack, attention.with_scores)
+        context_TD = self._stage.attend(layer, qkv_T3Hd, pack, turns_Pf2).flatten(1)
+        plain_THd = attention.attend_per_sequence(turned_T3Hd, pack, attention.with_scores)
         plain_TD = plain_THd.flatten(1)
         # The padding rows may have any number but NaN, which is not equal to itself.
         plain_TD[pack.bounds[-1] :] = context_TD[pack.bounds[-1] :]
         self._is(context_TD, plain_TD)
         return context_TD
 
-    def _rotate(self, layer: Layer, qkv_TO: Tensor, turns_Pf2: Tensor, pack: Packed) -> Tensor:
-        self._at("rotary")
-        head_dim = 2 * turns_Pf2.shape[1]
-        qkv_T3Hd = qkv_TO.view(len(qkv_TO), 3, -1, head_dim)
-        wide_T3Hd, weight_2D = qkv_T3Hd.float(), layer.query_key_norm_2D
-        if weight_2D is not None:
-            query_key_T2D = wide_T3Hd[:, :2].flatten(2)
-            query_key_T2D = F.layer_norm(
-                query_key_T2D, weight_2D.shape[1:], eps=reference.NORM_EPSILON
-            )
-            normed_T2Hd = (query_key_T2D * weight_2D).view_as(wide_T3Hd[:, :2])
-            wide_T3Hd = torch.cat((normed_T2Hd, wide_T3Hd[:, 2:]), 1)
-        cosine, sine = turns_Pf2[pack.positions_T][:, None, None].unbind(-1)
-        even, odd = wide_T3Hd[:, :2, :, ::2], wide_T3Hd[:, :2, :, 1::2]
-        pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
-        expected_T3Hd = torch.cat((pairs.flatten(-2), wide_T3Hd[:, 2:]), 1)
-        self._stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, weight_2D)
-        self._is(qkv_T3Hd, expected_T3Hd)
-        return qkv_T3Hd
-
     def _is(self, actual: Tensor, expected: Tensor, granted: Tensor | float = 0.0) -> None:
         off = ((actual.float() - expected).abs() - granted).clamp(min=0)
         # Reading the number waits for the device: a GPU reports errors or hangs only then, and that
         # must count for this operation.
         self.errors.append((self.operation, float(off.norm() / expected.norm())))
+
+
+def _turned(layer: Layer, qkv_T3Hd: Tensor, turns_Tf2: Tensor) -> Tensor:
+    """Return fp32 query, key and value with query and key turned, and normed before
+    if the layer does so."""
+    query_key_T2Hd, weight_2D = qkv_T3Hd[:, :2], layer.query_key_norm_2D
+    if weight_2D is not None:
+        normed_T2D = F.layer_norm(
+            query_key_T2Hd.flatten(2), weight_2D.shape[1:], eps=reference.NORM_EPSILON
+        )
+        query_key_T2Hd = (normed_T2D * weight_2D).view_as(query_key_T2Hd)
+    cosine, sine = turns_Tf2[:, None, None].unbind(-1)
+    even, odd = query_key_T2Hd[..., ::2], query_key_T2Hd[..., 1::2]
+    pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
+    return torch.cat((pairs.flatten(-2), qkv_T3Hd[:, 2:]), 1)
 
 
 def _pack() -> Packed:

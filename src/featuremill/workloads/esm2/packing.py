@@ -1,11 +1,13 @@
 """Several token sequences as one, without padding between them.
 
-Shape legend: T tokens of all sequences, and the padding rows that complete the matrix products.
+Shape legend: T tokens of all sequences, and the padding rows that complete the matrix products; N
+pieces of sequences.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +24,8 @@ CUDA_ROW_MULTIPLE = 128
 """Rows of a tile of the matrix products."""
 LONGEST_FILLING = 128
 """The longest sequence of padding rows, which attend to each other: more would be slower."""
+PIECE_ROWS = 128
+"""The most rows of a piece of a sequence, see `Packed.pieces_N3`."""
 _HOST = torch.device("cpu")
 
 
@@ -36,6 +40,10 @@ class Packed(NamedTuple):
     """The same (int32) for a kernel that attends within all sequences at once. For it the padding
     forms sequences as well: rows that it skips would hold whatever was in memory, and another
     kernel that loads whole tiles would read them one layer later."""
+    pieces_N3: Tensor
+    """The sequences, padding included, cut into pieces of at most `PIECE_ROWS` rows: start and end
+    of the sequence, and the piece's first row in it (int32). Those of the longest come first: on a
+    GPU, large work should not be started last."""
     longest: int
     unmasked_T1: Tensor | None
     """The share of tokens other than `<mask>` in each token's sequence; None where it is 1."""
@@ -46,6 +54,7 @@ class Packed(NamedTuple):
             tokens_T=change(self.tokens_T),
             positions_T=change(self.positions_T),
             cu_seqlens=change(self.cu_seqlens),
+            pieces_N3=change(self.pieces_N3),
             unmasked_T1=None if self.unmasked_T1 is None else change(self.unmasked_T1),
         )
 
@@ -100,13 +109,13 @@ def pack(
     filling = num_rows(bounds[-1], batch_tokens, device) - bounds[-1]
     tokens = np.concatenate([*sequences, np.full(filling, PAD)])
     positions = np.concatenate([*map(np.arange, lengths), np.zeros(filling, np.int64)])
+    all_bounds = bounds + _ends_of_filling(bounds[-1], filling, max(lengths))
     return Packed(
         torch.from_numpy(tokens),
         torch.from_numpy(positions),
         bounds,
-        torch.tensor(
-            bounds + _ends_of_filling(bounds[-1], filling, max(lengths)), dtype=torch.int32
-        ),
+        torch.tensor(all_bounds, dtype=torch.int32),
+        torch.tensor(_pieces(all_bounds), dtype=torch.int32),
         max(lengths),
         _unmasked(sequences, filling),
     )
@@ -116,6 +125,16 @@ def _ends_of_filling(start: int, filling: int, longest: int) -> list[int]:
     """Return the ends of the padding's sequences; none is longer than the longest real one."""
     step = min(longest, LONGEST_FILLING)
     return [start + min(end, filling) for end in range(step, filling + step, step)]
+
+
+def _pieces(bounds: Sequence[int]) -> list[tuple[int, int, int]]:
+    """See `Packed.pieces_N3`."""
+    sequences = sorted(pairwise(bounds), key=lambda ends: ends[0] - ends[1])
+    return [
+        (start, end, first)
+        for start, end in sequences
+        for first in range(0, end - start, PIECE_ROWS)
+    ]
 
 
 def _up(number: int, multiple: int) -> int:

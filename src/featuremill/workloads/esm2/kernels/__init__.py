@@ -103,6 +103,20 @@ def ways(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
         return [TORCH]
 
 
+def has_triton() -> bool:
+    """Return whether Triton can be imported. If not, `ways` says why."""
+    try:
+        _triton()
+    except Exception:
+        return False
+    return True
+
+
+def triton_name() -> str:
+    """Return Triton's name and version, for the receipt."""
+    return _triton().name
+
+
 def keep_compiled() -> None:
     """Make Triton keep its compiled kernels beside the weights, if FEATUREMILL_CACHE is set."""
     if folder := triton_cache.beside_weights():

@@ -28,8 +28,9 @@ def rotate_(
     turns_Pf2: Tensor,
     positions_T: Tensor,
     weight_2D: Tensor | None = None,
+    only_keys: bool = False,
 ) -> None:
-    """See `reference.rotate_`."""
+    """See `reference.rotate_`; `only_keys` leaves the query as it is."""
     num_tokens, _, num_heads, head_dim = qkv_T3Hd.shape
     assert qkv_T3Hd.is_contiguous() and turns_Pf2.is_contiguous() and positions_T.is_contiguous()
     assert turns_Pf2.shape[1:] == (head_dim // 2, 2) and len(positions_T) == num_tokens
@@ -39,7 +40,7 @@ def rotate_(
         return
     columns = triton.next_power_of_2(head_dim)
     rows = WARPS * ELEMENTS_PER_WARP // columns
-    num_rows = num_tokens * 2 * num_heads
+    num_rows = num_tokens * (1 if only_keys else 2) * num_heads
     assert num_rows < 2**31
     _rotate[(triton.cdiv(num_rows, rows),)](
         qkv_T3Hd,
@@ -48,6 +49,7 @@ def rotate_(
         num_rows,
         num_heads,
         head_dim,
+        only_keys,
         rows,
         columns,
         num_warps=WARPS,
@@ -163,17 +165,21 @@ def _rotate(
     num_rows: tl.tensor,
     HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    ONLY_KEYS: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
     """Rotate a tile of rows, each the query or key of one head of one token.
 
-    All heads of query and key are numbered as rows, token by token; the value is skipped.
+    All heads of query and key, or of the key, are numbered as rows, token by token; the value is
+    skipped.
     """
     row_R = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column_C = tl.arange(0, COLUMNS)
-    token_R = (row_R // (2 * HEADS)).to(tl.int64)
-    start_R = (token_R * (3 * HEADS) + row_R % (2 * HEADS)) * HEAD_DIM
+    OF_TOKEN: tl.constexpr = HEADS if ONLY_KEYS else 2 * HEADS
+    SKIPPED: tl.constexpr = HEADS if ONLY_KEYS else 0
+    token_R = (row_R // OF_TOKEN).to(tl.int64)
+    start_R = (token_R * (3 * HEADS) + SKIPPED + row_R % OF_TOKEN) * HEAD_DIM
     is_real_R = row_R < num_rows
     is_real_RC = is_real_R[:, None] & (column_C < HEAD_DIM)[None, :]
     position_R = tl.load(positions + token_R, is_real_R, 0)
