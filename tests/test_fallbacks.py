@@ -820,7 +820,7 @@ def test_the_whole_way_of_a_gpu_is_close_to_fp32(environment, chosen):
         text=True,
     )
     assert done.returncode == 0, done.stdout
-    assert f"{1 if 'bf16' in chosen else 15} passed" in done.stdout
+    assert f"{2 if 'bf16' in chosen else 25} passed" in done.stdout
 
 
 # Launches.

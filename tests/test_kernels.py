@@ -14,7 +14,7 @@ import threading
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 import torch
 
-from featuremill.workloads.esm2 import kernels
+from featuremill.workloads.esm2 import kernels, packing
 from featuremill.workloads.esm2.instructions import instructions, is_amx_granted
 from featuremill.workloads.esm2.kernels import reference
 
@@ -309,6 +309,80 @@ def check_mean_rows(ours, width, error=5e-7, device="cpu", more=(1022, 2500)):
             assert torch.equal(alone[0], found[n])
 
 
+def triton_attention():
+    from featuremill.workloads.esm2.kernels import triton_attention
+
+    return triton_attention
+
+
+LENGTHS_TO_ATTEND = (1, 300, 2, 15, 16, 17, 63, 64, 129, 65, 127, 128)
+
+
+def check_attention_of_packs(
+    _, dtype, head_dim, tiling, lengths=LENGTHS_TO_ATTEND, num_heads=2, device="cpu"
+):
+    """Of each sequence by itself, with and without rotary inside."""
+    ours = triton_attention()
+    tiling = ours.Tiling(*tiling)
+    pack = packing.pack([np.full(n, 5) for n in lengths], sum(lengths) + 200, torch.device("cuda"))
+    pack, num_real = pack.to(torch.device(device)), pack.bounds[-1]
+    shape = (len(pack.tokens_T), 3, num_heads, head_dim)
+    generator = torch.Generator().manual_seed(head_dim)
+    given = torch.randn(shape, generator=generator)
+    given[:, 1] *= 2
+    given[::7, 1] *= 6  # keys that outweigh others
+    given = given.to(dtype)
+    turns = turns_of(head_dim)
+    turned = given.double()
+    cosine, sine = turns[pack.positions_T.cpu(), None, None].double().unbind(-1)
+    even, odd = given[:, :2].double().unflatten(-1, (-1, 2)).unbind(-1)
+    pairs = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
+    turned[:, :2] = pairs.flatten(-2)
+    for turns_or_none, rows in ((turns.to(device), turned), (None, given.double())):
+        qkv, is_kept = guarded(*shape, dtype=dtype, device=device)
+        qkv.copy_(given)
+        context, is_context_kept = guarded(shape[0], *shape[2:], dtype=dtype, device=device)
+        with mock.patch.object(torch, "empty", return_value=context) as empty:
+            found = ours.attend(qkv, pack, turns_or_none, tiling=tiling)
+        assert found is context and empty.call_args.args == (shape[0], *shape[2:])
+        assert is_kept() and is_context_kept() and found.isfinite().all()
+        assert torch.equal(bits(qkv.cpu()[:, 2]), bits(given[:, 2])), "the value was touched"
+        if turns_or_none is None:
+            assert torch.equal(bits(qkv.cpu()), bits(given))
+        units = 2 if "TRITON_INTERPRET" in os.environ else 1  # see `within`
+        for start, end in pairwise(pack.bounds):
+            expected = attended(rows[start:end])
+            off = found[start:end].cpu().double() - expected
+            bound = units * ATTENTION_BOUNDS[dtype] * (3 if turns_or_none is not None else 1)
+            assert off.norm() <= bound * expected.norm(), end - start
+        for number in (1, len(lengths) - 1):
+            alone = packing.pack([np.full(lengths[number], 5)], device=torch.device("cuda"))
+            alone = alone.to(torch.device(device))
+            part = torch.ones(len(alone.tokens_T), *shape[1:], dtype=dtype, device=device)
+            start, end = pack.bounds[number : number + 2]
+            part[: end - start] = given[start:end]
+            again = ours.attend(part, alone, turns_or_none, tiling=tiling)
+            assert torch.equal(bits(again[: end - start]), bits(found[start:end]))
+    assert num_real < len(found)
+
+
+def check_what_is_no_number_stays_in_its_sequence(_, dtype, device="cpu"):
+    """A record whose numbers overflowed has to fail, and no other one."""
+    ours = triton_attention()
+    pack = packing.pack([np.full(n, 5) for n in (40, 70, 30)], 256, torch.device("cuda"))
+    pack = pack.to(torch.device(device))
+    turns = turns_of(32).to(device)
+    for part, value in ((0, torch.nan), (1, torch.nan), (2, torch.nan), (2, torch.inf)):
+        qkv = torch.randn(len(pack.tokens_T), 3, 2, 32).to(dtype).to(device)
+        qkv[60, part, 0, 5] = value
+        context = ours.attend(qkv, pack, turns, tiling=ours.Tiling(64, 32))
+        rows = [60] if part == 0 else list(range(40, 110))
+        is_number = context.isfinite().all(2).cpu()
+        assert not is_number[rows, 0].any()
+        is_number[rows, 0] = True
+        assert is_number.all()
+
+
 # The same checks for the interpreted kernels, in a process of their own.
 
 
@@ -319,6 +393,22 @@ def interpret():
 
     assert triton.knobs.runtime.interpret
     torch.set_num_threads(1)
+    have_bf16_multiplied()
+
+
+def have_bf16_multiplied():
+    """Triton's interpreter multiplies the bits of bf16, as if they were integers."""
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def multiply_wide(self, first, second, *others):
+        for operand in (first, second):
+            if operand.data.dtype == np.uint16:
+                operand.data = (operand.data.astype(np.uint32) << 16).view(np.float32)
+        return multiply(self, first, second, *others)
+
+    InterpreterBuilder.create_dot = multiply_wide
 
 
 def run_interpreted(check, arguments):
@@ -367,6 +457,23 @@ NORMED = [
     for (heads, d), n, dtype in of_each_pair(((15, 64), (4, 16), (40, 64)), LENGTHS[:3], DTYPES)
 ]
 """Heads of ESM C and of a tiny one."""
+CAUTIOUS = (128, 64, 8, 2, "keys first")
+TILINGS = [
+    (64, CAUTIOUS),
+    (32, (64, 64, 4, 3, "inside")),
+    (64, (128, 128, 8, 2, "inside")),
+    (64, (64, 32, 4, 4, "first")),
+    (16, CAUTIOUS),
+    (24, (128, 64, 4, 2, "inside")),
+    (32, CAUTIOUS),
+    (80, CAUTIOUS),
+    (96, (64, 128, 4, 2, "inside")),
+    (128, CAUTIOUS),
+    (128, (64, 64, 4, 2, "inside")),
+]
+"""Widths of a head, and tilings."""
+ATTENDED = [(dtype, *each) for dtype in (BF16, FP16) for each in TILINGS]
+FEW_TO_ATTEND = (2, 129, 65, 16)
 GATED = [
     (dtype, width, n) for width, n, dtype in of_each_pair((2560, 128, 6912), LENGTHS[:3], DTYPES)
 ]
@@ -424,6 +531,28 @@ def test_gate_kernel_interpreted(interpreted, case):
 @pytest.mark.parametrize("case", FOR_INTERPRETER, ids=named)
 def test_add_norm_kernel_interpreted(interpreted, case):
     interpreted(check_add_norm, *case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=[] if number in (0, 12) else [pytest.mark.slow])
+        for number, case in enumerate(ATTENDED)
+    ],
+    ids=named,
+)
+def test_attention_kernel_interpreted(interpreted, case):
+    interpreted(check_attention_of_packs, *case, FEW_TO_ATTEND)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [ATTENDED[0], ATTENDED[13]], ids=named)
+def test_attention_kernel_interpreted_at_all_lengths(interpreted, case):
+    interpreted(check_attention_of_packs, *case, (*LENGTHS_TO_ATTEND, 1024), 1)
+
+
+def test_what_is_no_number_stays_in_its_sequence(interpreted):
+    interpreted(check_what_is_no_number_stays_in_its_sequence, FP16)
 
 
 def test_rows_do_not_meet(interpreted):
@@ -671,6 +800,7 @@ class Compiled(NamedTuple):
     ptx: str
     stack_bytes: int
     """What registers did not hold."""
+    shared_bytes: int
 
 
 class Pretended:
@@ -717,7 +847,7 @@ def launched(capability, folder, width, heads, dtype, lengths):
             told = subprocess.run([tool, "-res-usage", file], check=True, capture_output=True)
             used = dict(re.findall(r"(STACK|LOCAL):(\d+)", told.stdout.decode()))
             stack = int(used["STACK"]) + int(used["LOCAL"])
-            found[code] = Compiled(function.fn.__name__, code, ptx, stack)
+            found[code] = Compiled(function.fn.__name__, code, ptx, stack, compiled.metadata.shared)
         return compiled
 
     driver.set_active(Pretended(capability))
@@ -734,6 +864,11 @@ def launched(capability, folder, width, heads, dtype, lengths):
             ours.norm(residual, None, of_row, of_row, dtype)
             ours.norm(residual, of_row, of_row, of_row, dtype)
             ours.mean_rows(residual, positions[:3].clone(), positions[:3].clone())
+            if capability >= 80 and dtype != FP32:
+                pack = packing.pack([np.full(num_rows, 5)], device=torch.device("cuda"))
+                qkv = narrow.new_empty(len(pack.tokens_T), 3, heads, width // heads)
+                attend = triton_attention().attend
+                attend(qkv, pack, turns, tiling=triton_attention().CAUTIOUS)
             if width // heads == 64:
                 qkv = narrow.new_empty(num_rows, 3, heads, 64)
                 ours.rotate_(qkv, turns, positions, torch.empty(2, width))
@@ -769,9 +904,11 @@ def test_launches_compile_to_machine_code_once(capability, width, heads, wide, t
     found = compiler(launched, *given, (256,))
     of_both = {"_rotate", "_add_norm", "_mean_rows"}
     of_esmc = {"_norm_rotate", "_gate"} if width // heads == 64 else set()
-    assert {each.kernel for each in found} == of_both | of_esmc
+    of_attention = {"_attend"} if capability >= 80 and not wide else set()
+    assert {each.kernel for each in found} == of_both | of_esmc | of_attention
     for each in found:
         assert len(each.code) > 1000 and each.stack_bytes == 0, each.kernel
+        assert each.shared_bytes <= 101_376, "the smallest GPU's since Ampere"
         assert "ld.global.v4.b32" in each.ptx, each.kernel
         # Of 16 bits a thread stores half as much; a mean is one number for many that are read.
         assert re.search(r"st\.global\.v[24]\.b32", each.ptx) or each.kernel == "_mean_rows"
@@ -819,6 +956,18 @@ def test_add_norm_kernel(case):
 @pytest.mark.parametrize("width, dtype", list(product(WIDTHS, DTYPES)))
 def test_norm_kernel(width, dtype):
     check_norm(triton_kernels(), width, 333, dtype, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", ATTENDED, ids=named)
+def test_attention_kernel(case):
+    check_attention_of_packs(None, *case, (*LENGTHS_TO_ATTEND, 1024), 20, device="cuda")
+
+
+@pytest.mark.gpu
+def test_what_is_no_number_stays_in_its_sequence_on_a_gpu():
+    for dtype in (BF16, FP16):
+        check_what_is_no_number_stays_in_its_sequence(None, dtype, device="cuda")
 
 
 @pytest.mark.gpu
