@@ -143,10 +143,13 @@ def timed_stage(stage: Stage, clock: Clock) -> Stage:
     for layer in stage.layers:
         products: dict[str, Any] = {name: Timed(getattr(layer, name), clock) for name in PRODUCTS}
         layers.append(layer._replace(**products))
-    attend = clock.timed("attention", stage.backend.attend)
+    backend = stage.backend._replace(attend=clock.timed("attention", stage.backend.attend))
+    if backend.turn_and_attend:
+        both = clock.timed("attention", backend.turn_and_attend)
+        backend = backend._replace(turn_and_attend=both)
     return stage._replace(
         layers=layers,
-        backend=stage.backend._replace(attend=attend),
+        backend=backend,
         kernels=stage.kernels._replace(**kernels),
     )
 

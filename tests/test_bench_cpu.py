@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from bench import agenda, bars, compare, steps, table
+from bench import agenda, attention, bars, compare, steps, table
 from bench.clock import Clock
 from bench.engines import openvino, padded
 from bench.engines.ours import Ours, batch_budget
@@ -382,3 +382,51 @@ def test_gelu_is_what_its_product_takes_longer_with_it(monkeypatch):
         "GELU": 0.5,
         steps.REPEATED: steps.REPEATS * 2.5,
     }
+
+
+# Attention.
+
+
+def test_a_rehearsal_gates_and_times_every_way(monkeypatch, tmp_path):
+    pytest.importorskip("triton", reason="Triton is for Linux")
+    out = tmp_path / "attention.json"
+    words = [sys.executable, "-m", "bench.attention", "--rehearse", "--seconds", "1000"]
+    code = "import sys; from bench import attention as a; a.REHEARSED = [(64, 32, 4, 2)]; "
+    code += "a.WIDTHS, a.LENGTHS = (32,), ('100',); a.main()"
+    words[1:3] = ["-c", code]
+    done = subprocess.run([*words, "--out", out], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (case,) = json.loads(out.read_text())["cases"]
+    assert all(row["error"] < 2e-3 and row["median"] > 0 for row in case["rows"])
+    assert len([row for row in case["rows"] if row["tiling"]]) == 3
+    assert "heads of 32 should take" in done.stdout
+
+
+def test_the_kernels_table_is_what_a_record_shows(monkeypatch, tmp_path):
+    source = tmp_path / "kernel.py"
+    source.write_text(attention.SOURCE.read_text())
+    monkeypatch.setattr(attention, "SOURCE", source)
+
+    def row(name, median, queries=None):
+        tiling = {"queries": queries, "keys": 64, "warps": 4, "stages": 3, "rotary": "inside"}
+        return {"name": name, "median": median, "tiling": tiling if queries else None}
+
+    def case(lengths, width, *medians):
+        rows = [row("FA2", medians[0]), row("a", medians[1], 64), row("b", medians[2], 128)]
+        rows.append({"name": "c", "failed": "too large", "tiling": row("c", 0, 64)["tiling"]})
+        return {"lengths": lengths, "width": width, "rows": rows}
+
+    cases = [
+        *(case("E. coli", 64, 3, 1, 2), case("100", 64, 3, 4, 2)),  # a is slower with short ones
+        *(case("E. coli", 32, 3, 1, 2), case("1000", 32, 3, 1, 2)),
+        case("E. coli", 128, 1, 2, 3),
+    ]
+    told = attention.adopt({"capability": [9, 0], "cases": cases})
+    lines = [
+        '    ((9, 0), 64): Tiling(128, 64, 4, 3, "inside"),',
+        '    ((9, 0), 32): Tiling(64, 64, 4, 3, "inside"),',
+    ]
+    assert told.splitlines() == lines and "\n".join(lines) in source.read_text()
+    nothing = {"capability": [9, 0], "cases": []}
+    assert attention.adopt(nothing) == "nothing is faster than FlashAttention"
+    assert "{}" in source.read_text() and lines[0] not in source.read_text()

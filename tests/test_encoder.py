@@ -283,6 +283,13 @@ def test_a_kernel_for_all_sequences_leaves_no_row_of_the_filling_out(lengths, en
     assert pack.cu_seqlens.tolist() == [0, *ends] and pack.cu_seqlens.dtype == torch.int32
     assert len(pack.tokens_T) == ends[-1] and pack.bounds[-1] == sum(lengths)
     assert pack.cu_seqlens.diff().max() == pack.longest == max(lengths)
+    sizes = [end - start for start, end, _ in pack.pieces_N3.tolist()]
+    assert sizes == sorted(sizes, reverse=True) and pack.pieces_N3.dtype == torch.int32
+    rows = []
+    for start, end, first in pack.pieces_N3.tolist():
+        assert 0 <= first < end - start and start in [0, *ends] and end in ends
+        rows += range(start + first, min(end, start + first + packing.PIECE_ROWS))
+    assert sorted(rows) == list(range(ends[-1])), "each row is in one piece"
 
 
 class Choosy(matmul.Plain):
@@ -404,7 +411,7 @@ def test_a_pack_and_the_residual_stream_follow_the_layers(found, monkeypatch):
     sent = []
     monkeypatch.setattr(Stage, "bring", lambda stage, tensor: (sent.append(stage), tensor)[1])
     [_] = encoder.representations(packing.pack([np.full(9, 5)]), {5})
-    a_stage = 4  # tokens, positions, bounds and the stream
+    a_stage = 5  # tokens, positions, bounds, pieces and the stream
     assert list(map(id, sent)) == [id(stage) for stage in encoder.stages for _ in range(a_stage)]
     sent.clear()
     [_] = encoder.representations(packing.pack([np.full(9, 5)]), {1})

@@ -1032,6 +1032,42 @@ def test_a_batch_that_memory_does_not_reach_for_is_tried_in_halves(found, monkey
     assert {1000, 500, 250} <= set(seen) and not caplog.records
 
 
+def test_our_attention_is_first_only_where_it_is_known_to_be_faster(
+    cuda_that_computes_nothing, monkeypatch
+):
+    ours = pytest.importorskip("featuremill.workloads.esm2.kernels.triton_attention")
+    monkeypatch.setattr(attention, "_takes", lambda _: False)
+    monkeypatch.setattr(kernels, "has_triton", lambda: True)
+    tiling = ours.Tiling(64, 32, rotary="first")
+
+    def names(faster, width=64, capability=(9, 0), dtype=torch.bfloat16):
+        monkeypatch.setattr(ours, "FASTER", faster)
+        monkeypatch.setattr(attention, "_capability", lambda _: capability)
+        with FakeTensorMode():
+            found = attention.backends(CUDA, dtype, 4, width)
+        kinds = [next(k for k in ("triton", "FA2", "sdpa") if k in way.name) for way in found]
+        tilings = [way.attend.keywords["tiling"] for way in found if "triton" in way.name]
+        return kinds, tilings
+
+    behind, first = ["FA2", "triton", "sdpa"], ["triton", "FA2", "sdpa"]
+    assert names({}) == (behind, [ours.CAUTIOUS])
+    known = {((9, 0), 64): tiling}
+    assert names(known) == names(known, 48) == (first, [tiling])
+    assert names(known, 32) == names(known, 80) == (behind, [ours.CAUTIOUS])
+    assert names(known, capability=(12, 0)) == names(known, capability=(8, 0))
+    assert names(known, capability=(8, 0)) == (behind, [ours.CAUTIOUS])
+    assert names(known, 160)[0] == ["FA2", "sdpa"]
+    assert names(known, dtype=torch.float32)[0] == names(known, capability=(7, 5))[0] == ["sdpa"]
+    monkeypatch.setattr(kernels, "has_triton", lambda: False)
+    assert names(known)[0] == ["FA2", "sdpa"]
+
+
+def test_each_tiling_in_use_divides_a_piece():
+    ours = pytest.importorskip("featuremill.workloads.esm2.kernels.triton_attention")
+    for tiling in (ours.CAUTIOUS, *ours.FASTER.values()):
+        assert packing.PIECE_ROWS % tiling.queries == 0 and tiling.keys >= 16
+
+
 # What is left out by hand, and what kills or stops the process.
 
 

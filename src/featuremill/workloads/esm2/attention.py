@@ -87,7 +87,7 @@ def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
 
     known = ours.FASTER.get((_capability(device), ours.columns(head_dim)))
     attend = partial(ours.attend, tiling=known or ours.CAUTIOUS)
-    name = f"varlen {kernels.triton_name()}, with rotary"
+    name = f"varlen {kernels.triton_name()}, rotary inside"
     return [Backend(name, attend, attend)], known is not None
 
 

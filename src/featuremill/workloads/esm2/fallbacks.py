@@ -63,6 +63,7 @@ HINTS_ON_CPU = HINTS | {
     "kernels": "a little slower",
 }
 WORDS = {
+    "varlen-triton": "varlen triton",
     "triton": "triton",
     "llvm": "llvm",
     "adding": "added to the residual stream",
