@@ -75,8 +75,8 @@ def backends(
         varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
         if head_dim > LATER_FLASH_HEAD_OVER:
             varlen = [*map(_later, _later_flash(device)), *varlen]
-    ours, is_faster = _triton(device, head_dim)
-    return [*ours, *varlen, *last] if is_faster else [*varlen, *ours, *last]
+    own, is_faster = _triton(device, head_dim)
+    return [*own, *varlen, *last] if is_faster else [*varlen, *own, *last]
 
 
 def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:

@@ -50,7 +50,7 @@ to be faster than FlashAttention there; elsewhere it stands behind that."""
 
 def columns(head_dim: int) -> int:
     """Return the width of a tile for heads of this width."""
-    return max(16, triton.next_power_of_2(head_dim))
+    return max(16, 1 << (head_dim - 1).bit_length())
 
 
 def attend(
