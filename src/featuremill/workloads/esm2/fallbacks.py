@@ -379,7 +379,9 @@ class _Trial:
             weight_2D = layer.query_key_norm_2D
             self._stage.kernels.rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, weight_2D)
             self._is(qkv_T3Hd, turned_T3Hd)
-            turned_T3Hd = qkv_T3Hd.float()
+            turned_T3Hd = qkv_T3Hd
+        # Rounded as the kernel rounds it: large scores would show the rounding of what made them.
+        turned_T3Hd = turned_T3Hd.to(self._dtype).float()
         self._at("attention")
         context_TD = self._stage.attend(layer, qkv_T3Hd, pack, turns_Pf2).flatten(1)
         plain_THd = attention.attend_per_sequence(turned_T3Hd, pack, attention.with_scores)
