@@ -173,7 +173,7 @@ STALL_SECONDS = Setting(
 WITHOUT = Setting(
     *("WITHOUT", LIST, ""),
     "[Methods to skip](troubleshooting.md#it-is-slower-than-it-should-be), as in `FA3,FA2`: "
-    "`triton`, `llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
+    "`varlen-triton`, `triton`, `llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
