@@ -42,7 +42,7 @@ test-slow: .venv/.test-clusters .venv/.docs ## the tests that take minutes (EXTR
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
-	@$(BIN)/python -m pytest -q -m gpu
+	@$(BIN)/python -m pytest -q -m gpu -n logical --maxprocesses 16 --dist worksteal $(EXTRA)
 
 mutants: .venv/.test ## break the code on purpose in some sixty ways and see a test fail each time (minutes)
 	@$(BIN)/python tests/mutants.py $(EXTRA)

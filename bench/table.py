@@ -221,7 +221,10 @@ def _listing(name: str, found: dict[str, Any]) -> str:
 def _tests(name: str, found: dict[str, Any]) -> str:
     lines = [_facts(name, found)]
     for row in found.get("rows", []):
-        lines.append(f"  {row['outcome']}: {row['test']}: {row['says']}")
+        lines.append(f"  {row['outcome']}: {row['test']}: {row.get('says', '')}")
+    for row in found.get("told", []):
+        told = {key: value for key, value in row.items() if key not in ("outcome", "says")}
+        lines.append("  " + ", ".join(f"{key} {value}" for key, value in told.items()))
     return "\n".join(lines)
 
 

@@ -589,8 +589,11 @@ def test_benchmark_and_gpu_tests_import_what_is_brought_and_no_more(environment)
     }
     assert {"snakemake", "pandas", "h5py", "altair", "psutil"} <= refused
     modules = "bench.run,bench.conductor,bench.worker,bench.child,bench.engines.hugging_face"
-    files = [str(ROOT / name) for name in gpu_tests.files()]
+    files = [str(ROOT / name) for name in gpu_tests.files(is_here=False)]
     assert len(files) >= 7
+    assert {*gpu_tests.files(is_here=True)} - {*gpu_tests.files(is_here=False)} == {
+        *gpu_tests.MORE_NEEDS
+    }, "a file has no test for a GPU any more"
     done = subprocess.run(
         [sys.executable, "-c", ONLY, ",".join(refused), modules, *files],
         cwd=ROOT,
@@ -695,7 +698,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
 SEEN = """
 import pytest
 
-def test_right(): pass
+def test_right(record_property): record_property("l2", 2e-7)
 def test_wrong(): assert 1 == 2, "one is not two"
 def test_left_out(): pytest.skip("needs 40 GB")
 """
@@ -705,6 +708,7 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     (tmp_path / "test_it.py").write_text(SEEN)
     seen = tmp_path / "seen.jsonl"
     words = ("-m", "pytest", "-q", "-p", "bench.gpu_tests", "-p", "no:cacheprovider", "test_it.py")
+    words += ("-n", "2")
     path = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     subprocess.run(
         [sys.executable, *words],
@@ -712,15 +716,22 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
         env={**environment, "PYTHONPATH": path, gpu_tests.FILE: str(seen)},
         capture_output=True,
     )
-    found = {each["test"].partition("::")[2]: each for each in gpu_tests._read(seen)}
+    every = gpu_tests._read(seen)
+    assert [each["outcome"] for each in every[:2]] == [gpu_tests.BEGUN, "passed"]
+    found = {each["test"].partition("::")[2]: each for each in every}
     assert {name: each["outcome"] for name, each in found.items()} == {
         "test_right": "passed",
         "test_wrong": "failed",
         "test_left_out": "skipped",
     }
+    assert len(every) == 6 and found["test_right"]["l2"] == 2e-7
     assert "one is not two" in found["test_wrong"]["says"]
     assert "needs 40 GB" in found["test_left_out"]["says"]
     shown = table.measured("gpu_tests", {"failed": 1, "rows": [found["test_wrong"]], "error": "x"})
     assert "failed: test_it.py::test_wrong: AssertionError: one is not two" in shown
-    seen.write_text(seen.read_text() + '{"test": "cut')
-    assert len(gpu_tests._read(seen)) == 3
+    begun = json.dumps({"test": "test_it.py::test_long", "outcome": gpu_tests.BEGUN})
+    seen.write_text(seen.read_text() + begun + '\n{"test": "cut')
+    whole = gpu_tests._summary(seen)
+    assert [whole[kind] for kind in gpu_tests.ENDS] == [1, 1, 1]
+    assert "not ended: test_it.py::test_long" in table.measured("gpu_tests", whole)
+    assert "test_it.py::test_right, seconds" in table.measured("gpu_tests", whole)
