@@ -36,6 +36,8 @@ MORE_NEEDS = {
 of them is not here, the file is left out."""
 AT_ONCE = 16
 """Processes, at most: each has a context of its own on the GPU."""
+EACH_SECONDS = 100
+"""What a test may take: all are done in less, side by side on 16 cores."""
 SAYS, SLOWEST = 300, 12
 
 
@@ -117,6 +119,7 @@ def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
     # Plug-ins that happen to be installed here know nothing of these tests; a warning of the torch
     # that is here is no reason to learn nothing from them.
     options = ("-q", "-m", marks, "-k", keyword, "-W", "default", "-o", "addopts=--strict-markers")
+    options += ("-o", f"timeout={EACH_SECONDS}")
     plugins = ("-p", "pytest_timeout", "-p", "bench.gpu_tests", "-p", "no:cacheprovider")
     side_by_side = ("-p", "xdist.plugin", "-n", "logical", "--maxprocesses", str(AT_ONCE))
     side_by_side = (*side_by_side, "--dist", "worksteal")

@@ -234,6 +234,11 @@ def _facts(name: str, found: dict[str, Any]) -> str:
     return "\n".join([f"{name}: {text}", *_bars(found)])
 
 
+def _start_up(name: str, found: dict[str, Any]) -> str:
+    parts = found.get("parts")
+    return _facts(name, found) + (f"\n{_listing('seconds', {'rows': parts})}" if parts else "")
+
+
 def _cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int | float) else str(value)
 
@@ -257,6 +262,8 @@ KINDS = {
     "peak_memory": _listing,
     "kernels": _listing,
     "products": _listing,
+    "batch_memory": _listing,
+    "start_up": _start_up,
 }
 
 if __name__ == "__main__":
