@@ -28,7 +28,7 @@ MARK = re.compile(r"^\s*@?.*\bpytest\.mark\.gpu\b", re.MULTILINE)
 REHEARSED = (["tests/test_kernels.py"], "not gpu and not slow", "twins or rows")
 """Files, marks and names of the tests that a rehearsal runs instead."""
 MORE_NEEDS = {
-    "tests/test_llm_json.py": ("jinja2", "llguidance", "pandas", "regex", "snakemake"),
+    "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "regex", "snakemake"),
     "tests/test_on_a_gpu.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
     "tests/test_pac.py": ("mne", "pandas", "scipy", "snakemake"),
 }

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,18 @@ from types import SimpleNamespace
 import conftest
 import pytest
 import torch
-from bench import agenda, bars, conductor, fp8, gpu_tests, needs, processes, table, worker
+from bench import (
+    agenda,
+    bars,
+    conductor,
+    fp8,
+    gpu_tests,
+    needs,
+    processes,
+    start_up,
+    table,
+    worker,
+)
 from bench.clock import Clock
 from bench.place import Place
 from bench.record import torch_tried
@@ -200,7 +212,7 @@ def test_what_fp8_costs_is_told_by_product(random_weights):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_both_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_path, gpu_node):
+def test_all_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_path, gpu_node):
     """On a node with a GPU that somebody else is on: this process stands for whoever it is."""
     node = gpu_node(1)
     node.run_on(node.uuids[0], os.getpid())
@@ -213,7 +225,7 @@ def test_both_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_p
     # It says that it is none, and names no GPU as what it measured.
     assert found["rehearsal"] and "gpu" not in found["machine"]
     assert "GPU only" not in done.stdout and ", CPU only" in done.stdout
-    by_part = {"a": [], "b": []}
+    by_part = {part: [] for part in agenda.GPU_PARTS}
     for name, step in found["measured"].items():
         assert "error" not in step, (name, step)
         by_part[step["part"]].append(name)
@@ -440,6 +452,57 @@ def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow
         assert row["tokens_per_second"] > 0 and row["rows"] >= 64
     assert wrong["products"] == "wrong" and "product on this CPU" in wrong["error"]
     assert "wrong" in table.measured("products tiny", {"rows": [*right, wrong]})
+
+
+@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+def test_the_memory_of_batches_stands_beside_its_estimate(narrow, monkeypatch):
+    """A CPU counts no tensors: here each pass takes 3 MiB for each 8,192 tokens of its budget."""
+    taken = iter([(5 + 3 * times) << 20 for _ in range(2) for times in (1, 2, 4, 8)])
+    monkeypatch.setattr(Place, "allocated_bytes", lambda _: 5 << 20)
+    monkeypatch.setattr(Place, "peak_bytes", lambda _: next(taken))
+    monkeypatch.setattr(Place, "peak_reserved_bytes", lambda _: 64 << 20)
+    told = []
+    rows = narrow.carry_out(order("batch_memory"), told.append).found["rows"]
+    outputs, budgets = ("mean", "per_residue"), (8_192, 16_896, 33_792, 67_584)
+    assert [(row["output"], row["budget"]) for row in rows] == [
+        (output, budget) for output in outputs for budget in budgets
+    ]
+    assert [row["allocated_mb"] for row in rows] == [3, 6, 12, 24] * 2
+    assert {row["reserved_mb"] for row in rows} == {64}
+    estimates = [row["estimated_mb"] for row in rows[:4]]
+    assert estimates == sorted(estimates) and 0 < estimates[0] < rows[0]["with_weights_mb"]
+    assert [len(each.found["rows"]) for each in told if each.found] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "estimated mb" in table.measured("batch_memory tiny", {"rows": rows})
+
+
+def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_path, monkeypatch):
+    receipts = [
+        {"start_up_seconds": 9.0, "receipt_seconds": {"load": 8.0}, "load_seconds": {"torch": 2.0}},
+        {"start_up_seconds": 5.0, "receipt_seconds": {"load": 4.0}, "load_seconds": {"new": 1.0}},
+    ]
+    folders = []
+
+    def timed(_fasta, root, _asked, _clock, kernels):
+        folders.append((root.name, kernels))
+        return receipts[len(folders) - 1]
+
+    monkeypatch.setattr(start_up, "timed", timed)
+    monkeypatch.setattr(start_up, "_bare_load", lambda *_: 3.0)
+    monkeypatch.setattr(start_up.compileall, "compile_dir", lambda *_, **__: None)
+    stage = Stage(SHAPES["tiny"], Place("rehearsal"), tmp_path, Sample())
+    told = []
+    stage.so_far = told.append
+    found = start_up.start_up(stage, 1_000, Clock(1))
+    assert [name for name, _ in folders] == ["cold", "warm"]
+    assert folders[0][1] == folders[1][1], "the second one finds what the first one compiled"
+    assert (found["start_up_seconds"], found["cold_start_up_seconds"]) == (5.0, 9.0)
+    assert found["parts"] == [
+        {"part": "load", "cold": 8.0, "warm": 4.0},
+        {"part": "torch", "cold": 2.0, "warm": 0.0},
+        {"part": "new", "cold": 0.0, "warm": 1.0},
+    ]
+    assert [each["start_up_seconds"] for each in told] == [9.0, 5.0]
+    assert "torch   2.0   0.0" in table.measured("start_up tiny", found)
 
 
 class Card:
@@ -693,6 +756,33 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     assert done.stderr.count("is a build for CPUs; take one for CUDA.") == 2, done.stderr
     assert "tests/test_kernels.py::test_rotary_kernel" in done.stdout
     assert json.loads((project / "a.json").read_text())["complete"]
+
+
+def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):
+    """What bench/unpack.sh says of them."""
+    (tmp_path / "made" / "site" / "bin").mkdir(parents=True)
+    (tmp_path / "made" / "site" / "brought.py").write_text("print('brought along')")
+    (tmp_path / ".dev").mkdir()
+    with tarfile.open(tmp_path / ".dev" / "site.tar.xz", "w:xz") as packed:
+        packed.add(tmp_path / "made" / "site", "site")
+    script = (
+        f". {ROOT}/bench/unpack.sh; step right 60 python3 -m brought; step wrong 60 false; "
+        "step late 0.01 sleep 600; step last 60 echo done"
+    )
+    given = {"OUT": str(tmp_path / "out"), "UNPACKED": str(tmp_path / "unpacked")}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+    )
+    said = re.sub(r" after \d+ s; at \d+ s", "", done.stdout)
+    assert said.splitlines() == [
+        *("== right: status 0", "brought along", "== wrong: status 1"),
+        *("== late: status 124", "== last: status 0", "done"),
+    ]
+    assert (tmp_path / "out" / "right.log").read_text() == "brought along\n"
 
 
 SEEN = """
