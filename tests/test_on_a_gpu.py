@@ -172,10 +172,10 @@ def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property)
 def test_a_run_that_is_killed_gives_the_bits_of_a_whole_one(device, tmp_path, environment):
     """One shard in one job, beside many shards in three slots of one GPU, killed at the first
     receipt."""
-    records = enumerate(demo_proteins(200))
+    records = enumerate(demo_proteins(60))
     (tmp_path / "in.fasta").write_text("".join(f">p{n}\n{residues}\n" for n, residues in records))
     desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": ""})
-    for name, cost in (("whole", 10**9), ("killed", 9_000)):
+    for name, cost in (("whole", 10**9), ("killed", 5_000)):
         config = {"run": name, "inputs": "in.fasta", "workload": "esm2", "device": device}
         config |= {"shards": {"cost": cost}, "outputs": "parquet"}
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
