@@ -28,7 +28,7 @@ MARK = re.compile(r"^\s*@?.*\bpytest\.mark\.gpu\b", re.MULTILINE)
 REHEARSED = (["tests/test_kernels.py"], "not gpu and not slow", "twins or rows")
 """Files, marks and names of the tests that a rehearsal runs instead."""
 MORE_NEEDS = {
-    "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "regex", "snakemake"),
+    "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "snakemake"),
     "tests/test_on_a_gpu.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
     "tests/test_pac.py": ("mne", "pandas", "scipy", "snakemake"),
 }
@@ -118,24 +118,23 @@ def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
         path.unlink(missing_ok=True)
     # Plug-ins that happen to be installed here know nothing of these tests; a warning of the torch
     # that is here is no reason to learn nothing from them.
-    options = ("-q", "-m", marks, "-k", keyword, "-W", "default", "-o", "addopts=--strict-markers")
-    options += ("-o", f"timeout={EACH_SECONDS}")
-    plugins = ("-p", "pytest_timeout", "-p", "bench.gpu_tests", "-p", "no:cacheprovider")
-    side_by_side = ("-p", "xdist.plugin", "-n", "logical", "--maxprocesses", str(AT_ONCE))
-    side_by_side = (*side_by_side, "--dist", "worksteal")
+    words = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), "-q", "-W", "default"]
+    words += ["-m", marks, "-k", keyword, "-o", "addopts=--strict-markers"]
+    words += ["-o", f"timeout={EACH_SECONDS}", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+    words += ["-p", "xdist.plugin", "-n", "logical", "--maxprocesses", str(AT_ONCE)]
+    words += ["--dist", "worksteal", "-p", "bench.gpu_tests", *(str(ROOT / name) for name in names)]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", FILE: str(seen), "PYTHONPATH": paths}
-    words = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), *options, *plugins]
-    words += [*side_by_side, *(str(ROOT / name) for name in names)]
     status: int | None = None
     error = ""
     try:
-        for status in processes.watched(words, seconds, log, environment):
+        for ended in processes.watched(words, seconds, log, environment):
+            status = ended
             yield _summary(seen)
     except processes.ChildError as late:
         error = str(late)
     found = _summary(seen)
-    if status not in (None, 0, 1) or not found["rows"] and not found["passed"]:
+    if status not in (None, 0, 1) or not (found["rows"] or found["passed"]):
         error = error or f"pytest ended with {status}{processes.last_words(log)}"
     elif found["failed"]:
         error = error or f"{found['failed']} of {sum(found[kind] for kind in ENDS)} failed"

@@ -126,9 +126,7 @@ def watched(
                 return
             except subprocess.TimeoutExpired:
                 if left <= each_seconds:
-                    raise ChildError(
-                        f"not done within {seconds:.0f} s, so it was killed"
-                    ) from None
+                    raise ChildError(f"not done within {seconds:.0f} s, so it was killed") from None
             yield None
     finally:
         kill(process)

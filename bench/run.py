@@ -54,8 +54,8 @@ def _parser() -> argparse.ArgumentParser:
         *("--part",),
         type=_words,
         default=list(PARTS),
-        help="of a GPU's steps: a (speed of 650M), b (of the others), c (tests, start, bits, memory); "
-        "a,c are one after the other",
+        help="of a GPU's steps: a (speed of 650M), b (of the others), c (tests, start, bits, "
+        "memory); a,c are one after the other",
     )
     add(
         *("--minutes",),

@@ -41,7 +41,9 @@ LONG = {"short": "MKTAYIAK", "long": "MKTAYIAKQR" * 150}
 
 def bases(count):
     rng = random.Random(0)
-    return {f"n{number}": "".join(rng.choices("ACGT", k=150 + 7 * number)) for number in range(count)}
+    return {
+        f"n{number}": "".join(rng.choices("ACGT", k=150 + 7 * number)) for number in range(count)
+    }
 
 
 def from_example(name, folder):
@@ -156,7 +158,7 @@ def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property)
     expected = featuremill.compute(inputs, workload, exact, device="cpu")
     has_bf16 = device == "cuda" or devices.cpu().has_bf16
     for dtype, bound in bounds.items():
-        if dtype == "fp16" and device == "cpu" or dtype == "bf16" and not has_bf16:
+        if (dtype == "fp16" and device == "cpu") or (dtype == "bf16" and not has_bf16):
             continue
         asked = options | ({"dtype": dtype} if dtype else {})
         try:
@@ -187,7 +189,11 @@ def test_a_run_that_is_killed_gives_the_bits_of_a_whole_one(device, tmp_path, en
     desk.type("featuremill", *words("whole", 1), "--", NO_REPORT)
     desk.environment = {**desk.environment, "FEATUREMILL_SLOTS_PER_GPU": "3"}
     receipts = tmp_path / "results" / "killed" / "receipts"
-    started = {"start_new_session": True, "stderr": subprocess.DEVNULL, "stdout": subprocess.DEVNULL}
+    started = {
+        "start_new_session": True,
+        "stderr": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+    }
     with desk.start("featuremill", *words("killed", 3), "--", NO_REPORT, **started) as running:
         wait_for(lambda: any(receipts.rglob("*.json")) or running.poll() is not None)
         os.killpg(running.pid, signal.SIGKILL)
