@@ -325,7 +325,7 @@ def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch)
 
 def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
     """As `timeout` does; before, pytest went on alone on the GPU."""
-    words = ["--rehearse", "--part", "a", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
+    words = ["--rehearse", "--part", "c", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
     command = [sys.executable, "-m", "bench.run", *words, "--out", tmp_path / "record.json"]
     found = []
 
