@@ -38,7 +38,8 @@ AT_ONCE = 16
 """Processes, at most: each has a context of its own on the GPU."""
 EACH_SECONDS = 100
 """What a test may take: all are done in less, side by side on 16 cores."""
-SAYS, SLOWEST = 300, 12
+SAYS, TRACE, SLOWEST = 300, 3_000, 12
+"""Letters of a test's end that are kept; and the tests that are listed as the slowest."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -59,6 +60,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     seen: dict[str, Any] = {"test": report.nodeid, "outcome": report.outcome}
     seen |= {"says": "" if report.passed else _last_line(report)}
     seen |= {"seconds": round(report.duration, 1), **dict(report.user_properties)}
+    if report.failed:
+        seen["trace"] = str(report.longrepr)[-TRACE:]
     _note(seen)
 
 
@@ -156,7 +159,8 @@ def _summary(seen: Path) -> dict[str, Any]:
     }
 
 
-KEYS = {"test", "outcome", "says", "seconds"}
+KEYS = {"test", "outcome", "says", "seconds", "trace"}
+"""What is noted of each test; other things a test tells itself (`record_property`)."""
 
 
 def _read(path: Path) -> list[dict[str, Any]]:

@@ -223,7 +223,7 @@ def _tests(name: str, found: dict[str, Any]) -> str:
     for row in found.get("rows", []):
         lines.append(f"  {row['outcome']}: {row['test']}: {row.get('says', '')}")
     for row in found.get("told", []):
-        told = {key: value for key, value in row.items() if key not in ("outcome", "says")}
+        told = {key: value for key, value in row.items() if key not in ("outcome", "says", "trace")}
         lines.append("  " + ", ".join(f"{key} {value}" for key, value in told.items()))
     return "\n".join(lines)
 

@@ -742,7 +742,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     shutil.rmtree(project / ".venv")
     path = f"{bare_interpreter(tmp_path / 'image')}{os.pathsep}{os.environ['PATH']}"
     install, settings, first, second, tests = typed.strip().splitlines()
-    rehearsed = "--rehearse --part a --steps same_bits --engines 'featuremill fp32'"
+    rehearsed = "--rehearse --part c --steps same_bits --engines 'featuremill fp32'"
     script = [
         f"set -e\n{install}\n{settings}",
         f"set +e\n{first}; test $? = 2 || exit 1\n{second}; test $? = 2 || exit 1\nset -e",
@@ -820,6 +820,7 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     }
     assert len(every) == 6 and found["test_right"]["l2"] == 2e-7
     assert "one is not two" in found["test_wrong"]["says"]
+    assert "test_it.py:5" in found["test_wrong"]["trace"]
     assert "needs 40 GB" in found["test_left_out"]["says"]
     shown = table.measured("gpu_tests", {"failed": 1, "rows": [found["test_wrong"]], "error": "x"})
     assert "failed: test_it.py::test_wrong: AssertionError: one is not two" in shown
