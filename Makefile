@@ -8,8 +8,9 @@ EXTRA ?=
 WHEELS_PYTHON ?= 3.12
 # What a GPU machine's image lacks besides: make bench-wheels WHEELS=pyarrow (55 MB).
 WHEELS ?=
-# Of make bench-gpu: a (650M), b (150M, 3B), each at most nine minutes; a,b is one after the other.
-PART ?= a,b
+# Of make bench-gpu: a (650M), b (8M, 150M, 3B), c (tests, start, bits, memory), each at most nine minutes;
+# a,b,c is one after the other.
+PART ?= a,b,c
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
@@ -42,7 +43,7 @@ test-slow: .venv/.test-clusters .venv/.docs ## the tests that take minutes (EXTR
 	@$(BIN)/python -m pytest -q -m "slow and not gpu" $(EXTRA)
 
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
-	@$(BIN)/python -m pytest -q -m gpu
+	@$(BIN)/python -m pytest -q -m gpu -n logical --maxprocesses 16 --dist worksteal $(EXTRA)
 
 mutants: .venv/.test ## break the code on purpose in some sixty ways and see a test fail each time (minutes)
 	@$(BIN)/python tests/mutants.py $(EXTRA)
@@ -67,7 +68,7 @@ bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO
 	@$(BIN)/python -m bench.run $(EXTRA)
 	@$(if $(EXTRA),:,$(BIN)/python -m bench.esmc)
 
-bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then PART=b, of nine minutes each
+bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then b and c, of nine minutes each
 	@$(BIN)/python -m bench.run --gpu --part $(PART) $(EXTRA)
 
 bench-scale: .venv/.test ## seconds and memory of plan, extract and merge for 50,000 records and more

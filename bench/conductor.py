@@ -202,7 +202,8 @@ class Run:
         if step.kind == TESTS:
             self.close()  # they are alone on the GPU
             say("the tests that need a GPU")
-            yield Answer(gpu_tests.run(self._place.name, self._scratch, at_most))
+            for found in gpu_tests.run(self._place.name, self._scratch, at_most):
+                yield Answer(found)
             return
         try:
             yield from self._ask(step, seconds, at_most)

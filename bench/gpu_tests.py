@@ -1,7 +1,7 @@
 """The project's tests that need a GPU, as a step of a run; by itself it prints their files.
 
-This module is also the plug-in that notes each test's end in a file: a run that is killed keeps
-what it has seen. It imports only what pytest has imported.
+This module is also the plug-in that notes each test's beginning and end in a file: a run that is
+killed keeps what it has seen. It imports only what pytest has imported.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from bench import needs
 
 if TYPE_CHECKING:
     import pytest
@@ -20,30 +24,60 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent
 FILE = "BENCH_TESTS_SEEN"
 """The variable that names the file."""
-MARK = "@pytest.mark.gpu"
+MARK = re.compile(r"^\s*@?.*\bpytest\.mark\.gpu\b", re.MULTILINE)
 REHEARSED = (["tests/test_kernels.py"], "not gpu and not slow", "twins or rows")
 """Files, marks and names of the tests that a rehearsal runs instead."""
-NOT_HERE = ("tests/test_llm_json.py", "tests/test_pac.py")
-"""They need packages that are not brought; where there is a network, `make test-gpu` runs them."""
-SAYS = 300
+MORE_NEEDS = {
+    "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "snakemake"),
+    "tests/test_on_a_gpu.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
+    "tests/test_pac.py": ("mne", "pandas", "scipy", "snakemake"),
+}
+"""Modules that are not brought (bench/needs.py) and that a file of tests needs besides: where one
+of them is not here, the file is left out."""
+AT_ONCE = 16
+"""Processes, at most: each has a context of its own on the GPU."""
+EACH_SECONDS = 100
+"""What a test may take: all are done in less, side by side on 16 cores."""
+SAYS, TRACE, SLOWEST = 300, 3_000, 12
+"""Letters of a test's end that are kept; and the tests that are listed as the slowest."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Of processes side by side, the first one hears what the others do; only it writes."""
+    if hasattr(config, "workerinput"):
+        os.environ[FILE] = os.devnull
+
+
+def pytest_runtest_logstart(nodeid: str) -> None:
+    """Note that a test begins: who is killed tells what was not done."""
+    _note({"test": nodeid, "outcome": BEGUN})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """Note how a test ended, or that it was skipped."""
     if report.when != "call" and report.outcome == "passed":
         return
-    says = "" if report.passed else _last_line(report)
-    with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
-        seen = {"test": report.nodeid, "outcome": report.outcome, "says": says}
-        file.write(json.dumps(seen) + "\n")
+    seen: dict[str, Any] = {"test": report.nodeid, "outcome": report.outcome}
+    seen |= {"says": "" if report.passed else _last_line(report)}
+    seen |= {"seconds": round(report.duration, 1), **dict(report.user_properties)}
+    if report.failed:
+        seen["trace"] = str(report.longrepr)[-TRACE:]
+    _note(seen)
 
 
 def pytest_collectreport(report: pytest.CollectReport) -> None:
     """Note a file of tests that cannot be read."""
     if report.failed:
-        with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
-            seen = {"test": report.nodeid, "outcome": "failed", "says": _last_line(report)}
-            file.write(json.dumps(seen) + "\n")
+        _note({"test": report.nodeid, "outcome": "failed", "says": _last_line(report)})
+
+
+def _note(seen: dict[str, Any]) -> None:
+    with Path(os.environ[FILE]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(seen, default=str) + "\n")
+
+
+BEGUN = "not ended"
+"""The outcome of a test of which no end was seen."""
 
 
 def _last_line(report: Any) -> str:
@@ -52,18 +86,31 @@ def _last_line(report: Any) -> str:
     return " ".join(str(text).split())[:SAYS]
 
 
-def files() -> list[str]:
-    """Return the files with tests for a GPU that can be read here."""
+def files(is_here: bool | None = None) -> list[str]:
+    """Return the files with tests for a GPU that can be read here; `is_here` says of all packages
+    that are not brought whether they are here."""
     marked = (
         str(path.relative_to(ROOT))
         for path in (ROOT / "tests").glob("test_*.py")
-        if f"\n{MARK}\n" in path.read_text("utf-8")
+        if MARK.search(path.read_text("utf-8")) and path.stem not in ABOUT_MARKS
     )
-    return sorted(file for file in marked if file not in NOT_HERE)
+    return sorted(file for file in marked if _can_be_read(file, is_here))
 
 
-def run(place: str, folder: Path, seconds: float) -> dict[str, Any]:
-    """Return how many passed, and what failed or was skipped."""
+def _can_be_read(file: str, is_here: bool | None) -> bool:
+    modules = MORE_NEEDS.get(file, ())
+    if is_here is None:
+        return not needs.lacking(dict.fromkeys(modules, ""))
+    return is_here or not modules
+
+
+ABOUT_MARKS = ("test_house",)
+"""Files that speak of the mark and have no such test."""
+
+
+def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
+    """Yield how many have passed so far, what failed or was skipped, and which were the slowest;
+    last, of all."""
     from bench import processes  # not for pytest
 
     names, marks, keyword = files(), "gpu", ""
@@ -74,29 +121,49 @@ def run(place: str, folder: Path, seconds: float) -> dict[str, Any]:
         path.unlink(missing_ok=True)
     # Plug-ins that happen to be installed here know nothing of these tests; a warning of the torch
     # that is here is no reason to learn nothing from them.
-    options = ("-q", "-m", marks, "-k", keyword, "-W", "default", "-o", "addopts=--strict-markers")
-    plugins = ("-p", "pytest_timeout", "-p", "bench.gpu_tests", "-p", "no:cacheprovider")
+    words = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), "-q", "-W", "default"]
+    words += ["-m", marks, "-k", keyword, "-o", "addopts=--strict-markers"]
+    words += ["-o", f"timeout={EACH_SECONDS}", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
+    words += ["-p", "xdist.plugin", "-n", "logical", "--maxprocesses", str(AT_ONCE)]
+    words += ["--dist", "worksteal", "-p", "bench.gpu_tests", *(str(ROOT / name) for name in names)]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", FILE: str(seen), "PYTHONPATH": paths}
-    words = [sys.executable, "-m", "pytest", "--rootdir", str(ROOT), *options, *plugins]
     status: int | None = None
     error = ""
     try:
-        status = processes.run([*words, *(str(ROOT / n) for n in names)], seconds, log, environment)
+        for ended in processes.watched(words, seconds, log, environment):
+            status = ended
+            yield _summary(seen)
     except processes.ChildError as late:
         error = str(late)
-    found = _read(seen)
-    counts = Counter(each["outcome"] for each in found)
-    rows = [each for each in found if each["outcome"] != "passed"]
-    if status not in (None, 0, 1) or not found:
+    found = _summary(seen)
+    if status not in (None, 0, 1) or not (found["rows"] or found["passed"]):
         error = error or f"pytest ended with {status}{processes.last_words(log)}"
-    elif counts["failed"]:
-        error = error or f"{counts['failed']} of {counts.total()} failed"
-    told = {"error": error} if error else {}
-    return {**{kind: counts[kind] for kind in ("passed", "failed", "skipped")}, "rows": rows} | told
+    elif found["failed"]:
+        error = error or f"{found['failed']} of {sum(found[kind] for kind in ENDS)} failed"
+    yield found | ({"error": error} if error else {})
 
 
-def _read(path: Path) -> list[dict[str, str]]:
+ENDS = ("passed", "failed", "skipped")
+
+
+def _summary(seen: Path) -> dict[str, Any]:
+    found = list({each["test"]: each for each in _read(seen)}.values())
+    counts = Counter(each["outcome"] for each in found)
+    slowest = sorted(found, key=lambda each: -each.get("seconds", 0))[:SLOWEST]
+    return {
+        **{kind: counts[kind] for kind in ENDS},
+        "rows": [each for each in found if each["outcome"] != "passed"],
+        "slowest": [[each["test"], each.get("seconds", 0)] for each in slowest],
+        "told": [each for each in found if each.keys() - KEYS],
+    }
+
+
+KEYS = {"test", "outcome", "says", "seconds", "trace"}
+"""What is noted of each test; other things a test tells itself (`record_property`)."""
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
     found = []
     for line in path.read_text("utf-8").splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):  # the last one, cut off

@@ -36,6 +36,7 @@ BROUGHT = {
     "backports.zstd": "backports.zstd",
     "dnaio": "dnaio",
     "esm": "fair-esm",
+    "execnet": "execnet",
     "iniconfig": "iniconfig",
     "isal": "isal",
     "jsonschema": "jsonschema",
@@ -53,6 +54,7 @@ BROUGHT = {
     "typing_extensions": "typing-extensions",
     "typing_inspection": "typing-inspection",
     "xopen": "xopen",
+    "xdist": "pytest-xdist",
     "xxhash": "xxhash",
     "zlib_ng": "zlib-ng",
 }

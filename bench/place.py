@@ -58,6 +58,14 @@ class Place(NamedTuple):
         """Return what tensors take on the GPU."""
         return int(torch.cuda.memory_allocated()) if self.device == "cuda" else 0
 
+    def reserved_bytes(self) -> int:
+        """Return what torch's allocator holds of the GPU, for tensors or for later ones."""
+        return int(torch.cuda.memory_reserved()) if self.device == "cuda" else 0
+
+    def peak_reserved_bytes(self) -> int:
+        """Return the most that it held since `forget_peak`."""
+        return int(torch.cuda.max_memory_reserved()) if self.device == "cuda" else 0
+
     def forget_peak(self) -> None:
         """Begin a new peak of allocated memory."""
         if self.device == "cuda":

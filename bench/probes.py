@@ -13,6 +13,7 @@ import torch
 from bench import gpu_only
 from bench.child import run_together
 from bench.clock import Clock
+from bench.engines import Output
 from bench.engines.ours import batch_budget
 from bench.lengths import Protein, describe, tokens_of
 from bench.place import Place
@@ -85,6 +86,32 @@ def budget_sweep(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
         {"budget": b, "tokens_per_second": round(tokens / statistics.median(s), 1), "seconds": s}
         for b, s in seconds.items()
     ]
+
+
+def batch_memory(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
+    """Return, for each token budget, the most that batches take of the GPU beside the weights, and
+    what the estimate has for it: the difference between that of the budget and that of one token.
+    """
+    say(f"{stage.shape.name}: memory of a batch")
+    place, ours, found = stage.place, stage.ours(stage.dtype), []
+    proteins = stage.sample.take(num_tokens)
+    outputs: tuple[Output, ...] = ("mean", "per_residue")
+    for output in outputs:
+        model = ours.model_for(output)
+        for budget in BUDGETS:
+            batches = gpu_only.prepare(model, proteins, budget)
+            place.free_memory()  # gives back what the allocator keeps
+            place.forget_peak()
+            before = place.allocated_bytes(), place.reserved_bytes()
+            gpu_only.seconds(place, model, batches)
+            peak = place.peak_bytes() - before[0], place.peak_reserved_bytes() - before[1]
+            allocated, reserved = (size >> 20 for size in peak)
+            most, least = (ours.estimated_mb(model, tokens) for tokens in (budget, 1))
+            row = {"output": output, "budget": budget, "estimated_mb": most - least}
+            row |= {"allocated_mb": allocated, "reserved_mb": reserved, "with_weights_mb": most}
+            found.append(row)
+            stage.so_far({"rows": found})
+    return found
 
 
 def long_protein(stage: Stage, num_residues: int) -> dict[str, Any]:

@@ -8,7 +8,8 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -87,6 +88,28 @@ def run(
     Raises:
         ChildError: when it is not done in time.
     """
+    (status,) = filter(_is_known, watched(command, seconds, log, environment, seconds))
+    assert status is not None
+    return status
+
+
+def _is_known(status: int | None) -> bool:
+    return status is not None
+
+
+def watched(
+    command: Sequence[str],
+    seconds: float,
+    log: Path,
+    environment: Mapping[str, str] | None = None,
+    each_seconds: float = 2.0,
+) -> Iterator[int | None]:
+    """Run a process; yield None so often while it runs, and last its status.
+
+    Raises:
+        ChildError: when it is not done in time.
+    """
+    end = time.monotonic() + seconds
     with log.open("ab") as output:
         process = subprocess.Popen(
             command,
@@ -96,9 +119,15 @@ def run(
             env={**os.environ, **(environment or {})},
         )
     try:
-        return process.wait(max(0.0, seconds))
-    except subprocess.TimeoutExpired:
-        raise ChildError(f"not done within {seconds:.0f} s, so it was killed") from None
+        while True:
+            left = max(0.0, end - time.monotonic())
+            try:
+                yield process.wait(min(left, each_seconds))
+                return
+            except subprocess.TimeoutExpired:
+                if left <= each_seconds:
+                    raise ChildError(f"not done within {seconds:.0f} s, so it was killed") from None
+            yield None
     finally:
         kill(process)
 

@@ -18,7 +18,7 @@ from bench.record import ROOT
 from bench.sample import write_fasta
 from bench.stage import Stage, say
 from featuremill.base import this_process
-from featuremill.base.environment import DIE_WITH_PARENT
+from featuremill.base.environment import DIE_WITH_PARENT, TRITON_CACHE_DIR
 from featuremill.store.results import Results
 from featuremill.workload import weights
 
@@ -54,9 +54,29 @@ def start_up(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     bare = _bare_load(stage, clock)
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "start_up.fasta", proteins)
-    found = timed(fasta, stage.fresh_folder() / "run", of_stage(stage), clock)
+    kernels = stage.fresh_folder() / "kernels"
     told = {"shape": stage.shape.name, "tokens": sum(tokens_of(proteins))}
-    return {**told, **found, "bare_load_seconds": round(bare, 3)}
+    told |= {"bare_load_seconds": round(bare, 3)}
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("cold", "warm"):  # with and without kernels to compile
+        found[name] = timed(fasta, kernels.with_name(name), of_stage(stage), clock, kernels)
+        stage.so_far(told | found[name])
+    cold, warm = found["cold"], found["warm"]
+    return {
+        **told,
+        **warm,
+        "cold_start_up_seconds": cold["start_up_seconds"],
+        "parts": _parts(cold, warm),
+    }
+
+
+def _parts(cold: dict[str, Any], warm: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the seconds of each stage of the receipts, and of each part of `load`."""
+    every = [{**of["receipt_seconds"], **of["load_seconds"]} for of in (cold, warm)]
+    names = dict.fromkeys(name for of in every for name in of)
+    kinds = zip(("cold", "warm"), every, strict=True)
+    columns = {kind: {name: round(of.get(name, 0.0), 3) for name in names} for kind, of in kinds}
+    return [{"part": n, **{kind: of[n] for kind, of in columns.items()}} for n in names]
 
 
 def _bare_load(stage: Stage, clock: Clock) -> float:
@@ -77,8 +97,11 @@ def _bare_load(stage: Stage, clock: Clock) -> float:
     return seconds
 
 
-def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]:
-    """Plan and extract a FASTA file as one shard in the run folder `root`.
+def timed(
+    fasta: Path, root: Path, asked: Asked, clock: Clock, kernels: Path | None = None
+) -> dict[str, Any]:
+    """Plan and extract a FASTA file as one shard in the run folder `root`; compiled kernels are in
+    `kernels`, or where they always are.
 
     Raises:
         ChildError: when a verb fails, or is not done when time is up.
@@ -95,10 +118,11 @@ def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]
     log = fasta.with_suffix(".log")
     log.unlink(missing_ok=True)
     words = ("plan", str(folder.root), "--config-json", json.dumps(config), *weights)
-    plan_seconds = _verb(words, log, clock)
+    more = {TRITON_CACHE_DIR.name: str(kernels)} if kernels else {}
+    plan_seconds = _verb(words, log, clock, more)
     plan = json.loads(folder.plan.read_text())
     (shard,) = (entry["shard"] for entry in plan["shards"])
-    wall = _verb(("extract", str(folder.root), shard), log, clock)
+    wall = _verb(("extract", str(folder.root), shard), log, clock, more)
     receipt = json.loads(folder.receipt(plan["recipe"], shard).read_text())
     computing = receipt["seconds"]["compute"]  # from the first batch to the last commit
     return {
@@ -108,14 +132,16 @@ def timed(fasta: Path, root: Path, asked: Asked, clock: Clock) -> dict[str, Any]
         "plan_seconds": round(plan_seconds, 3),
         "extract_seconds": round(wall, 3),
         "receipt_seconds": receipt["seconds"],
+        "load_seconds": receipt.get("load_seconds", {}),
         "start_up_seconds": round(wall - computing, 3),
     }
 
 
-def _verb(words: tuple[str, ...], log: Path, clock: Clock) -> float:
-    """Run `featuremill …`; return its wall time."""
+def _verb(words: tuple[str, ...], log: Path, clock: Clock, more: dict[str, str]) -> float:
+    """Run `featuremill …` with these variables besides; return its wall time."""
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTHONPATH": path, DIE_WITH_PARENT.name: this_process.name_of_process()}
+    environment |= more
     started = time.perf_counter()
     command = [sys.executable, "-m", "featuremill", *words]
     status = processes.run(command, clock.left(), log, environment)

@@ -221,7 +221,10 @@ def _listing(name: str, found: dict[str, Any]) -> str:
 def _tests(name: str, found: dict[str, Any]) -> str:
     lines = [_facts(name, found)]
     for row in found.get("rows", []):
-        lines.append(f"  {row['outcome']}: {row['test']}: {row['says']}")
+        lines.append(f"  {row['outcome']}: {row['test']}: {row.get('says', '')}")
+    for row in found.get("told", []):
+        told = {key: value for key, value in row.items() if key not in ("outcome", "says", "trace")}
+        lines.append("  " + ", ".join(f"{key} {value}" for key, value in told.items()))
     return "\n".join(lines)
 
 
@@ -229,6 +232,11 @@ def _facts(name: str, found: dict[str, Any]) -> str:
     facts = {key: value for key, value in found.items() if not isinstance(value, dict | list)}
     text = ", ".join(f"{key.replace('_', ' ')} {_cell(value)}" for key, value in facts.items())
     return "\n".join([f"{name}: {text}", *_bars(found)])
+
+
+def _start_up(name: str, found: dict[str, Any]) -> str:
+    parts = found.get("parts")
+    return _facts(name, found) + (f"\n{_listing('seconds', {'rows': parts})}" if parts else "")
 
 
 def _cell(value: Any) -> str:
@@ -254,6 +262,8 @@ KINDS = {
     "peak_memory": _listing,
     "kernels": _listing,
     "products": _listing,
+    "batch_memory": _listing,
+    "start_up": _start_up,
 }
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Or numpy starts threads in each process: a third of what its import takes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
+THREADS_BESIDE_A_GPU = 4
+"""Of each process of tests, for the twins on the CPU."""
 
 OF_TESTS = ("FEATUREMILL_CHAOS_", "FEATUREMILL_ESM")
 """Beginnings of variables that are meant for the tests; others are what a user set for runs."""
@@ -35,6 +37,8 @@ def pytest_configure(config):
         os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
     if config.option.markexpr == "gpu":  # pytest itself is on the GPU then, beside its jobs
         os.environ["FEATUREMILL_POLICY"] = "memory"
+        # Processes side by side, each with a thread a core, take fifty times as long.
+        os.environ.setdefault("OMP_NUM_THREADS", str(THREADS_BESIDE_A_GPU))
     if "not gpu" in config.option.markexpr:  # which of this machine's GPUs is meant means none then
         for name in CUDA_VARIABLES:
             os.environ.pop(name, None)

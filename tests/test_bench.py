@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 from importlib import metadata
 from pathlib import Path
@@ -19,7 +20,18 @@ from types import SimpleNamespace
 import conftest
 import pytest
 import torch
-from bench import agenda, bars, conductor, fp8, gpu_tests, needs, processes, table, worker
+from bench import (
+    agenda,
+    bars,
+    conductor,
+    fp8,
+    gpu_tests,
+    needs,
+    processes,
+    start_up,
+    table,
+    worker,
+)
 from bench.clock import Clock
 from bench.place import Place
 from bench.record import torch_tried
@@ -200,7 +212,7 @@ def test_what_fp8_costs_is_told_by_product(random_weights):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_both_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_path, gpu_node):
+def test_all_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_path, gpu_node):
     """On a node with a GPU that somebody else is on: this process stands for whoever it is."""
     node = gpu_node(1)
     node.run_on(node.uuids[0], os.getpid())
@@ -213,7 +225,7 @@ def test_both_parts_for_a_gpu_run_to_their_end_in_a_rehearsal(environment, tmp_p
     # It says that it is none, and names no GPU as what it measured.
     assert found["rehearsal"] and "gpu" not in found["machine"]
     assert "GPU only" not in done.stdout and ", CPU only" in done.stdout
-    by_part = {"a": [], "b": []}
+    by_part = {part: [] for part in agenda.GPU_PARTS}
     for name, step in found["measured"].items():
         assert "error" not in step, (name, step)
         by_part[step["part"]].append(name)
@@ -313,7 +325,7 @@ def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch)
 
 def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
     """As `timeout` does; before, pytest went on alone on the GPU."""
-    words = ["--rehearse", "--part", "a", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
+    words = ["--rehearse", "--part", "c", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
     command = [sys.executable, "-m", "bench.run", *words, "--out", tmp_path / "record.json"]
     found = []
 
@@ -440,6 +452,61 @@ def test_each_form_of_products_is_measured_and_one_that_is_wrong_is_named(narrow
         assert row["tokens_per_second"] > 0 and row["rows"] >= 64
     assert wrong["products"] == "wrong" and "product on this CPU" in wrong["error"]
     assert "wrong" in table.measured("products tiny", {"rows": [*right, wrong]})
+
+
+@pytest.mark.skipif(not cpu().has_bf16, reason="this CPU has no bf16 instructions")
+def test_the_memory_of_batches_stands_beside_its_estimate(narrow, monkeypatch):
+    """A CPU counts no tensors: here each pass takes 3 MiB for each 8,192 tokens of its budget."""
+    taken = iter([(5 + 3 * times) << 20 for _ in range(2) for times in (1, 2, 4, 8)])
+    monkeypatch.setattr(Place, "allocated_bytes", lambda _: 5 << 20)
+    monkeypatch.setattr(Place, "peak_bytes", lambda _: next(taken))
+    monkeypatch.setattr(Place, "peak_reserved_bytes", lambda _: 64 << 20)
+    told = []
+
+    def tell(answer):
+        told.append(len(answer.found["rows"]) if answer.found else 0)
+
+    rows = narrow.carry_out(order("batch_memory"), tell).found["rows"]
+    outputs, budgets = ("mean", "per_residue"), (8_192, 16_896, 33_792, 67_584)
+    assert [(row["output"], row["budget"]) for row in rows] == [
+        (output, budget) for output in outputs for budget in budgets
+    ]
+    assert [row["allocated_mb"] for row in rows] == [3, 6, 12, 24] * 2
+    assert {row["reserved_mb"] for row in rows} == {64}
+    estimates = [row["estimated_mb"] for row in rows[:4]]
+    assert estimates == sorted(estimates) and 0 < estimates[0] < rows[0]["with_weights_mb"]
+    assert told == [0, 1, 2, 3, 4, 5, 6, 7, 8], "what is known is told at once"
+    assert "estimated mb" in table.measured("batch_memory tiny", {"rows": rows})
+
+
+def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_path, monkeypatch):
+    receipts = [
+        {"start_up_seconds": 9.0, "receipt_seconds": {"load": 8.0}, "load_seconds": {"torch": 2.0}},
+        {"start_up_seconds": 5.0, "receipt_seconds": {"load": 4.0}, "load_seconds": {"new": 1.0}},
+    ]
+    folders = []
+
+    def timed(_fasta, root, _asked, _clock, kernels):
+        folders.append((root.name, kernels))
+        return receipts[len(folders) - 1]
+
+    monkeypatch.setattr(start_up, "timed", timed)
+    monkeypatch.setattr(start_up, "_bare_load", lambda *_: 3.0)
+    monkeypatch.setattr(start_up.compileall, "compile_dir", lambda *_, **__: None)
+    stage = Stage(SHAPES["tiny"], Place("rehearsal"), tmp_path, Sample())
+    told = []
+    stage.so_far = told.append
+    found = start_up.start_up(stage, 1_000, Clock(1))
+    assert [name for name, _ in folders] == ["cold", "warm"]
+    assert folders[0][1] == folders[1][1], "the second one finds what the first one compiled"
+    assert (found["start_up_seconds"], found["cold_start_up_seconds"]) == (5.0, 9.0)
+    assert found["parts"] == [
+        {"part": "load", "cold": 8.0, "warm": 4.0},
+        {"part": "torch", "cold": 2.0, "warm": 0.0},
+        {"part": "new", "cold": 0.0, "warm": 1.0},
+    ]
+    assert [each["start_up_seconds"] for each in told] == [9.0, 5.0]
+    assert "torch   2.0   0.0" in table.measured("start_up tiny", found)
 
 
 class Card:
@@ -589,8 +656,11 @@ def test_benchmark_and_gpu_tests_import_what_is_brought_and_no_more(environment)
     }
     assert {"snakemake", "pandas", "h5py", "altair", "psutil"} <= refused
     modules = "bench.run,bench.conductor,bench.worker,bench.child,bench.engines.hugging_face"
-    files = [str(ROOT / name) for name in gpu_tests.files()]
+    files = [str(ROOT / name) for name in gpu_tests.files(is_here=False)]
     assert len(files) >= 7
+    assert {*gpu_tests.files(is_here=True)} - {*gpu_tests.files(is_here=False)} == {
+        *gpu_tests.MORE_NEEDS
+    }, "a file has no test for a GPU any more"
     done = subprocess.run(
         [sys.executable, "-c", ONLY, ",".join(refused), modules, *files],
         cwd=ROOT,
@@ -653,7 +723,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     pytest.importorskip("pip")
     page = (ROOT / "bench/README.md").read_text("utf-8")
     recipe = page.partition("## A GPU machine without a network")[2]
-    gather, typed = re.findall(r"```bash\n(.*?)```", recipe, re.DOTALL)
+    gather, typed, *_ = re.findall(r"```bash\n(.*?)```", recipe, re.DOTALL)
     assert gather.startswith("make bench-wheels ")
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
     project = tmp_path / "project"
@@ -672,7 +742,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     shutil.rmtree(project / ".venv")
     path = f"{bare_interpreter(tmp_path / 'image')}{os.pathsep}{os.environ['PATH']}"
     install, settings, first, second, tests = typed.strip().splitlines()
-    rehearsed = "--rehearse --part a --steps same_bits --engines 'featuremill fp32'"
+    rehearsed = "--rehearse --part c --steps same_bits --engines 'featuremill fp32'"
     script = [
         f"set -e\n{install}\n{settings}",
         f"set +e\n{first}; test $? = 2 || exit 1\n{second}; test $? = 2 || exit 1\nset -e",
@@ -692,10 +762,37 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     assert json.loads((project / "a.json").read_text())["complete"]
 
 
+def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):
+    """What bench/unpack.sh says of them."""
+    (tmp_path / "made" / "site" / "bin").mkdir(parents=True)
+    (tmp_path / "made" / "site" / "brought.py").write_text("print('brought along')")
+    (tmp_path / ".dev").mkdir()
+    with tarfile.open(tmp_path / ".dev" / "site.tar.xz", "w:xz") as packed:
+        packed.add(tmp_path / "made" / "site", "site")
+    script = (
+        f". {ROOT}/bench/unpack.sh; step right 60 python3 -m brought; step wrong 60 false; "
+        "step late 0.01 sleep 600; step last 60 echo done"
+    )
+    given = {"OUT": str(tmp_path / "out"), "UNPACKED": str(tmp_path / "unpacked")}
+    done = subprocess.run(
+        ["bash", "-c", script],
+        cwd=tmp_path,
+        env={**os.environ, **given},
+        capture_output=True,
+        text=True,
+    )
+    said = re.sub(r" after \d+ s; at \d+ s", "", done.stdout)
+    assert said.splitlines() == [
+        *("== right: status 0", "brought along", "== wrong: status 1"),
+        *("== late: status 124", "== last: status 0", "done"),
+    ]
+    assert (tmp_path / "out" / "right.log").read_text() == "brought along\n"
+
+
 SEEN = """
 import pytest
 
-def test_right(): pass
+def test_right(record_property): record_property("l2", 2e-7)
 def test_wrong(): assert 1 == 2, "one is not two"
 def test_left_out(): pytest.skip("needs 40 GB")
 """
@@ -705,6 +802,7 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     (tmp_path / "test_it.py").write_text(SEEN)
     seen = tmp_path / "seen.jsonl"
     words = ("-m", "pytest", "-q", "-p", "bench.gpu_tests", "-p", "no:cacheprovider", "test_it.py")
+    words += ("-n", "2")
     path = os.pathsep.join([str(ROOT), environment["PYTHONPATH"]])
     subprocess.run(
         [sys.executable, *words],
@@ -712,15 +810,23 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
         env={**environment, "PYTHONPATH": path, gpu_tests.FILE: str(seen)},
         capture_output=True,
     )
-    found = {each["test"].partition("::")[2]: each for each in gpu_tests._read(seen)}
+    every = gpu_tests._read(seen)
+    assert [each["outcome"] for each in every[:2]] == [gpu_tests.BEGUN, "passed"]
+    found = {each["test"].partition("::")[2]: each for each in every}
     assert {name: each["outcome"] for name, each in found.items()} == {
         "test_right": "passed",
         "test_wrong": "failed",
         "test_left_out": "skipped",
     }
+    assert len(every) == 6 and found["test_right"]["l2"] == 2e-7
     assert "one is not two" in found["test_wrong"]["says"]
+    assert "test_it.py:5" in found["test_wrong"]["trace"]
     assert "needs 40 GB" in found["test_left_out"]["says"]
     shown = table.measured("gpu_tests", {"failed": 1, "rows": [found["test_wrong"]], "error": "x"})
     assert "failed: test_it.py::test_wrong: AssertionError: one is not two" in shown
-    seen.write_text(seen.read_text() + '{"test": "cut')
-    assert len(gpu_tests._read(seen)) == 3
+    begun = json.dumps({"test": "test_it.py::test_long", "outcome": gpu_tests.BEGUN})
+    seen.write_text(seen.read_text() + begun + '\n{"test": "cut')
+    whole = gpu_tests._summary(seen)
+    assert [whole[kind] for kind in gpu_tests.ENDS] == [1, 1, 1]
+    assert "not ended: test_it.py::test_long" in table.measured("gpu_tests", whole)
+    assert "test_it.py::test_right, seconds" in table.measured("gpu_tests", whole)

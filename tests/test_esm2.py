@@ -579,8 +579,12 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
         strict=True,
     )
     for (_, hidden), (_, expected) in pairs:
-        assert relative_l2(hidden[:num_real].cpu(), expected[:num_real]) <= bound_l2
-        assert cosines(hidden[:num_real].cpu(), expected[:num_real]).mean() >= 0.9995
+        ours, wanted = hidden[:num_real].cpu(), expected[:num_real]
+        assert relative_l2(ours, wanted) <= bound_l2
+        # At layer 0 a masked token is a row of zeros, which has no direction.
+        is_zero = ~wanted.any(1)
+        assert not ours[is_zero].any()
+        assert cosines(ours[~is_zero], wanted[~is_zero]).mean() >= 0.9995
 
 
 @pytest.mark.gpu

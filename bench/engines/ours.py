@@ -91,6 +91,10 @@ class Ours:
         with patch.object(matmul, "forms", lambda *_: [form]):
             return esm2.load(esm2.resolve(options, self.device, found), [self.device], found)
 
+    def estimated_mb(self, model: Any, batch_tokens: int) -> int:
+        """Return what the product estimates for a job with batches of so many tokens."""
+        return esm2.memory_mb(model.options, self.device, self._weights(), batch_tokens)
+
     def backend(self) -> str:
         """Return which attention kernel runs."""
         return str(getattr(self._loaded[1], "backend", ""))

@@ -1,0 +1,271 @@
+"""Whole programs on a GPU: every workload beside its twin on the CPU, a run that is killed, a
+training. The same tests on a CPU are slow ones: they show that the tests are right.
+
+Each takes less than 2 GB of a GPU's memory and 30 s with four threads.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import encoder_models
+import esmc_models
+import numpy as np
+import pytest
+import torch
+import yaml
+from conftest import ROOT
+from esm2_models import demo_proteins
+from programs import NO_REPORT, Desk, Verbs, random_records, wait_for
+from safetensors.torch import load_file
+
+import featuremill
+from featuremill.lease import devices
+
+EXAMPLES = ROOT / "config" / "examples"
+ON_BOTH = pytest.mark.parametrize(
+    "device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+BOUNDS = {"fp32": 1e-5, "bf16": 2e-2, "fp16": 5e-3}
+"""Relative L2 against the CPU's fp32, as of the networks in test_esm2.py."""
+HALF_BOUNDS = {**BOUNDS, "fp32": 2e-4}
+"""Of what is stored in half precision: a value between two numbers goes either way."""
+PROTEINS = {f"p{number}": residues for number, residues in enumerate(demo_proteins(12))}
+LONG = {"short": "MKTAYIAK", "long": "MKTAYIAKQR" * 150}
+
+
+def bases(count):
+    rng = random.Random(0)
+    return {
+        f"n{number}": "".join(rng.choices("ACGT", k=150 + 7 * number)) for number in range(count)
+    }
+
+
+def from_example(name, folder):
+    """Return the folder that a script of config/examples makes."""
+    subprocess.run([sys.executable, EXAMPLES / f"{name}.py", folder], check=True)
+    return folder
+
+
+def esm2(_):
+    options = {"layers": [0, 3, -1], "pool": ["mean", "max", "std", "bos"]}
+    return PROTEINS, "esm2", options, BOUNDS
+
+
+def esm2_residues(_):
+    return LONG, "esm2", {"pool": ["none"], "per_residue": True, "long": "chunk"}, HALF_BOUNDS
+
+
+def esmc(folder):
+    esmc_models.esmc(4, 192, 512).save_pretrained(folder / "esmc")
+    return PROTEINS, "esmc", {"model": str(folder / "esmc")}, BOUNDS
+
+
+def scores(_):
+    options = {"model": "mill_t6_8M", "variants": "all", "marginals": ["wildtype", "masked"]}
+    shortest = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:1])
+    return shortest, "scores", {**options, "likelihood": ["one_pass", "pseudo"]}, HALF_BOUNDS
+
+
+def geneformer(folder, perturb):
+    place = from_example("geneformer", folder / "cells")
+    options = {"model": "model", "vocabulary": "tokens.json", "medians": "medians.json"}
+    options = {key: str(place / name) for key, name in options.items()}
+    return place / "cells.h5ad", "geneformer", {**options, "perturb": perturb}, BOUNDS
+
+
+def cells(folder):
+    return geneformer(folder, "none")
+
+
+def deletions(folder):
+    """Shifts are differences of two vectors that are nearly equal."""
+    inputs, workload, options, _ = geneformer(folder, "delete")
+    return inputs, workload, {**options, "genes": "all"}, {"fp32": 1e-3}
+
+
+def pac(folder):
+    place = from_example("pac", folder / "made")
+    options = {"phase_bands": [[2, 4], [4, 8]], "amplitude_bands": [[30, 50], [50, 70]]}
+    options |= {"segment_seconds": 10, "permutations": 200}
+    return place / "coupled.npz", "pac", options, {None: 1e-5}
+
+
+def llm_json(folder):
+    place = from_example("llm_json", folder / "llm")
+    options = {"model": "model", "prompt": "prompt.jinja", "json_schema": "schema.json"}
+    options = {key: str(place / name) for key, name in options.items()}
+    more = {"temperature": 0, "max_tokens": 64}
+    return place / "notes.csv", "llm_json", {**options, **more}, {"fp32": 1e-5}
+
+
+def encoder(kind):
+    def case(folder):
+        encoder_models.write(folder / kind, kind)
+        alphabet = encoder_models.KINDS[kind].alphabet
+        inputs = bases(12) if alphabet == "nucleotides" else dict(list(PROTEINS.items())[:6])
+        return inputs, "encoder", {"model": str(folder / kind), "alphabet": alphabet}, BOUNDS
+
+    return pytest.param(case, id=kind)
+
+
+CASES = [
+    *(esm2, esm2_residues, esmc, scores, cells, deletions, pac, llm_json),
+    *map(encoder, encoder_models.KINDS),
+]
+
+
+def numbers_and_words(value):
+    """Yield the numbers of a value of any depth as (True, number), other things as (False, it)."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple | np.ndarray):
+        for each in value:
+            yield from numbers_and_words(each)
+    else:
+        is_number = isinstance(value, float | np.floating)
+        yield is_number, float(value) if is_number else str(value)
+
+
+def differences(found, expected):
+    """Return the relative L2 of each column of floats; the rest has to be equal."""
+    assert list(found.index) == list(expected.index)
+    l2 = {}
+    for column in expected.columns:
+        one, other = (list(numbers_and_words(list(of[column]))) for of in (found, expected))
+        assert [word for is_number, word in one if not is_number] == [
+            word for is_number, word in other if not is_number
+        ], column
+        ours, theirs = (np.array([n for is_number, n in of if is_number]) for of in (one, other))
+        if theirs.size:
+            assert np.array_equal(np.isnan(ours), np.isnan(theirs)), column
+            ours, theirs = np.nan_to_num(ours), np.nan_to_num(theirs)
+            l2[column] = float(np.linalg.norm(ours - theirs) / (np.linalg.norm(theirs) or 1))
+    return l2
+
+
+@ON_BOTH
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore:.* longer than ")
+def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property):
+    inputs, workload, options, bounds = case(tmp_path)
+    exact = options | ({"dtype": "fp32"} if None not in bounds else {})
+    expected = featuremill.compute(inputs, workload, exact, device="cpu")
+    has_bf16 = device == "cuda" or devices.cpu().has_bf16
+    for dtype, bound in bounds.items():
+        if (dtype == "fp16" and device == "cpu") or (dtype == "bf16" and not has_bf16):
+            continue
+        asked = options | ({"dtype": dtype} if dtype else {})
+        try:
+            found = featuremill.compute(inputs, workload, asked, device=device)
+        finally:
+            featuremill.forget_model()
+        l2 = differences(found, expected)
+        record_property(dtype or "l2", float(f"{max(l2.values(), default=0):.1e}"))
+        assert max(l2.values(), default=0) <= bound, (dtype, l2)
+
+
+@ON_BOTH
+def test_a_run_that_is_killed_gives_the_bits_of_a_whole_one(device, tmp_path, environment):
+    """One shard in one job, beside many shards in three slots of one GPU, killed at the first
+    receipt."""
+    records = enumerate(demo_proteins(60))
+    (tmp_path / "in.fasta").write_text("".join(f">p{n}\n{residues}\n" for n, residues in records))
+    desk = Desk(tmp_path, {**environment, "FEATUREMILL_QUIET": ""})
+    for name, cost in (("whole", 10**9), ("killed", 5_000)):
+        config = {"run": name, "inputs": "in.fasta", "workload": "esm2", "device": device}
+        config |= {"shards": {"cost": cost}, "outputs": "parquet"}
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(config))
+
+    def words(name, jobs):
+        kind = ["--resources", f"gpu={jobs}"] if device == "cuda" else []
+        return ["run", f"{name}.yaml", "--cores", str(2 * jobs), *kind]
+
+    desk.type("featuremill", *words("whole", 1), "--", NO_REPORT)
+    desk.environment = {**desk.environment, "FEATUREMILL_SLOTS_PER_GPU": "3"}
+    receipts = tmp_path / "results" / "killed" / "receipts"
+    started = {
+        "start_new_session": True,
+        "stderr": subprocess.DEVNULL,
+        "stdout": subprocess.DEVNULL,
+    }
+    with desk.start("featuremill", *words("killed", 3), "--", NO_REPORT, **started) as running:
+        wait_for(lambda: any(receipts.rglob("*.json")) or running.poll() is not None)
+        os.killpg(running.pid, signal.SIGKILL)
+    before = {path: path.read_bytes() for path in receipts.rglob("*.json")}
+    assert before and not (tmp_path / "results" / "killed" / "manifest.json").exists()
+    desk.type("featuremill", *words("killed", 3), "--", NO_REPORT)
+    assert all(path.read_bytes() == kept for path, kept in before.items())
+    assert len(list(receipts.rglob("*.json"))) > 3
+    (ids, one), (others, other) = (
+        featuremill.load_matrix(tmp_path / "results" / name) for name in ("whole", "killed")
+    )
+    assert list(ids) == list(others) and np.array_equal(one, other)
+
+
+SAE = ["--features", "48", "--k", "4", "--batch", "64", "--steps", "100", "--held-out", "0.2"]
+
+
+def training(folder, environment, device, name, ranks=1):
+    """Train an autoencoder; return the exit status and what was said."""
+    words = ["sae", "train", "results/test", "--vectors", "mean_layer_6", *SAE, "--output", name]
+    done = subprocess.run(
+        [sys.executable, "-m", "featuremill", *words, "--device", device, "--gpus", str(ranks)],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return done.returncode, done.stderr
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory, environment):
+    """Return a folder with the results of a run of the bundled model."""
+    verbs = Verbs(tmp_path_factory.mktemp("vectors"), environment)
+    path = verbs.folder / "w.json"
+    verbs("weights", "mill_t6_8M", "--output", path)
+    more = ("--weights", path)
+    plan = verbs.plan(random_records(200), "esm2", {"model": "mill_t6_8M"}, cost=10**6, more=more)
+    verbs.extract(plan)
+    verbs("merge", verbs.run_folder.root)
+    return verbs.folder
+
+
+@ON_BOTH
+def test_an_autoencoder_is_trained_as_on_a_cpu(device, vectors, environment, record_property):
+    for where, name in (("cpu", f"as {device}"), (device, f"on {device}")):
+        status, said = training(vectors, environment, where, name)
+        assert status == 0, said
+    expected, found = (
+        load_file(vectors / name / "sae_weights.safetensors")
+        for name in (f"as {device}", f"on {device}")
+    )
+    l2 = {
+        name: float(torch.linalg.norm(found[name] - of) / (torch.linalg.norm(of) or 1))
+        for name, of in expected.items()
+    }
+    record_property("l2", l2)
+    losses = [
+        json.loads(Path(vectors, name, "training.jsonl").read_text().splitlines()[-1])
+        for name in (f"as {device}", f"on {device}")
+    ]
+    record_property("last", losses)
+    assert max(l2.values()) < 0.05
+
+
+@pytest.mark.gpu
+def test_two_ranks_on_one_gpu_end_in_one_sentence(vectors, environment, record_property):
+    """NCCL takes no two of one GPU; each slot of a lease is one of its own."""
+    shared = {**environment, "FEATUREMILL_SLOTS_PER_GPU": "2", "FEATUREMILL_WAIT": "5"}
+    shared["CUDA_VISIBLE_DEVICES"] = devices.cuda_devices()[0].uuid
+    status, said = training(vectors, shared, "cuda", "two", ranks=2)
+    record_property("said", said[-600:])
+    assert status and "Traceback" not in said
+    assert len([line for line in said.splitlines() if "error: " in line]) == 1
