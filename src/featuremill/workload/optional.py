@@ -232,6 +232,15 @@ class DrawsFigures(Protocol):
 
 
 @runtime_checkable
+class StartsAhead(Protocol):
+    """What `load` needs besides torch, and can be had while torch is imported."""
+
+    def start_ahead(self, devices: Sequence[Device]) -> None:
+        """Start it with `featuremill.workload.loading.beside`, and return at once. Imports no
+        torch."""
+
+
+@runtime_checkable
 class TakesOtherOptions(Protocol):
     """A loaded model that can compute with other options, for calls in Python that keep the
     model."""
