@@ -1,5 +1,5 @@
 """The tables of a record, as plain text: `python -m bench.table bench/results/….json`; with
-`--page`, that of docs/performance.md."""
+`--page`, that of docs/performance.md, into which `--into` puts a GPU's."""
 
 from __future__ import annotations
 
@@ -306,6 +306,8 @@ GPU_PAGE = {
     "featuremill fp16": "featuremill, fp16",
 }
 """The same of a GPU."""
+START, END = "<!-- gpu -->\n", "<!-- /gpu -->\n"
+"""Around a GPU's table in a page."""
 TESTS = "gpu_tests"
 KINDS = {
     TESTS: _tests,
@@ -321,9 +323,16 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.table", description="Print a record's tables.")
     parser.add_argument("record", type=Path, nargs="+", help="a file that bench.run wrote")
     parser.add_argument("--page", action="store_true", help="the table of docs/performance.md")
+    parser.add_argument("--into", type=Path, help="put a GPU's table into this page")
     given = parser.parse_args()
     for record in given.record:
         if not record.is_file():
             parser.error(f"no file {record}")
     contents = [json.loads(record.read_text("utf-8")) for record in given.record]
-    print(page(contents) if given.page else "\n\n".join(map(whole, contents)))
+    if given.into:
+        text = given.into.read_text("utf-8")
+        before, rest = text.split(START, 1)
+        _, after = rest.split(END, 1)
+        given.into.write_text(f"{before}{START}{page(contents)}\n{END}{after}", "utf-8")
+    else:
+        print(page(contents) if given.page else "\n\n".join(map(whole, contents)))
