@@ -26,9 +26,10 @@ GPU_TOKENS = {
     H100: {"650M": 337e3, "3B": 98e3, "150M": 0.90e6},
     H200: {"650M": 370e3, "3B": 105e3, "150M": 1.0e6},
 }
-"""No GPU has shown these. Of an H100 they are predicted, by a roofline of 798 TFLOP/s in the matrix
-products and 3.0 TB/s of memory (ranges: 320k to 352k, 91k to 103k); of an H200 they are the
-project's targets. Published inference of CodonFM (1B, 8 H100) comes to 320k at 650M, and 80k at 3B.
+"""Of an H100, on which nothing has run, they are predicted by a roofline of 798 TFLOP/s in the
+matrix products and 3.0 TB/s of memory (ranges: 320k to 352k, 91k to 103k); of an H200 they are the
+project's targets (docs/performance.md has what it reached). Published inference of CodonFM (1B, 8
+H100) comes to 320k at 650M, and 80k at 3B.
 """
 GPU_SHARE_OF_MATMUL = {
     H100: {"650M": 0.58, "3B": 0.71},

@@ -1,11 +1,13 @@
 """Figures of docs/performance.md: what `featuremill estimate` says of 10⁶, 10⁸ and 10⁹ proteins.
 
-`python -m bench.how_far` takes the demo's proteins as a sample, one H100's data sheet for the speed
-(an assumption), and for each number of GPUs the shards that `shards.cost: auto` cuts.
+`python -m bench.how_far` takes the demo's proteins as a sample, the speed that an H200 showed, and
+for each number of GPUs the shards that `shards.cost: auto` cuts. `--device` takes another card: an
+H100's speed is derived from the H200's, that of most others an assumption.
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from collections.abc import Callable
@@ -24,7 +26,7 @@ from featuremill.store.results import Results
 from featuremill.workload import EstimatesMemory, find_workload
 from featuremill.workload.recipe import settings_of
 
-DEVICE = "NVIDIA H100 80GB HBM3"
+DEVICE = "NVIDIA H200"
 MODEL = "esm2_t33_650M_UR50D"
 RECORDS = (10**6, 10**8, 10**9)
 GPUS = (1, 4, 64, 512)
@@ -43,12 +45,18 @@ HEADINGS = (
 
 
 def main() -> int:
-    """Print the table, and what the disk needs."""
+    """Print where the speed is from, the table, and what the disk needs."""
+    parser = argparse.ArgumentParser(prog="bench.how_far", description=main.__doc__)
+    parser.add_argument("--device", default=DEVICE, help="the GPUs, as nvidia-smi says them")
+    device = parser.parse_args().device
+    speed = _estimate(RECORDS[0], device).rows[0].speed
+    rate = _ranged(speed.cost_per_second, lambda each: f"{each:,.0f}")
+    print(f"{speed.device}: {rate} tokens a second, {speed.source}\n")
     print(f"| {' | '.join(HEADINGS)} |")
     print(f"| {' | '.join('---' for _ in HEADINGS)} |")
     disks = []
     for num_records in RECORDS:
-        answer = _estimate(num_records)
+        answer = _estimate(num_records, device)
         for row in answer.rows:
             print(_line(row, answer.around_seconds, num_records))
         size = human_bytes(sum(answer.disk.values()))
@@ -85,7 +93,7 @@ def _hours(hours: float) -> str:
     return f"{hours:,.1f} h" if hours >= 1 else f"{60 * hours:.0f} min"
 
 
-def _estimate(num_records: int) -> Estimate:
+def _estimate(num_records: int, device_name: str) -> Estimate:
     """Return what the verb would say if the demo had so many records of the same kind."""
     config = validate(
         {
@@ -96,7 +104,7 @@ def _estimate(num_records: int) -> Estimate:
             "outputs": "parquet_dataset",
         }
     )
-    workload, device = find_workload(config.workload), device_called(DEVICE, is_gpu=True)
+    workload, device = find_workload(config.workload), device_called(device_name, is_gpu=True)
     options = workload.Options.model_validate(config.options)
     assert isinstance(workload, EstimatesMemory)
     weights = workload.weights_ahead(options)
@@ -104,7 +112,7 @@ def _estimate(num_records: int) -> Estimate:
     with tempfile.TemporaryDirectory() as scratch:  # without earlier runs
         folder = Results(Path(scratch) / "results" / config.run)
         work = _grown(look(folder, config, settings), num_records)
-        return Case(config, folder, settings, weights, device, DEVICE, work).estimate(GPUS)
+        return Case(config, folder, settings, weights, device, device_name, work).estimate(GPUS)
 
 
 def _grown(work: Work, num_records: int) -> Work:

@@ -1,5 +1,5 @@
 """The tables of a record, as plain text: `python -m bench.table bench/results/….json`; with
-`--page`, that of docs/performance.md."""
+`--page`, that of docs/performance.md, into which `--into` puts a GPU's."""
 
 from __future__ import annotations
 
@@ -22,28 +22,75 @@ def whole(content: dict[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
-def page(content: dict[str, Any]) -> str:
-    """Return real tokens a second by shape as a page has them: of means, or of residues where there
-    are no means."""
-    found = [each for each in content["measured"].values() if each.get("output") and "rows" in each]
-    found.sort(key=lambda each: each["output"] == "mean")
-    by_shape = {each["shape"]: each for each in found}
-    titles = [f"{shape}, {each['output'].replace('_', ' ')}" for shape, each in by_shape.items()]
-    rates = [
-        {row["name"]: row["tokens_per_second"] for row in each["rows"]}
-        for each in by_shape.values()
-    ]
+def page(contents: Sequence[dict[str, Any]]) -> str:
+    """Return real tokens a second as a page has them, of records of one machine: a column for each
+    shape and output, from the newest record that has it. Of a CPU, residues only where there are no
+    means."""
+    contents = sorted(contents, key=lambda content: content["started"])
+    machine = contents[-1]["machine"]
+    columns = {
+        (each["shape"], each["output"]): each
+        for content in contents
+        for each in content["measured"].values()
+        if each.get("output") and "rows" in each
+    }
+    if gpu := machine.get("gpu"):
+        head, shown = f"`make bench-gpu` on one {gpu}", GPU_PAGE
+    else:
+        head, shown = f"`make bench` on those {machine['cores']} cores", PAGE
+        has_mean = {shape for shape, output in columns if output == "mean"}
+        columns = {
+            (shape, output): each
+            for (shape, output), each in columns.items()
+            if output == "mean" or shape not in has_mean
+        }
+    titles = [f"{shape}, {output.replace('_', ' ')}" for shape, output in columns]
+    rates = [_rates(each) for each in columns.values()]
     lines = [
-        [f"`make bench` on those {content['machine']['cores']} cores", *titles],
-        *([title, *(_rate(name, of) for of in rates)] for name, title in PAGE.items()),
+        [head, *titles],
+        *([title, *(_rate(name, of) for of in rates)] for name, title in shown.items()),
         *(
             [f"{dtype}, share of the fastest matrix products alone"]
             + [_share(f"featuremill {dtype}", f"GEMMs alone {dtype}", of) for of in rates]
             for dtype in ("fp32", "bf16")
         ),
     ]
-    shown = [f"| {' | '.join(line)} |" for line in lines if any(line[1:])]
-    return "\n".join([shown[0], "|" + "---|" * len(lines[0]), *shown[1:]])
+    if gpu:
+        found = columns.values()
+        lines += [
+            ["GPU only, share of a product of 8,192³ alone", *map(_mfu, found)],
+            ["missed targets", *map(_missed, found)],
+        ]
+    kept = [f"| {' | '.join(line)} |" for line in lines if any(line[1:])]
+    return "\n".join([kept[0], "|" + "---|" * len(lines[0]), *kept[1:]])
+
+
+def _rates(found: dict[str, Any]) -> dict[str, float]:
+    """Return tokens a second by engine, those without plan under a name of their own."""
+    rates = {row["name"]: row["tokens_per_second"] for row in found["rows"]}
+    return rates | {
+        f"{row['name']}{WITHOUT_PLAN}": row["tokens_per_second_of_extract"]
+        for row in found["rows"]
+        if "tokens_per_second_of_extract" in row
+    }
+
+
+def _mfu(found: dict[str, Any]) -> str:
+    rows = [row for row in found["rows"] if row["name"] == "featuremill bf16, GPU only"]
+    return f"{100 * bars.model_share(found, rows[0]):.0f} %" if rows else ""
+
+
+def _short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.2f}"
+
+
+def _missed(found: dict[str, Any]) -> str:
+    missed = [
+        f"{bar['what'].removeprefix('bf16 ')}: {_short(bar['value'])} of {_short(bar['bound'])}"
+        for bar in found.get("bars", [])
+        if bar["is_met"] is False
+    ]
+    return "; ".join(missed) or "none"
 
 
 def _rate(name: str, rates: dict[str, float]) -> str:
@@ -252,7 +299,23 @@ PAGE = {
     "OpenVINO bf16": "OpenVINO, bf16",
     "featuremill bf16": "**featuremill, bf16**",
 }
-"""What a page shows, and how it calls it."""
+"""What a page shows of a CPU, and how it calls it."""
+WITHOUT_PLAN = ", without plan"
+GPU_PAGE = {
+    "fair-esm fp32": "fair-esm, fp32",
+    "transformers sdpa fp32": "transformers (sdpa), fp32",
+    "featuremill fp32": "**featuremill, fp32**",
+    "fair-esm autocast bf16": "fair-esm, autocast bf16",
+    "transformers sdpa bf16": "transformers (sdpa), bf16",
+    "transformers sdpa bf16 compiled": "the same, compiled",
+    "featuremill bf16": "**featuremill, bf16**",
+    f"featuremill bf16{WITHOUT_PLAN}": "the same, without `plan`",
+    "featuremill bf16, GPU only": "the same, GPU only",
+    "featuremill fp16": "featuremill, fp16",
+}
+"""The same of a GPU."""
+START, END = "<!-- gpu -->\n", "<!-- /gpu -->\n"
+"""Around a GPU's table in a page."""
 TESTS = "gpu_tests"
 KINDS = {
     TESTS: _tests,
@@ -268,10 +331,18 @@ KINDS = {
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="bench.table", description="Print a record's tables.")
-    parser.add_argument("record", type=Path, help="a file that bench.run wrote")
+    parser.add_argument("record", type=Path, nargs="+", help="a file that bench.run wrote")
     parser.add_argument("--page", action="store_true", help="the table of docs/performance.md")
+    parser.add_argument("--into", type=Path, help="put a GPU's table into this page")
     given = parser.parse_args()
-    if not given.record.is_file():
-        parser.error(f"no file {given.record}")
-    content = json.loads(given.record.read_text("utf-8"))
-    print(page(content) if given.page else whole(content))
+    for record in given.record:
+        if not record.is_file():
+            parser.error(f"no file {record}")
+    contents = [json.loads(record.read_text("utf-8")) for record in given.record]
+    if given.into:
+        text = given.into.read_text("utf-8")
+        before, rest = text.split(START, 1)
+        _, after = rest.split(END, 1)
+        given.into.write_text(f"{before}{START}{page(contents)}\n{END}{after}", "utf-8")
+    else:
+        print(page(contents) if given.page else "\n\n".join(map(whole, contents)))

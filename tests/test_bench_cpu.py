@@ -291,6 +291,26 @@ def test_the_page_has_the_figures_of_its_records():
         assert done.stdout in text
 
 
+def test_the_page_has_the_figures_of_each_gpus_records(tmp_path):
+    """`--into` would change nothing."""
+    page = ROOT / "docs" / "performance.md"
+    text = page.read_text("utf-8")
+    records = sorted(path.name for path in (ROOT / "bench" / "results").glob("*-gpu.json"))
+    assert records and set(records) == set(
+        re.findall(r"\(\.\./bench/results/(.*-gpu\.json)\)", text)
+    )
+    copy = tmp_path / "page.md"
+    copy.write_text(text.replace("| fair-esm, autocast bf16 |", "| of another day |"), "utf-8")
+    names = [f"bench/results/{name}" for name in records]
+    subprocess.run(
+        [sys.executable, "-m", "bench.table", "--page", *names, "--into", str(copy)],
+        cwd=ROOT,
+        check=True,
+    )
+    assert copy.read_text("utf-8") == text
+    assert "| `make bench-gpu` on one NVIDIA H200 | 650M, mean | 3B, mean |" in text
+
+
 # Where a batch's time goes.
 
 

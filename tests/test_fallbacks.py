@@ -49,6 +49,7 @@ from featuremill.workloads.esm2 import (
     packing,
     pooling,
     transfer,
+    triton_cache,
 )
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import reference
@@ -342,15 +343,15 @@ def test_values_leave_the_device_layer_by_layer(found, monkeypatch):
 def test_kernels_are_kept_where_the_weights_are(monkeypatch, tmp_path):
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
     monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "nowhere"))
-    kernels.keep_compiled()
+    triton_cache.keep_compiled()
     assert "TRITON_CACHE_DIR" not in os.environ
     monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")  # so that what follows is undone
     del os.environ["TRITON_CACHE_DIR"]
-    kernels.keep_compiled()
+    triton_cache.keep_compiled()
     assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "triton")
     monkeypatch.setenv("TRITON_CACHE_DIR", "my own")
-    kernels.keep_compiled()
+    triton_cache.keep_compiled()
     assert os.environ["TRITON_CACHE_DIR"] == "my own"
 
 

@@ -540,6 +540,20 @@ def test_what_the_outside_gave_is_honoured(node_of, variable, value, num_gpus, n
     assert out == (value if value == "2,7,1" else passed_on)
 
 
+def test_a_given_gpu_that_others_have_is_said_once_a_session(node_of):
+    """With who has it and what to do: the jobs of a run are of one session."""
+    leases, given = node_of(1), {"NVIDIA_VISIBLE_DEVICES": "0"}
+    holder = leases.hold(variables=given)
+    _, said = leases(variables=given)
+    assert "GPU 0, which NVIDIA_VISIBLE_DEVICES gives this job, is leased to others too (" in said
+    assert f"'s process {holder.pid}: sh -c echo" in said
+    assert "start fewer at once, or set FEATUREMILL_SLOTS_PER_GPU to the number of them." in said
+    assert "leased to others" not in leases(variables=given)[1]
+    other = leases.start(run=("true",), variables=given, start_new_session=True)
+    assert "leased to others too" in other.communicate(timeout=60)[1]
+    end(holder)
+
+
 def test_a_lost_device_among_those_given_is_not_passed_on(node_of):
     leases = node_of(Gpu(lost=True), Gpu())
     assert leases(variables={"CUDA_VISIBLE_DEVICES": "0,1"})[0] == leases.node.uuids[1]

@@ -1,17 +1,26 @@
 """Memory that runs out: every record that fits alone is delivered, with the same bits."""
 
+import json
 import random
 import subprocess
 import sys
 
+import cuda_memory
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from conftest import ROOT
+from cuda_memory import MIB
 from esm2_models import fair_esm, save_fair_esm
 from programs import Verbs
+from test_fallbacks import cuda_that_computes_nothing
 
 from featuremill.workload import compute
+from featuremill.workloads.esm2 import memory
+from featuremill.workloads.esm2.architecture import ESM2, Sizes
+
+__all__ = ["cuda_that_computes_nothing"]
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sets a limit that Linux keeps")
@@ -203,3 +212,90 @@ def test_batches_get_smaller_on_a_gpu(verbs, narrow):
     for sha256, row in expected.items():
         one, other = (np.array(each["mean_layer_1"]) for each in (row, found[sha256]))
         assert np.linalg.norm(one - other) < 1e-3 * np.linalg.norm(one)
+
+
+SHAPES = {
+    "8M": (6, 320),
+    "35M": (12, 480),
+    "150M": (30, 640),
+    "650M": (33, 1280),
+    "3B": (36, 2560),
+    "650M, 4 layers": (4, 1280),
+}
+
+
+def model_of_shape(shape, file_dtype):
+    num_layers, width = SHAPES[shape]
+    heads = 40 if width == 2560 else 20
+    return memory.Model("random", Sizes(ESM2, num_layers, heads, width, 4 * width), file_dtype)
+
+
+@pytest.fixture
+def reserved(cuda_that_computes_nothing, monkeypatch):
+    """What torch reserves for a shape, in MiB, with rising and with falling addresses, and what
+    lives at once."""
+
+    def find(shape, file_dtype, batch_tokens):
+        sizes = model_of_shape(shape, file_dtype).sizes
+        peaks = [
+            cuda_memory.peak(monkeypatch, sizes, file_dtype, "bf16", batch_tokens, order)
+            for order in (1, -1)
+        ]
+        return [held / MIB for held, _ in peaks], peaks[0][1] / MIB
+
+    return find
+
+
+@pytest.mark.parametrize(
+    ("shape", "file_dtype", "batch_tokens"),
+    [
+        ("8M", "bf16", 16_896),
+        ("35M", "fp32", 16_896),
+        ("150M", "fp32", 16_896),
+        ("650M, 4 layers", "fp32", 32_768),
+        ("650M, 4 layers", "bf16", 131_072),
+        pytest.param("650M", "fp32", 4_096, marks=pytest.mark.slow),
+        pytest.param("3B", "fp16", 16_896, marks=pytest.mark.slow),
+    ],
+)
+def test_the_estimate_for_a_gpu_holds_what_torch_would_reserve(
+    reserved, shape, file_dtype, batch_tokens
+):
+    """Within 30 % of the most, whatever addresses the driver gives."""
+    held, _ = reserved(shape, file_dtype, batch_tokens)
+    estimated = memory.estimate_mb(model_of_shape(shape, file_dtype), "cuda", "bf16", batch_tokens)
+    assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(max(held), rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "file_dtype", "batch_tokens", "measured"),
+    [("650M, 4 layers", "fp32", 32_768, 1520), ("8M", "bf16", 16_896, 212)],
+)
+def test_the_allocator_on_paper_is_torchs(reserved, shape, file_dtype, batch_tokens, measured):
+    """`torch.cuda.max_memory_reserved` on an H200: of test_doctor.py's test, and of the demo."""
+    held, _ = reserved(shape, file_dtype, batch_tokens)
+    assert min(abs(each - measured) for each in held) < 0.02 * measured
+
+
+@pytest.mark.parametrize("record", sorted(ROOT.glob("bench/results/*-gpu.json")), ids=str)
+def test_what_lives_at_once_is_what_gpus_have_shown(record):
+    """`working_gpu_mb` of the benchmark: the most that lives, without the weights."""
+    data, checked = json.loads(record.read_text()), 0
+    for found in data["measured"].values():
+        rows = {row["name"]: row for row in found.get("rows", []) if "name" in row}
+        budget = rows.get("featuremill bf16, GPU only", {}).get("budget")
+        if found.get("output") != "mean" or not budget or found["shape"] not in SHAPES:
+            continue
+        sizes = model_of_shape(found["shape"], "fp16").sizes
+        wide = budget * memory.activation_bytes_a_token(sizes, 2) / MIB
+        assert rows["featuremill bf16"]["working_gpu_mb"] == pytest.approx(wide, rel=0.02)
+        checked += 1
+    assert checked
+
+
+def test_what_lives_at_once_on_a_gpu_is_the_feed_forwards(reserved):
+    model = model_of_shape("650M, 4 layers", "fp16")
+    _, lives = reserved("650M, 4 layers", "fp16", 16_896)
+    own = memory.weights_bytes(model, "cuda", "bf16")
+    own += 16_896 * memory.activation_bytes_a_token(model.sizes, 2)
+    assert lives == pytest.approx(own / MIB, rel=0.02)

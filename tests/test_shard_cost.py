@@ -79,8 +79,8 @@ def test_no_shard_is_too_small_too_large_or_one_too_many(cost, rate, startup, sl
         (3000, 1, 10, "some 5 minutes each"),
         (3300, 4, 12, "some 5 minutes each"),
         (1200, 4, 8, "2 a slot, with 4 slots"),
-        (400, 4, 4, "less than 72 s is not worth a start-up of 8.0 s"),
-        (143, 4, 1, "less than 72 s is not worth a start-up of 8.0 s, so 3 of 4 slots get none"),
+        (400, 4, 4, "less than 72 s is not worth a start-up of 6.5 s"),
+        (143, 4, 1, "less than 72 s is not worth a start-up of 6.5 s, so 3 of 4 slots get none"),
         (3e6, 4, 2000, "Snakemake slows down with more than 2,000"),
     ],
 )
@@ -153,9 +153,9 @@ def test_start_up_is_a_tenth_at_most_whatever_the_model_and_the_node(tmp_path, g
         assert f"auto makes {number:,} new shard" in case["said"]
         assert "an assumption" in case["said"]
         assert case["why"] in case["said"]
-        is_whole_job = number == 1 and "is not worth a start-up of 8.0 s" in case["why"]
+        is_whole_job = number == 1 and "is not worth a start-up of 6.5 s" in case["why"]
         assert case["startup_share"] <= 0.1 or is_whole_job, case
-        assert number >= 2 * slots or "is not worth a start-up of 8.0 s" in case["why"], case
+        assert number >= 2 * slots or "is not worth a start-up of 6.5 s" in case["why"], case
         assert number >= slots or f"{slots - number} of {slots} slots get none" in case["why"]
         assert number <= 2000
     many = {c["gpus"]: c for c in cases if c["records"] == 10**7 and "650M" in c["model"]}

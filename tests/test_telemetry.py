@@ -107,6 +107,12 @@ def test_a_model_on_the_cpu_leaves_samples_and_a_line_in_the_log(verbs):
     (receipt,) = verbs.receipts(plan)
     assert receipt["batches"] == last["batches"]
     assert receipt["seconds"]["load"] == last["seconds"]["load"]
+    parts = receipt["load_seconds"]
+    assert {"torch", "modules", "methods", "weights", "beside: weights"} <= set(parts)
+    assert any(part.startswith("attention by ") for part in parts), "each step of the self-check"
+    own = [seconds for part, seconds in parts.items() if not part.startswith("beside: ")]
+    assert sum(own) <= receipt["seconds"]["load"] + 0.05
+    assert 0 < receipt["seconds"]["start"] < receipt["seconds"]["total"]
     assert receipt["payload_bytes"] == sum(len(sequence) for _, sequence in GOOD)
     found = receipt["telemetry"]
     assert found["samples"] >= 2 and found["attempts"] == 1

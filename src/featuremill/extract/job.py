@@ -25,6 +25,8 @@ class Job(Record):
     threads: int
     stall_seconds: float
     supervisor_pid: int
+    spawned: float = 0.0
+    """When the worker was started, on the machine's monotonic clock."""
     devices: list[Device] = Field(default_factory=list)
     """The devices of the lease, in CUDA's order."""
     solo: list[int] = Field(default_factory=list)

@@ -185,6 +185,7 @@ class Supervisor:
                 "solo": sorted(self._solo),
                 "quarantined": self._quarantined,
                 "stacks": stacks.fileno(),
+                "spawned": time.monotonic(),
             }
             job = self._job.model_copy(update=changes)
             worker = subprocess.Popen(

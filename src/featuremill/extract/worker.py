@@ -29,7 +29,7 @@ from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.extract import staging
+from featuremill.extract import ahead, staging
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
 from featuremill.extract.peak_memory import peak_memory_mb
@@ -127,7 +127,8 @@ def _import_torch(packages: Container[str]) -> None:
     if "torch" not in packages:
         return
     gc.disable()
-    import_module("torch")
+    with loading.part("torch"):
+        import_module("torch")
     gc.freeze()
     gc.enable()
 
@@ -142,9 +143,10 @@ class Worker:
     def __init__(self, job: Job, events: TextIO) -> None:
         self.job = job
         self.events = events
-        self.devices = with_processors(job.devices)
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings.workload)
+        ahead.start(self.workload, job.devices)
+        self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
         self._refuse_other_files = functools.partial(
@@ -164,12 +166,15 @@ class Worker:
         self.shard = Shard(rows, self.journal, values, name)
         self.queue = Queue(self.costs, self.journal.batch_cost, job.cost_unit, self._warn_of_memory)
         self.watch = Watch(job.stall_seconds, job.stacks)
-        self.seconds = dict.fromkeys(("load", "compute", "prepare", "run", "write"), 0.0)
+        stages = ("start", "load", "compute", "prepare", "run", "write")
+        self.seconds = dict.fromkeys(stages, 0.0)
         self.model: Any = None
         self.pipeline: Pipeline | None = None
         self.warnings: list[str] = []
         self.cost_planned = 0
         self._reported_at = 0.0
+        if job.spawned:
+            self.seconds["start"] = time.monotonic() - job.spawned
 
     def run(self) -> None:
         """Compute every row that the journal lacks, and finish the journal."""
@@ -211,6 +216,7 @@ class Worker:
         loading.watched_by(self._loads)
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
+            ahead.start_reading(self.weights.path)
         try:
             with plugin_errors.attributed_to(self.job.settings.workload, "load"):
                 _import_torch(self.options.PACKAGES)
@@ -335,6 +341,7 @@ class Worker:
             payload_bytes=self.shard.num_bytes,
             batch_cost=self.journal.batch_cost,
             seconds={stage: round(value, 3) for stage, value in self.seconds.items()},
+            load_seconds={name: round(value, 3) for name, value in loading.parts().items()},
             devices=[
                 UsedDevice(kind=device.kind, uuid=device.uuid, name=device.name)
                 for device in self.devices

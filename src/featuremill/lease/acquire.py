@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
+import os
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ from featuremill.base.environment import (
     CUDA_DEVICE_ORDER,
     CUDA_VISIBLE_DEVICES,
     LEASED,
+    SLOTS_PER_GPU,
     Variable,
 )
 from featuremill.base.errors import DeviceError, UserError
@@ -146,9 +149,33 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
         if taking.slot:
             taken.append(taking.slot)
         else:
-            log.info("GPU %d was given by %s; others use it too", device.number, offered.given_by)
+            level = logging.INFO if _is_first_to_say(where / f"{name}.said") else logging.DEBUG
+            users = [f"{one.user}'s process {one.pid}: {one.command}" for one in taking.in_the_way]
+            log.log(
+                level,
+                "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "
+                "its memory is for all of them; if that is too little, start fewer at once, or set "
+                "%s to the number of them.",
+                *(device.number, offered.given_by),
+                *(f" ({'; '.join(users)})" if users else "", SLOTS_PER_GPU),
+            )
     held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
+
+
+def _is_first_to_say(note: Path) -> bool:
+    """Tell whether no job of this session, and so of this run, has said what `note` is about."""
+    session = f"{os.getsid(0)}".encode()
+    descriptor = folder.open_lock(note)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.pread(descriptor, len(session) + 1, 0) == session:
+            return False
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, session, 0)
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def _lease(

@@ -65,7 +65,10 @@ class Receipt(JsonFile):
     batch_cost: int | None = None
     """The budget of a batch."""
     seconds: dict[str, Number]
-    """load, compute (with prepare, run, write), wait, total; docs/formats.md defines each."""
+    """start, load, compute (with prepare, run, write), wait, total; see docs/formats.md."""
+    load_seconds: dict[str, Number] = {}
+    """Parts of `load`, each with its name. Those that begin with "beside: " ran on threads, at the
+    same time as others."""
     devices: list[UsedDevice] = Field(min_length=1)
     backend: str = ""
     warnings: list[str] = []

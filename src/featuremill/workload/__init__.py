@@ -37,6 +37,7 @@ from featuremill.workload.optional import EstimatesWork as EstimatesWork
 from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
 from featuremill.workload.optional import HasPrecisions as HasPrecisions
 from featuremill.workload.optional import ReportsWays as ReportsWays
+from featuremill.workload.optional import StartsAhead as StartsAhead
 from featuremill.workload.optional import TakesObjects as TakesObjects
 from featuremill.workload.optional import TakesPublished as TakesPublished
 from featuremill.workload.optional import UnitWork as UnitWork

@@ -163,6 +163,9 @@ class UnitWork(NamedTuple):
     """The speed of a CPU core in bf16, fp16 and fp32, in 10⁹ operations a second."""
     cpu_seconds: float
     """CPU seconds of a unit besides its operations, for any number of threads."""
+    shares: Mapping[str, Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
+    """What was measured: by the card's name as NVML says it, and by precision, the share of the
+    speed that `operations` and `bytes_moved` allow by its data sheet: lowest, usual, highest."""
 
 
 @runtime_checkable
@@ -229,6 +232,15 @@ class DrawsFigures(Protocol):
         `columns` are those of embeddings.parquet; `read` returns some of them, a few thousand rows
         at a time.
         """
+
+
+@runtime_checkable
+class StartsAhead(Protocol):
+    """What `load` needs besides torch, and can be had while torch is imported."""
+
+    def start_ahead(self, devices: Sequence[Device]) -> None:
+        """Start it with `featuremill.workload.loading.beside`, and return at once. Imports no
+        torch."""
 
 
 @runtime_checkable

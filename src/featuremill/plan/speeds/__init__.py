@@ -40,9 +40,10 @@ Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1
 CPU_STARTUP = Range(1.5, 2.3, 5.0)
 """Seconds, where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
 EPYC)."""
-GPU_STARTUP = Range(5.0, 8.0, 60.0)
-"""An assumption: Python 0.5, torch 1.5 to 3, the CUDA context 0.4, weights 1 to 3, kernels 1; more
-where they come over a network, or Triton compiles for the first time. No GPU has told yet."""
+GPU_STARTUP = Range(5.0, 6.5, 60.0)
+"""Seconds: 6.4 of the demo's job on an H200, 5.5 to 6.9 of six such jobs three at a time (run.log).
+Longer where weights of gigabytes come over a network, or Triton compiles for the first time: how
+long is an assumption."""
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
 
@@ -174,16 +175,23 @@ def find(
         )
     card = cards[0]
     at = assumed.on_card(work, precision, card)
-    source = (
-        f"{100 * assumed.SHARES.middle:.0f} % ({100 * assumed.SHARES.low:.0f} to "
-        f"{100 * assumed.SHARES.high:.0f} %) of what the data sheet of {card.name} would allow"
-    )
+    share = assumed.share_on(work, precision, card)
+    of = share.of_peaks.map(lambda each: 100 * each)
+    source = f"{of.middle:.0f} % ({of.low:.0f} to {of.high:.0f} %) of what the data sheet of "
+    source += f"{card.name} would allow"
     if at.low >= work.host_per_second:
         source = (
             f"the host limits it, whatever the card, to the {at.low:,} {unit} a second that one "
             "thread of it prepares"
         )
-    source = f"an assumption: {source}; no GPU has measured it yet"
+        share = share._replace(kind="assumed")
+    told = {
+        "measured": f"from other runs: {source}, as such a GPU reached (docs/performance.md)",
+        "derived": f"derived: {source}, as {share.card} reached (docs/performance.md); no GPU of "
+        "this model has measured it yet",
+        "assumed": f"an assumption: {source}; no GPU of this model has measured it yet",
+    }
+    source = told[share.kind]
     return Speed(card.name, at, startup, False, "assumption", source)
 
 

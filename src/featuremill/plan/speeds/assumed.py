@@ -1,9 +1,10 @@
 """How fast a device might be that has computed nothing yet: operations, bytes, and an assumption.
 
-**No figure from here was measured on a GPU.** A workload may have the operations that a unit of
-cost takes and, about, the bytes that go to and from memory (`EstimatesWork`). Divided by a card's
-peaks that is the least time; a real run takes longer, and by how much is assumed. Every
-caller gets a range, and has to say so.
+A workload may have the operations that a unit of cost takes and, about, the bytes that go to and
+from memory (`EstimatesWork`). Divided by a card's peaks that is the least time. A real run takes
+longer: by how much a workload may know for a card (`UnitWork.shares`, measured); for a card with
+the same peak of matrix products that is derived, for any other it is assumed. Every caller gets a
+range, and has to say which it is.
 
 What is known of a card are its maker's peaks: of dense matrix products that add up in fp32 (where a
 sheet gives only the figure "with sparsity", half of it), and of the memory.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from featuremill.workload import UnitWork
 
@@ -33,7 +34,8 @@ class Range:
 
 
 SHARES = Range(0.3, 0.5, 0.8)
-"""Of what the peaks would allow: a slow run, the one assumed, a fast one. An assumption."""
+"""Of what the peaks would allow: a slow run, the one assumed, a fast one. An assumption, for cards
+on which nothing was measured."""
 CPU_SHARES = Range(0.2, 1.0, 2.0)
 """Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
 work shares are that much slower."""
@@ -103,13 +105,34 @@ def _words_of(name: str) -> list[str]:
     return re.findall(r"[a-z0-9]+", name.lower())
 
 
+class Share(NamedTuple):
+    """How much of what a card's peaks allow is expected, and how that is known."""
+
+    of_peaks: Range
+    kind: Literal["measured", "derived", "assumed"]
+    card: str
+    """On which it was measured; "" if on none."""
+
+
+def share_on(work: UnitWork, precision: str, card: Card) -> Share:
+    """Return the share that was measured on `card`, or on one with the same peak of matrix
+    products; else the assumed one."""
+    peers = [one for one in CARDS if one.half_tflops == card.half_tflops and one != card]
+    for one in (card, *peers):
+        if precision in (known := work.shares.get(one.name, {})):
+            kind: Literal["measured", "derived"] = "measured" if one == card else "derived"
+            return Share(Range(*known[precision]), kind, one.name)
+    return Share(SHARES, "assumed", "")
+
+
 def on_card(work: UnitWork, precision: str, card: Card) -> Range:
     """Return how much cost one card might compute in a second."""
     is_wide = precision == "fp32"
     tflops, times_the_bytes = (card.single_tflops, 2) if is_wide else (card.half_tflops, 1)
     least = work.operations / (tflops * 1e12)
     least += work.bytes_moved * times_the_bytes / (card.gigabytes_per_second * 1e9)
-    return SHARES.map(lambda share: min(share / least, work.host_per_second))
+    shares = share_on(work, precision, card).of_peaks
+    return shares.map(lambda share: min(share / least, work.host_per_second))
 
 
 def on_cpu(work: UnitWork, precision: str, num_threads: int) -> Range:

@@ -11,9 +11,9 @@ from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins, regions
 from featuremill.inputs.payloads import alike, parts_of
-from featuremill.workload import Record, networks
+from featuremill.workload import Record, loading, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.esm2 import memory, tokens
+from featuremill.workloads.esm2 import memory, tokens, triton_cache
 from featuremill.workloads.esm2 import sources as CHECKPOINTS
 from featuremill.workloads.esm2.embedding import embed
 from featuremill.workloads.esm2.options import Options
@@ -58,6 +58,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "start_ahead",
     "unit_work",
     "ways",
     "weights",
@@ -194,12 +195,19 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     return probe.ways(device, weights, ESM2, layout.of_ours)
 
 
+def start_ahead(devices: Sequence[Device]) -> None:
+    """Start what the kernels need besides torch."""
+    if devices[0].kind == "cuda":
+        triton_cache.start_ahead()
+
+
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     """Return the encoder with its weights, the layers spread over `devices` in their order."""
-    import torch
+    with loading.part("modules"):
+        import torch
 
-    from featuremill.workloads.esm2 import packing
-    from featuremill.workloads.esm2.encoder import DTYPES, Encoder
+        from featuremill.workloads.esm2 import packing
+        from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
     if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):

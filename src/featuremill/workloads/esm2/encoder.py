@@ -21,7 +21,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from featuremill.workloads.esm2 import lanes, packing
+from featuremill.workload import loading
+from featuremill.workloads.esm2 import lanes, packing, triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT, Copies
@@ -211,6 +212,9 @@ class Encoder:
         self.width, self.head_dim = sizes.width, sizes.head_dim
         self.device = devices[0]
         self._turns_Pf2: dict[torch.device, Tensor] = {}
+        with loading.part("device"):
+            for device in devices:
+                torch.zeros(1, device=device)
         with safe_open(path, framework="pt") as file:
             self._read(file.get_tensor, devices)
 
@@ -235,7 +239,8 @@ class Encoder:
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
         """Return these layers on `device`, computed by the best methods that pass their tests
         there."""
-        fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
+        with loading.part("methods"):
+            fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
         copies = DIRECT  # the first device gets no copies
         if self.stages:
             while fault := fault_of_copies(fallbacks.copies[0], self.stages[-1].device, device):
@@ -246,9 +251,11 @@ class Encoder:
             stage = Stage(device, [], [None], *ways)
             fault = None
             for number in numbers:
-                layer = self._layer(get, number, device, stage.form)
-                stage.append(layer)
+                with loading.part("weights"):
+                    layer = self._layer(get, number, device, stage.form)
+                    stage.append(layer)
                 if number in (numbers[0], numbers[-1]):
+                    triton_cache.wait_for_key()
                     exact = self._exact(get, number, device)
                     what = (self.embedding, self._turns, self.dtype, self._num_rows)
                     if fault := fault_of(stage, layer, exact, *what):

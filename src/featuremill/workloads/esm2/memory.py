@@ -1,7 +1,7 @@
 """The memory of a model, from its architecture and the tokens of a batch, before it runs.
 
-docs/doctor.md derives the formula from `workloads/esm2/encoder.py`, and tests/test_doctor.py
-compares it with measured peaks on a CPU.
+docs/doctor.md derives the formula from `workloads/esm2/encoder.py`. tests/test_doctor.py compares
+it with measured peaks on a CPU, tests/test_memory.py with what torch's allocator reserves on a GPU.
 """
 
 from __future__ import annotations
@@ -18,11 +18,16 @@ FILE_DTYPES = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FLOAT_BYTES = 4
 SLACK = 1.1
-"""The share that the allocator rounds up and cannot use."""
+"""On a CPU: the share that the allocator rounds up and cannot use."""
+CUDA_WEIGHTS_SLACK = 1.25
+"""The same for weights on a GPU: they are cut from segments of 20 MiB and more."""
+CUDA_FIXED_BYTES = 2**26
+"""cuBLAS's workspace on Hopper (32 MiB), and segments that are used in part."""
 CPU_PROCESS_MB = 400
 """Python, torch, LLVM and the matrix library's own buffers: measured."""
-CUDA_PROCESS_MB = 600
-"""The CUDA context and cuBLAS's workspace: a usual value, not measured here."""
+CUDA_PROCESS_MB = 750
+"""The CUDA context and loaded kernels: of an H200, 968 MB were in use while a job had 212 MB for
+its tensors (`telemetry.memory_mb` and `peak_memory_mb` of the demo's receipt)."""
 
 
 class Model(NamedTuple):
@@ -84,11 +89,15 @@ def model_of(weights: Weights) -> Model:
 
 
 def estimate_mb(model: Model, kind: str, dtype: str, batch_tokens: int) -> int:
-    """Return the peak in MiB: slack x (weights + activations) + the memory of the process."""
-    held = weights_bytes(model, kind, dtype)
-    held += batch_tokens * activation_bytes_a_token(model.sizes, NUMBER_BYTES[dtype])
-    process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
-    return round(SLACK * held / 2**20) + process_mb
+    """Return the peak in MiB: slack x weights, activations, and the memory of the process."""
+    held, number_bytes = weights_bytes(model, kind, dtype), NUMBER_BYTES[dtype]
+    if kind == "cuda":
+        held = round(CUDA_WEIGHTS_SLACK * held) + CUDA_FIXED_BYTES
+        held += model.num_matrix_numbers // max(1, model.sizes.num_layers) * FLOAT_BYTES
+        held += batch_tokens * segment_bytes_a_token(model.sizes, number_bytes)
+        return round(held / 2**20) + CUDA_PROCESS_MB
+    held += batch_tokens * activation_bytes_a_token(model.sizes, number_bytes)
+    return round(SLACK * held / 2**20) + CPU_PROCESS_MB
 
 
 def weights_bytes(model: Model, kind: str, dtype: str) -> int:
@@ -104,7 +113,7 @@ def weights_bytes(model: Model, kind: str, dtype: str) -> int:
 
 
 def activation_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
-    """Return the peak of a layer, in bytes for each token.
+    """Return the peak of a layer on a CPU, in bytes for each token.
 
     It is the feed forward's: the residual stream (4D bytes), the output of attention (bD), the
     normed input (bD), and F numbers after GELU, or 3F around a gate. Attention, with q, k and v
@@ -112,3 +121,19 @@ def activation_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
     """
     of_feed_forward = (3 if sizes.architecture.is_gated else 1) * sizes.feed_forward
     return sizes.width * (FLOAT_BYTES + 2 * number_bytes) + of_feed_forward * number_bytes
+
+
+def segment_bytes_a_token(sizes: Sizes, number_bytes: int) -> int:
+    """Return what torch's allocator reserves on a GPU for the tensors of a layer, in bytes for each
+    token.
+
+    Each large tensor gets a segment of its size, which only tensors that fit can use again: the
+    residual stream (4D bytes), attention's output or the normed input (bD), q, k and v (3bD), and
+    the feed forward's tensors (bF each: 1, in fp32 2 as GELU is apart, 3 around a gate). The
+    largest counts twice: a small tensor in its segment makes it too small for the next layer.
+    """
+    is_gated = sizes.architecture.is_gated
+    num_hidden = 3 if is_gated else 2 if number_bytes == FLOAT_BYTES else 1
+    largest = 2 if is_gated else 1
+    of_feed_forward = (num_hidden + largest) * sizes.feed_forward
+    return sizes.width * (FLOAT_BYTES + 4 * number_bytes) + of_feed_forward * number_bytes

@@ -1,4 +1,4 @@
-"""The folder of Triton's compiled kernels: shared objects, loaded from there. Imports no torch."""
+"""Triton's compiled kernels: shared objects in a folder, each named by a key. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from featuremill.base import environment
+from featuremill.workload import loading
 
 
 def beside_weights() -> str:
@@ -15,6 +16,31 @@ def beside_weights() -> str:
     """
     cache = environment.CACHE.value()
     return str(Path(cache, "triton")) if cache and os.access(cache, os.W_OK) else ""
+
+
+def keep_compiled() -> None:
+    """Make Triton keep its compiled kernels beside the weights, if FEATUREMILL_CACHE is set."""
+    if folder := beside_weights():
+        environment.TRITON_CACHE_DIR.set_default(folder)
+
+
+def start_ahead() -> None:
+    """Start on a thread what Triton does once in a process for the keys of its kernels: it digests
+    its own library of 400 MB, in half a second to a second."""
+    keep_compiled()
+    loading.beside("triton", _compute_key)
+
+
+def wait_for_key() -> None:
+    """Wait for that; otherwise the first kernel would begin with the same again."""
+    with loading.part("waiting for triton"):
+        loading.wait_for("triton")
+
+
+def _compute_key() -> None:
+    from triton.runtime.cache import triton_key
+
+    triton_key()
 
 
 def folder() -> Path:

@@ -1,4 +1,4 @@
-"""The operations and memory traffic of a network for a token: counted, not measured on a GPU."""
+"""The operations and memory traffic of a network for a token: counted; and what GPUs make of it."""
 
 from __future__ import annotations
 
@@ -28,6 +28,15 @@ CPU_SECONDS_A_TOKEN = 12e-6
 """Added for each token with any number of threads: reading, plan, results and Python. 7 to 16 µs in
 those records; with 12 µs both are predicted within a third."""
 
+GPU_SHARES = {
+    "NVIDIA H200": {"bf16": (0.6, 0.65, 0.7), "fp16": (0.6, 0.65, 0.7), "fp32": (0.4, 0.45, 0.5)}
+}
+"""Of the speed that operations and bytes allow by the data sheet: what extract without plan reached
+with 650M and 3B, in the two records of bench/results of 2026-11-26 (0.655 and 0.669 in bf16, 0.629
+and 0.608 in fp16, 0.49 and 0.43 in fp32)."""
+WIDTH_OF_GPU_SHARES = 1280
+"""They are known for models of this width and more."""
+
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
     """Return the work of a token in proteins of `mean_tokens` on average.
@@ -40,6 +49,7 @@ def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
     sizes = sizes_of(weights.metadata)
     of_attention = 4 * LENGTH_OF_ATTENTION * mean_tokens * sizes.width
     of_feed_forward = BYTES_A_NUMBER_OF_FEED_FORWARD[sizes.architecture.is_gated]
+    is_known = sizes.width >= WIDTH_OF_GPU_SHARES and not sizes.architecture.is_gated
     bytes_moved = sizes.width * BYTES_A_NUMBER_OF_WIDTH + sizes.feed_forward * of_feed_forward
     return UnitWork(
         operations=2 * sizes.num_matrix_numbers + sizes.num_layers * of_attention,
@@ -47,4 +57,5 @@ def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
         host_per_second=HOST_TOKENS_PER_SECOND,
         core_gflops=CPU_GFLOPS_A_CORE,
         cpu_seconds=CPU_SECONDS_A_TOKEN,
+        shares=GPU_SHARES if is_known else {},
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2, esmc
-from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb
+from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb, start_ahead
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import sources as CHECKPOINTS
@@ -55,6 +55,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "start_ahead",
     "unit_work",
     "weights",
     "weights_ahead",

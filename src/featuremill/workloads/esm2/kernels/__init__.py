@@ -117,12 +117,6 @@ def triton_name() -> str:
     return _triton().name
 
 
-def keep_compiled() -> None:
-    """Make Triton keep its compiled kernels beside the weights, if FEATUREMILL_CACHE is set."""
-    if folder := triton_cache.beside_weights():
-        environment.TRITON_CACHE_DIR.set_default(folder)
-
-
 def keep_flash_attention() -> None:
     """Make FlashAttention-4 keep its compiled kernels inside Triton's folder, from which it loads
     them. Otherwise each process compiles them again."""
@@ -134,7 +128,7 @@ def keep_flash_attention() -> None:
 
 
 def _triton() -> Kernels:
-    keep_compiled()
+    triton_cache.keep_compiled()
     import triton
 
     from featuremill.workloads.esm2.kernels import triton_kernels
