@@ -289,6 +289,7 @@ def test_jobs_of_tests_on_a_gpu_do_not_wait_for_pytest(monkeypatch):
     monkeypatch.setattr(os, "environ", {"PYTHONPATH": "src", "FEATUREMILL_WAIT": "1"})
     conftest.pytest_configure(SimpleNamespace(option=SimpleNamespace(markexpr="gpu")))
     assert os.environ["FEATUREMILL_POLICY"] == "memory" and "FEATUREMILL_WAIT" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "4", "sixteen processes would wait for each other"
     assert Path(os.environ["PYTHONPATH"]).is_absolute(), "jobs run in other folders"
 
 

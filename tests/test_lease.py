@@ -547,7 +547,7 @@ def test_a_given_gpu_that_others_have_is_said_once_a_session(node_of):
     _, said = leases(variables=given)
     assert "GPU 0, which NVIDIA_VISIBLE_DEVICES gives this job, is leased to others too (" in said
     assert f"'s process {holder.pid}: sh -c echo" in said
-    assert "start fewer at once, or set FEATUREMILL_SLOTS_PER_GPU to the number of them." in said
+    assert "if that is too little, wait until they have ended, or start fewer at once." in said
     assert "leased to others" not in leases(variables=given)[1]
     other = leases.start(run=("true",), variables=given, start_new_session=True)
     assert "leased to others too" in other.communicate(timeout=60)[1]

@@ -15,7 +15,6 @@ from featuremill.base.environment import (
     CUDA_DEVICE_ORDER,
     CUDA_VISIBLE_DEVICES,
     LEASED,
-    SLOTS_PER_GPU,
     Variable,
 )
 from featuremill.base.errors import DeviceError, UserError
@@ -154,10 +153,10 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             log.log(
                 level,
                 "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "
-                "its memory is for all of them; if that is too little, start fewer at once, or set "
-                "%s to the number of them.",
+                "its memory is for all of them; if that is too little, wait until they have ended, "
+                "or start fewer at once.",
                 *(device.number, offered.given_by),
-                *(f" ({'; '.join(users)})" if users else "", SLOTS_PER_GPU),
+                f" ({'; '.join(users)})" if users else "",
             )
     held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
