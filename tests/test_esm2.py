@@ -568,8 +568,9 @@ def test_cuda_equals_its_cpu_twin(both, dtype, bound_l2):
     device = torch.device("cuda", 0)
     encoder = Encoder(found.path, found.metadata, [device], DTYPES[dtype])
     has_varlen = torch.cuda.get_device_capability() >= (8, 0) and dtype != "fp32"
-    attention = "varlen flash_attention FA2" if has_varlen else "sdpa"
-    assert encoder.backend.startswith(f"attention: {attention}")
+    # Whichever of both was seen to be faster on this GPU.
+    varlen = ("attention: varlen flash_attention FA2", "attention: varlen triton")
+    assert encoder.backend.startswith(varlen if has_varlen else "attention: sdpa")
     assert "rest: triton" in encoder.backend, f"{encoder.backend}: is there a C compiler?"
     packed = pack(sequences)
     num_real, layers = packed.bounds[-1], range(encoder.num_layers + 1)
