@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -35,6 +36,9 @@ def pytest_configure(config):
     if path := os.environ.get("PYTHONPATH"):  # what is relative there is meant from here
         absolute = (str(Path(part).resolve()) for part in path.split(os.pathsep))
         os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
+    # As in an active environment: then commands that are shown have no path before them.
+    programs = str(Path(sys.executable).parent)
+    os.environ["PATH"] = os.pathsep.join([programs, os.environ.get("PATH", os.defpath)])
     if config.option.markexpr == "gpu":  # pytest itself is on the GPU then, beside its jobs
         os.environ["FEATUREMILL_POLICY"] = "memory"
         # Processes side by side, each with a thread a core, take fifty times as long.

@@ -89,7 +89,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),
         ("inputs: a\nrun: ../up", "my.yaml:2: run: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
-        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`, not 'h5'."),
+        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`, not 'h5'; you may mean `per_protein_h5`."),
         ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`)."),
         ("inputs: [a, b, a]", "my.yaml:1: inputs: a is named more than once; keep one."),
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
@@ -142,9 +142,15 @@ def test_all_mistakes_are_named_at_once(tmp_path):
     assert lines[0].startswith("my.yaml: inputs: this is missing; give a list (each entry a text).")
 
 
-@pytest.mark.parametrize("name", ["missing.yaml", "."])
-def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, name):
-    with pytest.raises(UserError, match=r"this config cannot be read \(.+\); featuremill init"):
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("missing.yaml", r"this config cannot be read \(.+\); featuremill init"),
+        (".", "this is a folder; name the config of the run"),
+    ],
+)
+def test_a_config_that_cannot_be_read_is_one_sentence(tmp_path, name, sentence):
+    with pytest.raises(UserError, match=sentence):
         config.read(tmp_path / name)
 
 

@@ -317,6 +317,16 @@ def test_files_that_virnucpro_did_not_write_so_are_refused(tmp_path, capfd, told
     assert not (tmp_path / "p.tsv").exists() and not (tmp_path / "p.missing.tsv").exists()
 
 
+def test_sequences_in_place_of_features_are_told_how_to_become_some(tmp_path, capfd):
+    torch.save(network(15).state_dict(), tmp_path / "model.pth")
+    head(*import_words(tmp_path / "model.pth", tmp_path / "h"))
+    (tmp_path / "new.fasta").write_text(">a\nMKV\n")
+    words = ("predict", tmp_path / "h", tmp_path / "new.fasta", "--output", tmp_path / "p.tsv")
+    said = refusal(capfd, *words)
+    assert "this is FASTA, and a head takes features; compute them first: featuremill init" in said
+    assert "then featuremill run new.yaml" in said and "VirNucPro" not in said
+
+
 # ---- taking over ----
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -296,3 +297,15 @@ def test_force_overwrites() -> None:
     write("a.yaml", "old")
     assert main(["init", write("a.fa", GOOD), "--force"]) == 0
     assert config.read(Path("a.yaml")).run == "a"
+
+
+def test_the_command_has_a_path_where_the_shell_finds_no_featuremill(tmp_path, monkeypatch, capsys):
+    """As when it is called by its path, out of an environment that is not active."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "env" / "bin" / "python"))
+    program = tmp_path / "env" / "bin" / "featuremill"
+    program.parent.mkdir(parents=True)
+    program.touch()
+    assert main(["init", write("a.fa", GOOD)]) == 0
+    assert capsys.readouterr().err.endswith("next: env/bin/featuremill run a.yaml\n")

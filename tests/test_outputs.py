@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 import torch
 from conftest import ROOT
 from esm2_models import fair_esm_bundled
@@ -443,6 +444,35 @@ def test_an_impossible_format_is_refused_with_those_beside_it(verbs):
     assert "per_residue_h5 needs" in verbs(*words, status=2)
     left = {path.name for path in verbs.run_folder.root.iterdir()}
     assert not left & {"embeddings.npy", "embeddings.h5ad", "per-residue.h5"}
+
+
+def test_formats_are_named_for_who_types_others(verbs):
+    """And the folder behind --to, which argparse would take for one."""
+    folder = verbs.run_folder.root
+    for typed, meant in (("csv", "tsv"), (".H5", "per_protein_h5"), ("parkuet", "parquet")):
+        assert f"you may mean `{meant}`." in verbs("export", folder, "--to", typed, status=2)
+    verbs.run_folder.root.mkdir(parents=True, exist_ok=True)
+    said = verbs("export", folder, "--to", "npy", folder, status=2)
+    assert f"{folder} is a folder and no format; the run's folder comes first" in said
+
+
+def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
+    verbs.extract(verbs.plan([("a", "MKV")]))
+    config = {"run": "test", "inputs": "in.fa", "workload": "composition", "outputs": "parquet"}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    verbs("merge", "my.yaml", "--outputs", "parquet")
+    verbs("export", "my.yaml", "--to", "npy")
+    assert (verbs.run_folder.root / "embeddings.npy").exists()
+    sets = {name: {"workload": "composition", "outputs": "parquet"} for name in ("a", "b")}
+    (tmp_path / "two.yaml").write_text(
+        yaml.safe_dump({"run": "two", "inputs": "in.fa", "features": sets})
+    )
+    said = verbs("export", "two.yaml", "--to", "npy", status=2)
+    assert "it has 2 sets of features; name one of their folders: results/two/a, results/two/b." in said
+    assert "none.yaml: there is no such config" in verbs("merge", "none.yaml", status=2)
+    assert "results/test: this is a folder; name the config" in verbs(
+        "estimate", "results/test", status=2
+    )
 
 
 def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):

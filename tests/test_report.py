@@ -58,7 +58,7 @@ def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
     assert (again.run, again.device, again.max_failed) == ("demo", "cuda", 2)
     assert again.outputs == ("parquet", "per_protein_h5")
     assert again.options["hydropathy"] is False
-    assert "snakemake --configfile demo.yaml --cores all --resources gpu=1" in page.text
+    assert "featuremill run demo.yaml --resources gpu=1" in page.text
 
 
 def test_strangers_text_is_only_text(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """featuremill run: Snakemake with this workflow, under the name that was typed."""
 
 import json
+import logging
+import math
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +13,13 @@ import pytest
 from programs import Desk
 
 from featuremill.__main__ import main
+from featuremill.base import this_process
 from featuremill.base.environment import TYPED
 from featuremill.config import validate
 from featuremill.config.runs import named
 from featuremill.flow import screen
 from featuremill.flow.context import WITHOUT_EFFECT, Run
-from featuremill.flow.preflight import asks_for_less, refuse_no_cores
+from featuremill.flow.preflight import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.flow.summary import closing
 from featuremill.status.commands import Commands, Fix
@@ -215,6 +219,115 @@ def test_no_cores_are_refused_where_snakemake_would_wait_for_ever():
         settings = SimpleNamespace(cores=cores)
         return SimpleNamespace(nodes=None, remote_exec=False, resource_settings=settings)
 
-    refuse_no_cores(told(1))
+    check_cores(told(1))
     with pytest.raises(RefusedError, match="--cores 0: no job could run"):
-        refuse_no_cores(told(0))
+        check_cores(told(0))
+
+
+def test_a_quota_of_a_container_limits_the_cores(tmp_path, monkeypatch):
+    """Both versions of control groups, as the kernel writes them, in a container and outside."""
+
+    def quota(groups, **files):
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        for name, text in {"proc/self/cgroup": groups, **files}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return this_process.cpu_quota(root)
+
+    two = "sys/fs/cgroup"
+    assert quota("0::/\n", **{f"{two}/cpu.max": "150000 100000\n"}) == 1.5
+    assert quota("0::/\n", **{f"{two}/cpu.max": "max 100000\n"}) == math.inf
+    inside = {f"{two}/a/cpu.max": "200000 100000\n", f"{two}/a/b/cpu.max": "max 100000\n"}
+    assert quota("0::/a/b\n", **inside) == 2
+    one = "sys/fs/cgroup/cpu/{}cpu.cfs_{}_us"
+    files = {one.format("", "quota"): "-1\n", one.format("", "period"): "100000\n"}
+    assert quota("4:cpu,cpuacct:/docker/1f\n3:memory:/x\n", **files) == math.inf
+    files |= {one.format("", "quota"): "300000\n"}  # the path is the host's
+    assert quota("4:cpu,cpuacct:/docker/1f\n", **files) == 3
+    files |= {one.format("job/", "quota"): "100000\n", one.format("job/", "period"): "100000\n"}
+    assert quota("4:cpu:/job\n0::/\n", **files) == 1
+    assert quota("") == math.inf and this_process.cpu_quota(tmp_path / "none") == math.inf
+    affinity = this_process.num_cores()
+    monkeypatch.setattr(this_process, "cpu_quota", lambda: 0.2)
+    assert this_process.num_cores() == 1
+    monkeypatch.setattr(this_process, "cpu_quota", lambda: affinity + 0.5)
+    assert this_process.num_cores() == affinity
+
+
+@pytest.mark.parametrize(
+    ("typed", "becomes"),
+    [
+        ([], ["--cores", "3"]),
+        (["--cores", "all"], ["--cores", "3"]),
+        (["--cores=all", "plan"], ["--cores=3", "plan"]),
+        (["-c", "all", "--", "all"], ["-c", "3", "--", "all"]),
+        (["--cores", "64"], ["--cores", "64"]),
+    ],
+)
+def test_all_cores_in_a_container_are_those_of_its_quota(tmp_path, monkeypatch, typed, becomes):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TYPED.name, "")
+    monkeypatch.setattr(this_process, "cpu_quota", lambda: 2.5)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    Path("my.yaml").write_text("inputs: my.fa\n")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
+    assert main(["run", "my.yaml", *typed]) == 0
+    assert became[-len(becomes) :] == becomes
+    assert command_line.command() == " ".join(["featuremill run my.yaml", *typed])
+
+
+def test_a_profile_of_the_environment_says_how_many_cores(tmp_path, monkeypatch):
+    """With `--cores all` Snakemake cuts the threads of a cluster's jobs to the cores here."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(TYPED.name, "")
+    Path("my.yaml").write_text("inputs: my.fa\n")
+    became = []
+    monkeypatch.setattr(os, "execv", lambda _, words: became.extend(words))
+    for profile, has_cores in (("cluster", False), ("none", True), ("", True)):
+        monkeypatch.setenv("SNAKEMAKE_PROFILE", profile)
+        became.clear()
+        assert main(["run", "my.yaml"]) == 0
+        assert ("--cores" in became) == has_cores
+
+
+def test_an_option_that_nobody_has_is_one_sentence(tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    (tmp_path / "my.yaml").write_text("inputs: my.fa\n")
+    told = {
+        "--outdir X": "error: there is no option --outdir; results are in results/<run> of the "
+        "folder that --directory names; snakemake --help lists all options.",
+        "--dry-runn": "error: there is no option --dry-runn; did you mean --dry-run? snakemake "
+        "--help lists all options.",
+    }
+    for words, sentence in told.items():
+        said = desk.type("featuremill", "run", "my.yaml", *words.split(), status=2).text
+        assert said.strip() == sentence
+    said = desk.type("featuremill", "run", "my.yaml", "--output", "X", status=2).text
+    assert "(--output was read as this option)" in said and len(said.splitlines()) == 1
+
+
+def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch, capsys):
+    """Two runs of one model that is not converted yet, in one folder."""
+    monkeypatch.chdir(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from featuremill.store import run_lock\n"
+        "file = run_lock.claim(Path('results/other'))\n"
+        "run_lock.sign(file, 'featuremill run other.yaml')\nprint(flush=True)\nsys.stdin.read()"
+    )
+    record = logging.LogRecord("snakemake", logging.ERROR, "", 0, "Error: locked", (), None)
+    record.exception = "LockException"
+    handler = logging.Handler()
+    handler.name = screen.internals.SCREEN
+    monkeypatch.setattr(screen.internals.log, "handlers", [handler])
+    screen.calm_output(SimpleNamespace())
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        other.stdout.readline()
+        assert not handler.filter(record)
+        said = capsys.readouterr().err
+        assert f"featuremill run other.yaml (process {other.pid})" in said and "unlock" not in said
+        other.communicate()
+    assert handler.filter(record) and not capsys.readouterr().err  # a killed run's: Snakemake's own

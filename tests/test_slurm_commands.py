@@ -359,3 +359,18 @@ def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
         cluster.wait_until(lambda: slurm.AWAY in workflow.log.read_text(), 90)
         cluster.start("slurmctld")
         assert workflow.ended(150)[:2] == ({"well"}, 0)
+
+
+@pytest.mark.parametrize(
+    ("resources", "problem"),
+    [
+        ({"gpu_model": "nvidia_a100-sxm4-80gb"}, "gpu_model: nvidia_a100-sxm4-80gb: Snakemake's"),
+        ({"gpu_model": "a100", "gpu": "2"}, ""),
+        ({"gres": "gpu:a100:1"}, "gres: gpu:a100:1: the job would ask for these GPUs and for gpu=1"),
+        ({"gres": "gpu:a100:1", "gpu": "0"}, ""),
+        ({"gres": "shard:1"}, ""),
+    ],
+)
+def test_gpus_that_could_not_be_submitted_are_refused_before_the_first_job(resources, problem):
+    said = slurm.problem_of_gpus(resources)
+    assert said.startswith(problem) and bool(said) == bool(problem)

@@ -135,6 +135,7 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
             __version__,
             platform.node(),
         )
+        _name_folder(parsed)
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
@@ -147,6 +148,16 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
         verb_log.error("%s: %s; please report this.", type(error).__name__, error, exc_info=True)
         return 1
     return int(status or 0)
+
+
+def _name_folder(parsed: argparse.Namespace) -> None:
+    """Give a command that takes the folder of one run that folder where a config was typed."""
+    given = getattr(parsed, "run_folder", None)
+    is_config = given is not None and given.suffix in (".yaml", ".yml")
+    if is_config and not getattr(parsed, "takes_configs", False):
+        from featuremill.config import runs
+
+        parsed.run_folder = runs.one(given)
 
 
 def _about(parsed: argparse.Namespace) -> str:

@@ -11,3 +11,4 @@ def add_runs(parser: argparse.ArgumentParser) -> None:
     """Add the argument that names runs; `config.runs` says which."""
     help = "results/<run>, or the config that featuremill run takes"
     parser.add_argument("run_folder", type=Path, metavar="RUN", help=help)
+    parser.set_defaults(takes_configs=True)

@@ -265,6 +265,9 @@ OMP_NUM_THREADS = Variable("OMP_NUM_THREADS", _THREADS)
 MKL_NUM_THREADS = Variable("MKL_NUM_THREADS", _THREADS)
 OPENBLAS_NUM_THREADS = Variable("OPENBLAS_NUM_THREADS", _THREADS)
 OMP_WAIT_POLICY = Variable("OMP_WAIT_POLICY", "Set to `passive` for jobs, unless set.")
+SNAKEMAKE_PROFILE = Variable(
+    "SNAKEMAKE_PROFILE", "Snakemake's profile. If it is set, `featuremill run` adds no `--cores`."
+)
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
@@ -274,7 +277,7 @@ OF_OTHERS = (
     *(TRITON_CACHE_DIR, TRITON_HOME, CC),
     *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
     *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
-    *(VIRTUAL_ENV, CONDA_PREFIX, PATH),
+    *(SNAKEMAKE_PROFILE, VIRTUAL_ENV, CONDA_PREFIX, PATH),
 )
 """All that belong to other programs; a step says what it reads besides."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import platform
 import resource
@@ -67,9 +68,50 @@ def _pid_namespace() -> str:
 
 
 def num_cores() -> int:
-    """Return how many of the machine's cores this process may use."""
+    """Return how many of the machine's cores this process may use: by its affinity, and by the quota
+    of its control groups, which is how `docker run --cpus=2` and Kubernetes limit a container."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    quota = cpu_quota()
+    return cores if math.isinf(quota) else max(1, min(cores, math.ceil(quota)))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return how many cores the control groups of this process allow; infinity without a limit.
+
+    A group's limit holds for the groups inside it, so the smallest from its folder upwards counts.
+    A container may see the path of its group on the host, which is not there: then its own group is
+    what is mounted. Both versions of cgroups are read: `cpu.max` (cgroup-v2.rst in the kernel's
+    documentation) and `cpu.cfs_quota_us` (sched-bwc.rst).
+    """
+    quota = math.inf
+    mounted = root / "sys/fs/cgroup"
+    with contextlib.suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text("utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                top, read = mounted, _quota_of_version_2
+            elif "cpu" in controllers.split(","):
+                top, read = mounted / "cpu", _quota_of_version_1
+            else:
+                continue
+            folder = top / path.strip("/")
+            for group in (folder, *folder.parents):
+                with contextlib.suppress(OSError, ValueError):
+                    quota = min(quota, read(group))
+                if group == top:
+                    break
+    return quota
+
+
+def _quota_of_version_2(group: Path) -> float:
+    quota, period = (group / "cpu.max").read_text("ascii").split()
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _quota_of_version_1(group: Path) -> float:
+    quota = int((group / "cpu.cfs_quota_us").read_text("ascii"))
+    return math.inf if quota <= 0 else quota / int((group / "cpu.cfs_period_us").read_text("ascii"))
 
 
 def peak_of_process_mb() -> int:

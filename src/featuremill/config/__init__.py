@@ -343,6 +343,8 @@ def refuse_input(path: Path) -> None:
 
 def load(path: Path) -> tuple[dict[str, Any], Places]:
     """Return what the YAML file `path` says, not validated, and where each key stands."""
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; name the config of the run, as in my.yaml.")
     try:
         refuse_input(path)
         text = path.read_text("utf-8")

@@ -32,7 +32,7 @@ One YAML file is one project: a run, or several sets of features of the same rec
 
 <!-- given: my.fa my.yaml -->
 ```bash
-snakemake --configfile my.yaml --cores all
+featuremill run my.yaml
 ```
 
 Machines (cores, GPUs, clusters) stand in `profiles/`. `config.yaml` is the demo, `examples/` has a

@@ -72,5 +72,20 @@ def named(given: Path) -> Runs:
     return Runs(given, elsewhere)
 
 
+def one(given: Path) -> Path:
+    """Return the folder of the one run that the config `given` names.
+
+    Raises:
+        UserError: it is no config, or it has several sets of features.
+    """
+    folders = named(given).folders
+    if len(folders) > 1:
+        raise UserError(
+            f"{given}: it has {len(folders)} sets of features; name one of their folders: "
+            f"{', '.join(map(str, folders))}."
+        )
+    return folders[0]
+
+
 def _is_run(folder: Path) -> bool:
     return (folder / "plan.json").exists() or (folder / "store").exists()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from featuremill.base.environment import DEVICES
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
+from featuremill.store import command_line
 
 
 class Advice(NamedTuple):
@@ -30,7 +31,7 @@ def advise(findings: Findings) -> Advice:
         for gpu in takeable
         if not (findings.is_too_small(gpu) or findings.is_short(gpu) or findings.is_too_old(gpu))
     ]
-    command = f"featuremill run {shlex.quote(findings.config or 'YOUR.yaml')}"
+    command = f"{command_line.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
     if counted:
         command += f" --resources gpu={len(counted)}"
     # Of itself a lease may take all that are takeable, also beside those asked about.

@@ -161,6 +161,14 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "No node of this cluster offers GPUs (Gres=gpu).",
             "Set device: cpu, or ask the administrators how GPUs are asked for.",
         )
+    names = sorted({kind for one in found for kind in one.gpus if "-" in kind})
+    if names:
+        yield Issue(
+            "warning",
+            "slurm-gpu-names",
+            f"Names of GPUs with a hyphen cannot be a gpu_model: {', '.join(names)}.",
+            "To choose such GPUs, name a feature of their nodes: constraint (sinfo -o '%f %G').",
+        )
     away = [
         f"{one.name} {one.unusable_gpus} of {one.unusable_gpus + sum(one.gpus.values())}"
         for one in found

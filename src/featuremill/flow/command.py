@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base import this_process
+from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.config import load
 from featuremill.store import command_line
@@ -17,6 +18,7 @@ from featuremill.store import command_line
 PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that set, or may set, how many jobs run at once."""
+CORES = ("--cores", "-c")
 DRY = {"-n", "--dry-run", "--dryrun"}
 LOUDNESS = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
 """Beginnings of the options that set how much is shown."""
@@ -55,10 +57,29 @@ def run(arguments: argparse.Namespace) -> None:
     if DRY & {*arguments.options} and not any(w.startswith(LOUDNESS) for w in arguments.options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
     command += ["--snakefile", this_process.SNAKEFILE]
-    if not any(word.startswith(SAYING_HOW_MUCH) for word in arguments.options):
-        command += ["--cores", "all"]
+    has_profile = environment.SNAKEMAKE_PROFILE.text() not in (None, "", "none")
+    if not (has_profile or any(w.startswith(SAYING_HOW_MUCH) for w in arguments.options)):
+        command += ["--cores", _all_cores()]
     command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])
-    os.execv(sys.executable, [*command, *arguments.options])  # noqa: S606
+    os.execv(sys.executable, [*command, *_with_cores(arguments.options)])  # noqa: S606
+
+
+def _all_cores() -> str:
+    """Return what `--cores` is to be for all that this process may use: Snakemake's own `all` does
+    not see the quota of a container."""
+    is_limited = not math.isinf(this_process.cpu_quota())
+    return str(this_process.num_cores()) if is_limited else "all"
+
+
+def _with_cores(options: Sequence[str]) -> Iterator[str]:
+    """Yield the `options`, with `_all_cores` in the place of an `all` that is a number of cores."""
+    for before, word in itertools.pairwise(["", *options]):
+        if word == "all" and before in CORES:
+            yield _all_cores()
+        elif word in (f"{option}{sign}all" for option in CORES for sign in ("=", "")):
+            yield word.removesuffix("all") + _all_cores()
+        else:
+            yield word
 
 
 def _profiles(options: Sequence[str]) -> Iterator[str]:

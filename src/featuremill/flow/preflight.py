@@ -7,6 +7,7 @@ it makes the run its own; and it puts right what Snakemake would misread.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import workload
-from featuremill.base import environment
+from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.config import Config, files_of, model_key, model_of
 from featuremill.config.project import Project, problems_of_files
@@ -54,7 +55,7 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
         log.warning(f"{results}: here is {said}")
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
-        refuse_no_cores(workflow)
+        check_cores(workflow)
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, config, results, weights_files)
         refuse_without_gpu(workflow, config, results)
@@ -238,10 +239,17 @@ def check_times(config: Config, results: str) -> None:
 # ---- what is refused ----
 
 
-def refuse_no_cores(workflow: Any) -> None:
-    """Refuse `--cores 0`, with which Snakemake waits for ever."""
-    if internals.cores_here(workflow) == 0:
+def check_cores(workflow: Any) -> None:
+    """Refuse `--cores 0`, with which Snakemake waits for ever; warn of more than a container has."""
+    cores = internals.cores_here(workflow)
+    if cores == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
+    here = this_process.num_cores()
+    if cores and cores > here and not math.isinf(this_process.cpu_quota()):
+        log.warning(
+            f"--cores {cores}: this container may use {here} at once, so jobs would slow each other; "
+            f"--cores {here} is faster."
+        )
 
 
 def refuse_default_storage(workflow: Any) -> None:

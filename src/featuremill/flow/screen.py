@@ -28,7 +28,7 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.flow import internals
-from featuremill.store import command_line
+from featuremill.store import command_line, run_lock
 
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
 """How a command ends that the user or a scheduler stopped."""
@@ -40,6 +40,8 @@ FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
 LOOK_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """How long the process's end waits for a look in progress."""
+LOCKED = "LockException"
+"""Snakemake's name for its refusal where another process makes the same files."""
 HARMLESS = {"host", "reason"}
 """What the default profile hides: where more is hidden, no lines are wanted."""
 
@@ -161,6 +163,9 @@ def calm_output(workflow: Any) -> Failures:
         if internals.exception_of(record) == RefusedError.__name__:
             print(RefusedError.said, file=sys.stderr)
             return False
+        if internals.exception_of(record) == LOCKED and (others := run_lock.living(Path())):
+            print(plain(message_of_lock(others)), file=sys.stderr)
+            return False
         if not shows_all and (steps := internals.progress_of(record)):
             # Without a share in percent: the plan adds steps, so it would fall.
             print(f"{steps[0]} of {steps[1]} steps done", file=sys.stderr)
@@ -181,6 +186,17 @@ def message_of(job: FailedJob, is_here: bool) -> str:
     ended = "stopped" if job.was_stopped else "failed"
     line = plain(f"{job.rule:>8} │ {ended}; its log: {job.log or 'none'}")
     return line if is_here else plain(f"{job.rule:>8} │ error: {job.sentence()}\n") + line
+
+
+def message_of_lock(others: Sequence[run_lock.Owner]) -> str:
+    """Return the message where Snakemake finds its folder locked by these living `others`: its own
+    one advises `--unlock`, which would let two processes write one file."""
+    commands = ", ".join(f"{other.command} (process {other.pid})" for other in others)
+    return (
+        f"Another run in this folder makes a file that this run needs too, such as the weights of "
+        f"its model: {commands}. Nothing was changed. Wait until it ends, then type the same command "
+        f"again:\n    {command_line.this()}"
+    )
 
 
 def stopped() -> str:

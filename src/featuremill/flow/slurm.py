@@ -10,18 +10,20 @@ goes by the controller, the accounting database (where there is one) and what th
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.flow import internals
+from featuremill.flow.screen import RefusedError
 
 EXECUTOR = "snakemake_executor_plugin_slurm"
 FOLDER = Path(".snakemake/featuremill-slurm")
@@ -36,6 +38,8 @@ PAUSE_SECONDS = 5.0
 AWAY = "slurmctld does not answer, so a submission waits for it"
 LONGEST_SECONDS = 180
 """Between two looks at the jobs, while none of them ends."""
+PLUGIN_NAME = re.compile(r"[a-zA-Z0-9_.]+")
+"""What the executor takes as a `gpu_model` (2.8.0); Slurm's own names may have hyphens."""
 CLUSTERS = ("cluster", "clusters", "slurm_cluster")
 """Resources that send a job to another cluster."""
 
@@ -202,7 +206,31 @@ def prepare(workflow: Any) -> None:
     some; with any other executor nothing is different."""
     is_going = internals.is_main(workflow) and internals.executes(workflow)
     if is_going and internals.runs_elsewhere(workflow) and EXECUTOR in sys.modules:
+        if problem := problem_of_gpus(internals.rule_resources(workflow, "extract")):
+            raise RefusedError(problem)
         internals.replace_executor("slurm", watched)
+
+
+def problem_of_gpus(resources: Mapping[str, str]) -> str:
+    """Return why jobs with these `resources` could not be submitted, or would ask for GPUs twice;
+    empty where they can.
+
+    Snakemake's executor would find the first only after the plan has waited in the queue.
+    """
+    model = resources.get("gpu_model", "")
+    if model and not PLUGIN_NAME.fullmatch(model):
+        return (
+            f"gpu_model: {model}: Snakemake's plugin for Slurm takes only letters, digits, '_' and "
+            "'.' there; leave it out and choose the nodes by one of their features, which sinfo "
+            "-o '%f %G' prints: constraint=FEATURE."
+        )
+    gres = resources.get("gres", "")
+    if "gpu" in gres.split(":")[0] and resources.get("gpu") != "0":
+        return (
+            f"gres: {gres}: the job would ask for these GPUs and for gpu=1 besides; leave gres out, "
+            "or add gpu=0 to it: --set-resources extract:gpu=0."
+        )
+    return ""
 
 
 def watched(executor: type[Any]) -> type[Any]:

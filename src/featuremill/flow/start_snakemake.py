@@ -1,7 +1,8 @@
 """Snakemake as `featuremill run` becomes it.
 
 Ctrl-C while it starts ends it without a traceback; once it has read the workflow, `screen.py`
-answers. It ends with the exit status of what failed, where Snakemake always ends with 1.
+answers. It ends with the exit status of what failed, where Snakemake always ends with 1. Options
+that it cannot read are one sentence, where Snakemake prints its usage of ninety lines.
 """
 
 import signal
@@ -10,10 +11,44 @@ import sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
+import argparse
+import difflib
+import re
+from typing import NoReturn
+
 from snakemake.cli import main
 
 from featuremill.flow import internals
 
+OPTION = re.compile(r"--[a-z][a-z0-9-]+")
+FOLDER = re.compile(r"--(out|result)")
+"""What people type who look for a folder of results."""
+ALIKE = 0.75
+UNKNOWN = "unrecognized arguments: "
+
+
+def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
+    """End with one sentence about options of the command line that cannot be read."""
+    known = set(OPTION.findall(parser.format_usage()))
+    if message.startswith(UNKNOWN):
+        words = message.removeprefix(UNKNOWN).split()
+        option = next((word for word in words if word.startswith("-")), words[0]).split("=")[0]
+        near = difflib.get_close_matches(option, known, 1, ALIKE)
+        hint = f"did you mean {near[0]}? " if near else ""
+        message, typed = f"there is no option {option}; {hint}", {option}
+    else:  # of an option that was typed in short, which argparse writes in full
+        named = OPTION.findall(message)
+        typed = {word.split("=")[0] for word in sys.argv[1:]} - known
+        short = next((word for word in typed for name in named if name.startswith(word)), "")
+        message += f" ({short} was read as this option)" if short.startswith("--") else ""
+        message += "; "
+    if any(map(FOLDER.match, typed)):
+        message += "results are in results/<run> of the folder that --directory names; "
+    print(f"error: {message}snakemake --help lists all options.", file=sys.stderr)
+    sys.exit(2)
+
+
+argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
 internals.keep_own_profile_quiet()
 try:
     main()

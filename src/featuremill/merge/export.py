@@ -39,13 +39,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--to",
         action="extend",
         nargs="+",
-        choices=names(),
+        type=_format,
         required=True,
         metavar="FORMAT",
         help=f"one or several of {', '.join(names())}",
     )
     parser.add_argument("--output", type=Path, help="folder for the files; default: the run's own")
     parser.add_argument("--threads", type=int, default=num_cores())
+
+
+def _format(word: str) -> str:
+    if Path(word).is_dir():
+        raise argparse.ArgumentTypeError(
+            f"{word} is a folder and no format; the run's folder comes first: featuremill export "
+            "results/RUN --to FORMAT"
+        )
+    try:
+        format_of(word)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return word
 
 
 def run(arguments: argparse.Namespace) -> None:

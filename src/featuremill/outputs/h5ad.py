@@ -18,7 +18,14 @@ from featuremill.workload.outputs import Format, Target, need
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = Format("embeddings.h5ad", "anndata, scanpy", 400, "pooled", takes_samples=True)
+FORMAT = Format(
+    "embeddings.h5ad",
+    "anndata, scanpy",
+    400,
+    "pooled",
+    takes_samples=True,
+    also_called=("anndata", "scanpy"),
+)
 BYTES_A_TEXT = 64
 """What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
 VERSIONS = {

@@ -14,7 +14,14 @@ from featuremill.workload.outputs import Format, Target, need
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FORMAT = Format("embeddings.npy", "NumPy, memory-mapped", 0, "pooled", has_sidecar=True)
+FORMAT = Format(
+    "embeddings.npy",
+    "NumPy, memory-mapped",
+    0,
+    "pooled",
+    has_sidecar=True,
+    also_called=("npz", "numpy"),
+)
 
 
 class Writer:

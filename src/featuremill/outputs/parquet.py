@@ -20,6 +20,7 @@ FORMAT = Format(
     why_not_more="one file of that size is hard to move and to read; parquet_dataset writes a "
     "folder.",
     takes_samples=True,
+    also_called=("arrow", "feather", "pandas"),
 )
 HEX_DIGITS = 64
 

@@ -27,6 +27,7 @@ FORMAT = Format(
     most_records=1_000_000,
     why_not_more=ONE_BY_ONE,
     takes_samples=True,
+    also_called=("h5", "hdf5"),
 )
 
 

@@ -22,6 +22,7 @@ FORMAT = Format(
     most_records=1_000_000,
     why_not_more="text is three times as large as parquet, and slow to read.",
     has_sidecar=True,
+    also_called=("csv", "txt", "table", "text"),
     takes_samples=True,
 )
 

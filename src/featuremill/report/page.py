@@ -387,5 +387,5 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     name = shlex.quote(f"{run}.yaml")
     return {
         "config": yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=10_000),
-        "commands": f"{checks}snakemake --configfile {name} --cores all{limit}",
+        "commands": f"{checks}featuremill run {name}{limit}",
     }

@@ -8,6 +8,7 @@ merge and all readers of results use these.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import logging
 import re
@@ -66,6 +67,8 @@ class Format(NamedTuple):
     has_sidecar: bool = False
     """Whether the attributes are in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
+    also_called: tuple[str, ...] = ()
+    """Other words and suffixes that people type for it; a message names it for them."""
     times_as_large: float = 1.0
     """The size of its values in relation to binary numbers."""
     environment: Path | None = None
@@ -80,6 +83,14 @@ def names() -> list[str]:
     return [*ours, *entry_points.others(GROUP)]
 
 
+def _meant(word: str) -> str:
+    """Return the output that somebody probably means who types `word`; "" if none is likely."""
+    for name, _ in _named():
+        if word in format_of(name).also_called:
+            return name
+    return next(iter(difflib.get_close_matches(word, names(), 1)), "")
+
+
 @functools.cache
 def module_of(name: str) -> ModuleType:
     """Return the output called `name`.
@@ -90,7 +101,9 @@ def module_of(name: str) -> ModuleType:
     point = entry_points.find(GROUP, name)
     if point is None:
         known = ", ".join(f"`{known}`" for known in names())
-        raise UserError(f"give one of {known}, not {name!r}.")
+        meant = _meant(name.lower().lstrip("."))
+        hint = f"; you may mean `{meant}`" if meant else ""
+        raise UserError(f"give one of {known}, not {name!r}{hint}.")
     try:
         module = import_module(point.module)
     except Exception as error:

@@ -104,9 +104,23 @@ def whole_path(run_folder: Path) -> Path:
 
 def read(run_folder: Path) -> Owner | None:
     """Return the last owner of the run; None when the run has none yet."""
-    fields = read_json(path_of(run_folder))
+    return _owner_in(path_of(run_folder))
+
+
+def _owner_in(path: Path) -> Owner | None:
+    fields = read_json(path)
     needed = set(Owner._fields) - set(Owner._field_defaults)
     return Owner(**fields) if fields and needed <= set(fields) <= set(Owner._fields) else None
+
+
+def living(folder: Path) -> list[Owner]:
+    """Return the other processes that compute runs now of which `folder` is the working folder."""
+    found = []
+    for path in sorted((folder / ".snakemake").glob("featuremill.*.owner")):
+        owner = _owner_in(path)
+        if owner and owner.pid != os.getpid() and lock_holder.is_held(path):
+            found.append(owner)
+    return found
 
 
 def claim(run_folder: Path) -> TextIO | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from featuremill import inputs
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped
@@ -88,6 +90,7 @@ def _read(path: Path) -> Content:
     """
     import torch
 
+    _refuse_sequences(path)
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         layout = next((layout for layout in LAYOUTS if layout.ids in content), None)
@@ -109,6 +112,17 @@ def _read(path: Path) -> Content:
             "*_merged.pt, or a run's folder."
         ) from None
     return Content(layout, ids, vectors)
+
+
+def _refuse_sequences(path: Path) -> None:
+    """Refuse a file of records: a head takes their features."""
+    if path.is_file() and (kind := inputs.evident_format(path)):
+        config = path.with_suffix(".yaml").name
+        raise UserError(
+            f"{path}: this is {kind}, and a head takes features; compute them first: featuremill "
+            f"init {shlex.quote(str(path))}, with the model and options of the head, then "
+            f"featuremill run {shlex.quote(config)}, and name the folder results/… of that run here."
+        )
 
 
 class FileFeatures:
