@@ -108,7 +108,7 @@ def circles():
 
 
 def beside_the_contract():
-    """Return what modules of steps import of rooms that are no part of their contract, by module."""
+    """Return what modules of steps import that is no part of their contract, by module."""
     known, found = modules(), {}
     for name, text in known.items():
         if room_of(name) != "steps":
@@ -161,7 +161,7 @@ def table():
         "arrows between rooms": len(arrows(room_of)),
         "arrows between units (each step and workload is one)": len(arrows()),
         "circles of modules": len(circles()),
-        f"names that steps import beside their contract (in {len(beside)} of {len(steps)} modules)": (
+        f"names that steps import beside the contract (in {len(beside)} of {len(steps)} modules)": (
             sum(map(len, beside.values()))
         ),
         f"modules that know of samples ({sum(samples.values())} conditions)": len(samples),
