@@ -11,9 +11,11 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import house
 import mutants
 import pytest
 import yaml
+from house import PACKAGE, ROOMS, modules, room_of, targets_of
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -327,13 +329,6 @@ def test_the_table_of_the_environment_has_what_is_named_and_nothing_else():
             assert re.search(rf"\b{name}\b", in_code), f"{name}: nobody reads it"
 
 
-PACKAGE = ROOT / "src/featuremill"
-ROOMS = (
-    *("base", "lease", "store", "features"),
-    *("workload", "inputs", "step", "config", "plan", "extract"),
-    *("merge", "status", "doctor", "report", "flow", "outputs", "steps", "workloads"),
-)
-"""Each may import those before it; docs/architecture.md says what they are."""
 SPINE = {"plan", "extract", "merge"}
 """These never import one another: they meet in the files of a run."""
 FOR_WORKLOADS = {"base", "workload", "inputs"}
@@ -345,39 +340,6 @@ MAX_ARROWS = 74
 besides, it may only shrink."""
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports against the order) and why. It may only shrink."""
-
-
-@functools.cache
-def modules():
-    """Return the text of each module by its name below featuremill; that of the package is ""."""
-    found = {}
-    for path in PACKAGE.rglob("*.py"):
-        parts = path.relative_to(PACKAGE).with_suffix("").parts
-        found[".".join(part for part in parts if part != "__init__")] = path.read_text("utf-8")
-    return found
-
-
-def targets_of(text, known):
-    """Yield what a module imports of the package, "" for the package itself, and "snakemake"."""
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.module and not node.level, "imports are absolute"
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for top, _, name in (name.partition(".") for name in names):
-            if top == "snakemake":
-                yield top
-            elif top == "featuremill":
-                yield name if name in known else name.rpartition(".")[0]
-
-
-def room_of(module):
-    """Return the module's room; `api`, `__main__` and the package itself are at the root."""
-    first = module.partition(".")[0]
-    return first if first in ROOMS else "root"
 
 
 def may_import(module, target):
@@ -436,9 +398,7 @@ def test_rooms_import_only_what_they_may():
     wrong = {pair for pair in found if not may_import(*pair)}
     assert wrong - EXCEPTIONS.keys() == set(), "these imports run against the order of the rooms"
     assert EXCEPTIONS.keys() - wrong == set(), "these are no longer needed: take them off"
-    ours = {pair for pair in found if pair[1] != "snakemake"}
-    arrows = {pair for pair in (tuple(map(room_of, pair)) for pair in ours) if pair[0] != pair[1]}
-    assert len(arrows) <= MAX_ARROWS
+    assert len(house.arrows(room_of)) <= MAX_ARROWS
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def refusing_others(folder: Results) -> Iterator[None]:
                     f"{folder.root}: a featuremill {verb} works on this run; wait for it, or stop "
                     "it."
                 )
-        run_lock.refuse_jobs(folder)
+        run_lock.refuse_jobs(folder.root)
         yield
 
 

@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> None:
         for folder in planned:
             stack.enter_context(run_lock.alone(folder.root))
             stack.enter_context(locked(folder.store / "plan.lock", say))
-            run_lock.refuse_jobs(folder)
+            run_lock.refuse_jobs(folder.root)
         is_changed = retry(
             planned, arguments.reason or [], arguments.dry_run, arguments.sample or []
         )

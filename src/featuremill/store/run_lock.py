@@ -14,16 +14,12 @@ import platform
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
 from featuremill.store import lock_holder
 from featuremill.store.files import read_json
-
-if TYPE_CHECKING:
-    from featuremill.store.results import Results
-
 
 RESULTS = "results"
 """The folder of all runs."""
@@ -181,16 +177,16 @@ def alone(run_folder: Path) -> Iterator[None]:
             file.close()
 
 
-def refuse_jobs(folder: Results) -> None:
+def refuse_jobs(run_folder: Path) -> None:
     """Refuse while a job computes a shard of the run: one of a cluster may outlive its Snakemake.
 
     Raises:
         UserError: when there is one.
     """
-    for path in folder.store.glob("journals/*/*.lock"):
+    for path in (run_folder / "store").glob("journals/*/*.lock"):
         if lock_holder.is_held(path):
             raise UserError(
-                f"{folder.root}: a job is computing shard {path.stem[:8]}; wait for it, or stop it."
+                f"{run_folder}: a job is computing shard {path.stem[:8]}; wait for it, or stop it."
             )
 
 

@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.store.files import digest_at, files_below
 
 if TYPE_CHECKING:
-    from featuremill.workload import WorkloadOptions
+    from featuremill.workload.contract import WorkloadOptions
 
 
 Found = TypeVar("Found")

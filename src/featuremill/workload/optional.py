@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from featuremill.base.reasons import Kind
     from featuremill.lease.devices import Device
-    from featuremill.workload import Weights
+    from featuremill.workload.contract import Weights
     from featuremill.workload.figures import Figure
 
 

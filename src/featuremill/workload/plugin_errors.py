@@ -22,7 +22,7 @@ from featuremill.base.text import clipped
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from featuremill.workload import Record, Workload
+    from featuremill.workload.contract import Record, Workload
 
 GROUP = "featuremill.workloads"
 """The entry points by which packages register their workloads."""
@@ -141,7 +141,7 @@ def records_of(
 def _checked(
     name: str, workload: Workload, inputs: Sequence[Path], options: Any
 ) -> Iterator[Record]:
-    from featuremill.workload import Record
+    from featuremill.workload.contract import Record
 
     number = 0
     try:
@@ -172,7 +172,7 @@ def _checked(
 
 def _refuse_record(name: str, record: Any, number: int) -> None:
     """Raise WorkloadError if a field has a wrong type; subclasses pass."""
-    from featuremill.workload import Record
+    from featuremill.workload.contract import Record
 
     if not isinstance(record, Record):
         raise plugin_error(

@@ -1,0 +1,175 @@
+"""The size and the joints of the house, counted: `python tests/house.py` prints the table.
+
+tests/test_house.py holds some of these numbers; what it does not hold is here to be looked at. All
+counts are of the syntax tree: imports inside functions count as well.
+"""
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "src" / "featuremill"
+ROOMS = (
+    *("base", "lease", "store", "features"),
+    *("workload", "inputs", "step", "config", "plan", "extract"),
+    *("merge", "status", "doctor", "report", "flow", "outputs", "steps", "workloads"),
+)
+"""Each may import those before it; docs/architecture.md says what they are."""
+PLUGINS = ("steps", "workloads")
+"""Rooms in which each folder or module is a unit of its own."""
+FOR_STEPS = {"step", "features", "inputs"}
+"""The rooms that are the contract of a step; what one imports of others stands beside it."""
+SAMPLES = re.compile(r"\bsamples?\b|_samples?\b|\bsamples?_", re.IGNORECASE)
+
+
+@functools.cache
+def modules():
+    """Return the text of each module by its name below featuremill; that of the package is ""."""
+    found = {}
+    for path in PACKAGE.rglob("*.py"):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        found[".".join(part for part in parts if part != "__init__")] = path.read_text("utf-8")
+    return found
+
+
+def imports_of(text, known):
+    """Yield each (module, name) that a module imports of the package; the module is "" for the
+    package itself, and the name is "" where a module is imported whole. Snakemake is
+    ("snakemake", "")."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module and not node.level, "imports are absolute"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for top, _, name in (name.partition(".") for name in names):
+            if top == "snakemake":
+                yield top, ""
+            elif top == "featuremill":
+                yield (name, "") if name in known else name.rpartition(".")[::2]
+
+
+def targets_of(text, known):
+    """Yield what a module imports of the package, "" for the package itself, and "snakemake"."""
+    yield from (module for module, _ in imports_of(text, known))
+
+
+def room_of(module):
+    """Return the module's room; `api`, `__main__` and the package itself are at the root."""
+    first = module.partition(".")[0]
+    return first if first in ROOMS else "root"
+
+
+def unit_of(module):
+    """Return the module's room, or its plug-in: `steps.heads`, `workloads.pac`."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] in PLUGINS else room_of(module)
+
+
+def arrows(of=unit_of):
+    """Return the pairs of units, or of what `of` says, of which one imports the other."""
+    known = modules()
+    pairs = {
+        (of(name), of(target))
+        for name, text in known.items()
+        for target in targets_of(text, known)
+        if target != "snakemake"
+    }
+    return {(one, other) for one, other in pairs if one != other}
+
+
+def circles():
+    """Return the groups of modules that import one another in a circle (strongly connected)."""
+    known = modules()
+    below = {
+        name: {target for target in targets_of(text, known) if target in known} - {name}
+        for name, text in known.items()
+    }
+
+    def reached(start):
+        seen, waiting = set(), [start]
+        while waiting:
+            for target in below[waiting.pop()] - seen:
+                seen.add(target)
+                waiting.append(target)
+        return seen
+
+    reach = {name: reached(name) for name in below}
+    groups = {
+        frozenset({name} | {other for other in reach[name] if name in reach[other]})
+        for name in below
+        if name in reach[name]
+    }
+    return sorted(groups, key=sorted)
+
+
+def beside_the_contract():
+    """Return what modules of steps import that is no part of their contract, by module."""
+    known, found = modules(), {}
+    for name, text in known.items():
+        if room_of(name) != "steps":
+            continue
+        names = {
+            (module, what)
+            for module, what in imports_of(text, known)
+            if room_of(module) not in {*FOR_STEPS, "kit", "steps"} and module
+        }
+        if names:
+            found[name] = names
+    return found
+
+
+def lines(texts):
+    return sum(len(text.splitlines()) for text in texts)
+
+
+def knows_samples():
+    """Return the modules with a name, an attribute or a text about samples, each with the number of
+    its conditions on them."""
+    found = {}
+    for name, text in modules().items():
+        tree = ast.parse(text)
+        tests = [
+            node.test for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp, ast.While))
+        ]
+        tests += [
+            test
+            for node in ast.walk(tree)
+            if isinstance(node, ast.comprehension)
+            for test in node.ifs
+        ]
+        named = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
+        named |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        named |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+        if any(map(SAMPLES.search, named)):
+            found[name] = sum(bool(SAMPLES.search(ast.unparse(test))) for test in tests)
+    return found
+
+
+def table():
+    """Return the rows of the table: what is counted, and the number."""
+    core = {name: text for name, text in modules().items() if room_of(name) not in PLUGINS}
+    beside, samples = beside_the_contract(), knows_samples()
+    steps = [name for name in modules() if room_of(name) == "steps"]
+    return {
+        "lines of the package": lines(modules().values()),
+        "lines of the core (all but steps and workloads)": lines(core.values()),
+        "arrows between rooms": len(arrows(room_of)),
+        "arrows between units (each step and workload is one)": len(arrows()),
+        "circles of modules": len(circles()),
+        f"names that steps import beside the contract (in {len(beside)} of {len(steps)} modules)": (
+            sum(map(len, beside.values()))
+        ),
+        f"modules that know of samples ({sum(samples.values())} conditions)": len(samples),
+    }
+
+
+if __name__ == "__main__":
+    for what, number in table().items():
+        print(f"{number:>8,}  {what}")
+    for circle in circles():
+        print("  circle:", ", ".join(sorted(circle)))
