@@ -5,9 +5,10 @@ row. Wholly blank rows are skipped, and missing cells at the end of a row are em
 
 A mark that opens a quoted cell and is never closed hides the rows behind it. So quoting is read
 strictly, as csv, pandas, R's write.csv and spreadsheets write it. A quoted cell over several lines
-is believed if none of these lines is a row by itself, or if the file shows that its writer quotes.
-In a TSV table, which has no quoting by its standard (IANA, text/tab-separated-values), marks that
-quote nothing are plain characters, as in UniProt's; in other tables they are refused.
+is believed if its lines are no rows by themselves, or if the file shows that its writer quotes. In
+a TSV table, which has no quoting by its standard (IANA, text/tab-separated-values), marks that
+quote nothing are plain characters, as in UniProt's, if the line is a whole row; else they are
+refused.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from featuremill.inputs.kinds import Kind
 from featuremill.workload import Record
 
 MARK = '"'
-NEVER = "none closes it"
-STANDS_ALONE = "another one stands inside the cell"
+NEVER = "nothing closes its cell"
+STANDS_ALONE = "another one stands inside its cell"
 HIDES = "whole rows stand before"
 TAB = "\t"
 csv.field_size_limit(source.MAX_RECORD_BYTES)
@@ -107,6 +108,8 @@ class _Lines(Iterator[Line]):
 
     def cells_of(self, first: Line) -> list[str]:
         """Return the cells of the row that begins in this line, and take its other lines, too."""
+        if self._open and first.text.strip() and not self._is_row(first):
+            raise self._wrong(self._open, f"line {first.number} is no whole row")
         if MARK not in first.text:
             return first.text.rstrip("\n").split(self._separator)
         if self._separator == TAB:
@@ -118,17 +121,20 @@ class _Lines(Iterator[Line]):
             where = "" if len(lines) == 1 else f" in line {lines[-1].number}"
             raise self._wrong(first.number, f"{problem}{where}")
         if len(lines) > 1 and (len(cells) != self._width or not self._is_one_row(lines)):
-            raise self._wrong(first.number, f"{HIDES} it ends, in line {lines[-1].number}")
+            raise self._wrong(first.number, f"{HIDES} its cell ends, in line {lines[-1].number}")
         return cells
 
     def _by_tabs(self, first: Line) -> list[str]:
         if self._open:
             self._follow(first)
         lines, cells, problem = self._quoted(first)
-        if not problem and (len(lines) > 1 or not self._is_row(first)):
+        is_more = len(lines) > 1 or not self._is_row(first)
+        if is_more and not problem and len(cells) == self._width:
             return cells
+        if self._width and not self._is_row(first):
+            raise self._wrong(first.number, problem or "the line is no whole row")
         self._ahead.extendleft(reversed(lines[1:]))
-        if not self._open and _ends_inside(first.text):
+        if not self._open and (end := _end_of(first.text)) and end.is_inside:
             self._open = first.number
         return self._plain(first)
 
@@ -137,13 +143,12 @@ class _Lines(Iterator[Line]):
 
     def _follow(self, line: Line) -> None:
         """Refuse the table where an open cell ends in this line; forget it if it cannot end."""
-        try:
-            if _ends_inside(MARK + line.text, is_strict=True):
-                return
-        except csv.Error:
+        end = _end_of(MARK + line.text)
+        if end is None:
             self._open = 0
+        if end is None or (end.is_inside and end.num_cells == 1):
             return
-        raise self._wrong(self._open, f"{HIDES} a mark could close it, in line {line.number}")
+        raise self._wrong(self._open, f"{HIDES} a mark could close its cell, in line {line.number}")
 
     def _quoted(self, first: Line) -> tuple[list[Line], list[str], str]:
         """Return the lines of a row with quoted cells, its cells, and what is wrong with them. Of a
@@ -167,7 +172,8 @@ class _Lines(Iterator[Line]):
         return line.text.count(self._separator) == self._width - 1
 
     def _is_one_row(self, lines: list[Line]) -> bool:
-        return self._quotes() or not any(self._is_row(line) for line in lines[1:])
+        are_rows = self._is_row(lines[0]) and any(map(self._is_row, lines[1:]))
+        return not are_rows or self._quotes()
 
     def _quotes(self) -> bool:
         """Return whether the file shows that its writer quotes: all names, or a line has more
@@ -181,22 +187,26 @@ class _Lines(Iterator[Line]):
 
     def _wrong(self, line: int, problem: str) -> UserError:
         return UserError(
-            f"{self._path}:{line}: a quotation mark opens a cell here, and {problem}; close the "
+            f"{self._path}:{line}: a quotation mark stands here, and {problem}; close the "
             "cell in its own line, or take the mark away (inside a quoted cell, write it twice)."
         )
 
 
-def _ends_inside(text: str, is_strict: bool = False) -> bool:
-    """Return whether a quoted cell of this line of a TSV table goes on in the next one; raise
-    csv.Error where marks stand alone, else take such a line for a whole one."""
+class _End(NamedTuple):
+    """How a line of a TSV table ends, if it is of quoted cells."""
+
+    is_inside: bool
+    """Its last cell goes on in the next line."""
+    num_cells: int
+
+
+def _end_of(text: str) -> _End | None:
     reader = csv.reader(iter([text, MARK]), delimiter=TAB, strict=True)
     try:
-        next(reader)
-    except csv.Error:
-        if is_strict:
-            raise
-        return False
-    return reader.line_num > 1
+        cells = next(reader)
+    except csv.Error:  # a mark stands alone
+        return None
+    return _End(reader.line_num > 1, len(cells))
 
 
 def _unquoted(cell: str) -> str:
