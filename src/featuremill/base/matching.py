@@ -131,7 +131,7 @@ class Matcher:
                     f"{clipped(id)!r}, which has a row in line {self._line_of[id]}; leave one of "
                     "them."
                 )
-        if not (unmatched := self.unmatched):
+        if not (unmatched := self.unmatched):  # or no names at all
             return
         num_names, num_matched = len(self._line_of), len(self._id_of)
         first = f"{clipped(unmatched[0])!r} (line {self._line_of[unmatched[0]]})"
