@@ -251,3 +251,77 @@ def test_protein_entries_are_records_themselves(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "p.gp")
     assert (record.id, record.payload) == ("NP_1.1", UBIQUITIN.encode())
     assert record.description == "polyubiquitin-C"
+
+
+SWISS = """\
+ID   TEST_HUMAN              Reviewed;          22 AA.
+AC   P12345; Q99999;
+DE   RecName: Full=Test protein;
+OS   Homo sapiens (Human).
+SQ   SEQUENCE   22 AA;  2500 MW;  0000000000000000 CRC64;
+     MKTAYIAKQR QISFVKSHFS RQ
+//
+ID   OTHER_HUMAN             Unreviewed;         5 AA.
+AC   A0A023FBW4;
+SQ   SEQUENCE   5 AA;  500 MW;  0000000000000000 CRC64;
+     MKTAY
+//
+"""
+PIR = """\
+>P1;CRYA_DUCK
+ALPHA CRYSTALLIN B CHAIN
+MDITIHNPLI
+RRPL*
+>F1;X
+A FRAGMENT (TITLE)
+MKV*
+"""
+
+
+@pytest.mark.parametrize("name", ["e.dat", "e.txt", "e.embl", "uniprot.fa"])
+def test_a_uniprot_flat_file_is_read_whatever_its_name(tmp_path, name):
+    records = read(write(tmp_path / name, SWISS))
+    assert [(r.id, r.payload) for r in records] == [
+        ("P12345", b"MKTAYIAKQRQISFVKSHFSRQ"),
+        ("A0A023FBW4", b"MKTAY"),
+    ]
+    assert "Test protein" in records[0].description
+
+
+def test_a_title_of_pir_is_no_sequence(tmp_path):
+    records = read(write(tmp_path / "e.pir", PIR))
+    assert [(r.id, r.description, r.payload) for r in records] == [
+        ("CRYA_DUCK", "ALPHA CRYSTALLIN B CHAIN", b"MDITIHNPLIRRPL"),
+        ("X", "A FRAGMENT (TITLE)", b"MKV"),
+    ]
+    fasta = read(write(tmp_path / "e.fa", ">P1;a b\nMKV\n>P1;c\nMKL\n"))
+    assert [(r.id, r.payload) for r in fasta] == [("P1;a", b"MKV"), ("P1;c", b"MKL")]
+
+
+def test_a_line_of_labels_is_no_sequence(tmp_path):
+    three = "".join(f">p{n}\n{'MKV' * n}\n{'HHE' * n}\n" for n in range(1, 4))
+    with pytest.raises(UserError, match=r"t\.3line:3: each record has two lines of one length, so "):
+        read(write(tmp_path / "t.3line", three))
+    for wrapped in (
+        "".join(f">p{n}\n{'MKV' * 4}\n{'MKL' * 4}\n" for n in range(3)),
+        f"{three}>p4\nMKV\nMK\n",
+        ">one\nMKV\nHHH\n",
+    ):
+        assert len(read(write(tmp_path / "w.fa", wrapped))) == wrapped.count(">")
+
+
+@pytest.mark.parametrize("word", ["NA", "nan", "NaN", "None", "null", "NULL", "N/A", "#N/A"])
+def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
+    frame = pd.DataFrame({"id": ["P1", "NA"], "sequence": [word, "NAN"]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    write(tmp_path / "t.fa", f">P1\n{word}\n>NA\nNAN\n")
+    for name in ("t.csv", "t.parquet", "t.fa"):
+        missing, peptide = read(tmp_path / name)
+        if word.startswith("#") and name == "t.fa":  # a comment there
+            assert missing.reason == "empty sequence"
+        else:
+            assert missing.reason == f"a word for a missing sequence: {word}"
+        assert (peptide.id, peptide.payload, peptide.reason) == ("NA", b"NAN", "")
+    (real,) = read(write(tmp_path / "t.fa", ">P1\nNA*\n"))
+    assert real.payload == b"NA"

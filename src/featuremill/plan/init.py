@@ -185,6 +185,13 @@ def _look(checked: config.Config) -> Survey:
         log.info("%s", line)
     if not survey.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
+    if survey.only_id:
+        log.warning(
+            "%r is the id of all %s records, and they are different, so a run refuses them; an id "
+            "is the first word of a header, so give each record its own.",
+            survey.only_id[:60],
+            f"{survey.lengths.total():,}",
+        )
     if survey.tally.is_nucleotides:
         nucleotides.refuse(list(map(str, paths)), log)
     return survey
