@@ -257,6 +257,7 @@ def test_a_column_colours_the_map_by_accession_too(
     again = make(root, "--label-file", str(tmp_path / "l.parquet"), "--label", "family")
     assert names_of(again) == names
     path.write_bytes(gzip.compress(b"acc\tEntry\tfamily\nx\tP00002\tkinase\n"))
+
     def named_by(column: str) -> list[str]:
         return ["--label-file", str(path), "--label", "family", "--id-column", column]
 
@@ -302,7 +303,8 @@ def test_labels_that_cannot_be_had_are_said(
     (warned,) = (line for line in capsys.readouterr().err.splitlines() if "no record" in line)
     assert (
         f"{path}: no record on the map has a family there, by its id or accession: the first id is "
-        "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length." in warned
+        "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length."
+        in warned
     )
     assert "length" in rows_of(page, "embeddings")[0]
     file = ("--label-file", str(path))

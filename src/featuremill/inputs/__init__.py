@@ -159,7 +159,7 @@ def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[
 
 def columns_taken(path: Path, options: BaseModel) -> str:
     """Return in words which columns of the table `path` are read; "" for other formats."""
-    if not isinstance(options, TableOptions | RowOptions) or not _is_table(path):
+    if not isinstance(options, TableOptions | RowOptions) or not is_table(path):
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
     return _kind_of(options).taken(path, names).described
@@ -172,7 +172,7 @@ def names_in_table(path: Path, what: str) -> list[str]:
         UserError: it cannot be read, or is no table; `what` is read from one.
     """
     source.check(path)
-    if not _is_table(path):
+    if not is_table(path):
         raise UserError(f"{path}: {what} are read from a table; give a .csv, .tsv or .parquet.")
     names: list[str] = import_module(_module(format_of(path))).names_of(path)
     return names
@@ -218,7 +218,8 @@ def _suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
+    """Return whether `path` is a table, by its suffix."""
     return format_of(path).module in ("table", "parquet")
 
 
