@@ -123,7 +123,7 @@ def expected_of(data):
     data = data.removeprefix(b"\xef\xbb\xbf")
     if b"\0" in data:
         return None
-    records, is_begun = [], False
+    records, lines, is_begun = [], [], False
     text = data.decode("utf-8", "surrogateescape")
     for number, line in enumerate(re.split("\r\n|\r|\n", text), 1):
         bare = line.lstrip()
@@ -131,11 +131,13 @@ def expected_of(data):
         if bare.startswith(">"):
             is_begun = True
             records.append([bare[1:], "", number])
+            lines.append([])
         elif not bare or bare[0] in ";#":
             continue
         elif not is_begun:
             return None
         else:
+            lines[-1].append(len(bare.rstrip()))
             records[-1][1] += re.sub("[ \t\x0b\x0c]", "", bare)
     found = []
     for header, letters, line in records:
@@ -143,6 +145,9 @@ def expected_of(data):
             header = header.encode("utf-8", "surrogateescape").decode("latin-1")
         id, *rest = header.split(None, 1) or [""]
         found.append((id, (rest or [""])[0].strip(), letters, line))
+    are_alike = all(len(of_record) == 2 and len(set(of_record)) == 1 for of_record in lines)
+    if are_alike and len({length for length, _ in lines}) > 1:
+        return None  # the second lines are labels
     if not found or any(">" in letters for _, _, letters, _ in found):
         return None
     return found
@@ -220,7 +225,9 @@ def test_tables_keep_every_row_in_order(folder, rows, kind):
         (id.strip(), description.strip(), line) for (id, _, description), line in wanted
     ]
     for record, ((_, letters, _), _) in zip(records, wanted, strict=True):
-        residues = letters.replace(" ", "").upper().rstrip("*") * (not is_missing(letters))
+        residues = letters.replace(" ", "").upper().rstrip("*") * (
+            not is_missing("".join(letters.split()))
+        )
         is_good = residues and "*" not in residues and record.id
         is_good = is_good and not re.search("[\x00-\x1f\x7f-\x9f\u2028\u2029]", record.id)
         assert record.payload.decode() == (residues if is_good else "")

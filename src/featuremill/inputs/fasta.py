@@ -55,12 +55,13 @@ def _refuse_labels(path: Path) -> None:
     place = 0
     with source.open_text(path, errors="surrogateescape") as text:
         for number, line in enumerate(itertools.islice(text, LINES_LOOKED_AT), 1):
+            line = line.lstrip().lstrip("\ufeff").rstrip()
             if line[:1] == ">":
                 if lengths and len(lengths[-1]) != 2:
                     return
                 lengths.append([])
-            elif lengths and line.strip():
-                lengths[-1].append(len(line.strip()))
+            elif lengths and line and line[0] not in "#;":
+                lengths[-1].append(len(line))
                 place = place or number + 1
     if len(lengths[-1] if lengths else ()) != 2:
         lengths = lengths[:-1]  # the rest of it was not looked at

@@ -26,7 +26,7 @@ from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
 PIR = re.compile(r">(P1|F1|DL|DC|RL|RC|N1|N3|XX);")
-"""How a header of NBRF/PIR begins; it has a title in the line behind it, and * ends the sequence."""
+"""How a header of NBRF/PIR begins; a title is in the next line, and * ends the sequence."""
 MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
 """What an entry may take: that of the human chromosome 1 has some 400 MB."""
 
