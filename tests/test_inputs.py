@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import re
 import string
+import struct
+import tarfile
 from io import StringIO
 from pathlib import Path
 
@@ -14,7 +19,7 @@ from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqFeature import SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
-from broken_inputs import INSULIN_A, UBIQUITIN
+from broken_inputs import INSULIN_A, UBIQUITIN, _packed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xopen import xopen
@@ -329,3 +334,62 @@ def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
         assert (peptide.id, peptide.payload, peptide.reason) == ("NA", b"NAN", "")
     (real,) = read(write(tmp_path / "t.fa", ">P1\nNA*\n"))
     assert real.payload == b"NA"
+
+
+TWO = b">a\nMKTAYIAKQR\n>b\nMKV\n"
+ONE_MORE = b">c\nMKL\n"
+
+
+def skippable(data: bytes, number: int) -> bytes:
+    """Return a frame of zstd that holds no data of the file, as pzstd and others write them."""
+    return struct.pack("<II", 0x184D2A50 + number, len(data)) + data
+
+
+STREAMS = {
+    "pzstd.zst": skippable(b"size", 0) + _packed(TWO, "zst") + skippable(b"", 15),
+    "info.zst": skippable(b"made by a pipeline", 14) + _packed(TWO, "zst"),
+    "padded.xz": lzma.compress(TWO) + bytes(8),
+    "padded.gz": gzip.compress(TWO) + bytes(512),
+}
+SEVERAL = {
+    "several.xz": lzma.compress(TWO) + bytes(4) + lzma.compress(ONE_MORE) + bytes(4),
+    "several.gz": gzip.compress(TWO) + gzip.compress(ONE_MORE),
+    "several.bz2": bz2.compress(TWO) + bz2.compress(ONE_MORE),
+    "several.zst": _packed(TWO, "zst") + _packed(ONE_MORE, "zst"),
+}
+
+
+@pytest.mark.parametrize("name", [*STREAMS, *SEVERAL])
+def test_streams_behind_one_another_are_read_to_the_last(tmp_path, name):
+    records = read(write(tmp_path / f"in.fa.{name}", (STREAMS | SEVERAL)[name]))
+    assert [record.id for record in records] == ["a", "b"] + ["c"] * (name in SEVERAL)
+
+
+def tar(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        entry = tarfile.TarInfo("in.fa")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    return file.getvalue()
+
+
+OTHER_BYTES = {
+    "behind.gz": (gzip.compress(TWO) + b"signature", "has other bytes after its gzip data"),
+    "behind.xz": (lzma.compress(TWO) + b"signature", "has other bytes after its xz data"),
+    "behind.bz2": (bz2.compress(TWO) + b"signature", "has other bytes after its bzip2 data"),
+    "cut.xz": (lzma.compress(TWO * 99)[:-30], "is cut short"),
+    "cut.bz2": (bz2.compress(TWO * 99)[:-9], "is cut short"),
+    "cut.gz": (gzip.compress(TWO * 99)[:-9], "is cut short"),
+    "in.tar": (tar(TWO), "these are files in one tar archive; unpack it and name them"),
+    "in.tar.gz": (gzip.compress(tar(TWO)), "these are files in one tar archive"),
+    "twice.gz": (gzip.compress(gzip.compress(TWO)), "this is compressed twice; unpack it once"),
+    "in.lzma": (lzma.compress(TWO, lzma.FORMAT_ALONE), "this is compressed by lzma, which is not"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_BYTES)
+def test_what_a_packed_file_is_is_said(tmp_path, name):
+    data, sentence = OTHER_BYTES[name]
+    with pytest.raises(UserError, match=sentence):
+        read(write(tmp_path / name, data))

@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import anndata
 import h5py
@@ -73,6 +75,21 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
         assert [*sheet.passes()] == [{"x.fa": 0, "b.fa": 0}, {"b.fa": 1}]
     with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
         found[0].refuse_missing(["b.fa"])
+
+
+def test_all_that_is_wrong_with_a_sheet_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.csv").write_text("sample,file\nok,gone.fa\nno/name,a.fa\nx,~/a.fa\n")
+    with pytest.raises(UserError) as caught:
+        samples.read(Path("s.csv"))
+    said = str(caught.value)
+    assert re.search(
+        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a sh", said
+    )
+    assert "And s.csv:2: gone.fa: this file does not exist" in said
+    (tmp_path / "s.csv").write_text("sample,file\na,gone.fa\nb,b.fa\n")
+    with pytest.raises(UserError, match=r"s\.csv:2: gone\.fa: this file .*1 more such row"):
+        samples.read(Path("s.csv")).refuse_missing()
 
 
 @pytest.mark.parametrize(

@@ -270,7 +270,7 @@ def _check_head(path: Path, head: bytes) -> None:
     if any(head.startswith(magic) for magic in COMPRESSIONS):
         raise UserError(f"{path}: this is compressed twice; unpack it once (gzip -d, zstd -d).")
     if head[257:262] == b"ustar":
-        raise UserError(f"{path}: this is a tar archive; unpack it and name the files in it.")
+        raise UserError(f"{path}: these are files in one tar archive; unpack it and name them.")
     for magic, kind in BINARY_HEADS.items():
         if head.startswith(magic):
             raise UserError(f"{path}: this {kind}; give the sequences as FASTA or as a table.")
