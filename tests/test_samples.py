@@ -418,7 +418,7 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     assert found.labels.texts == [None, "y", None, "x", None]
     table.write_text("sample\tid\tkind\nlate\tp9\tx\n")
     mismatch = facts.read(run.root, False, table, "kind").labels.mismatch
-    assert mismatch.endswith("its first is 'late/p9', the run's first is 'early/p3'")
+    assert mismatch.endswith("the first id is 'late/p9', and the run's first is 'early/p3'")
     frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
     with pytest.raises(UserError, match="there is no column 'sample'"):
         facts.read(run.root, False, table, "kind")
