@@ -420,7 +420,7 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     mismatch = facts.read(run.root, False, table, "kind").labels.mismatch
     assert mismatch.endswith("the first id is 'late/p9', and the run's first is 'early/p3'")
     frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
-    with pytest.raises(UserError, match="there is no column 'sample'"):
+    with pytest.raises(UserError, match="this table has no column 'sample'"):
         facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
