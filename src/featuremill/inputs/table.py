@@ -176,14 +176,21 @@ class _Lines(Iterator[Line]):
         return not are_rows or self._quotes()
 
     def _quotes(self) -> bool:
-        """Return whether the file shows that its writer quotes: all names, or a line has more
-        separators than a row has."""
+        """Return whether the file shows that its writer quotes: it does so with the first name, or
+        some line has too many separators for a row and is one if those in marks do not count."""
         if self._is_sure is None:
             with source.open_text(self._path, "strict") as text:
-                is_quoted = text.readline().startswith(MARK)
-                most = self._width - 1
-                self._is_sure = is_quoted or any(t.count(self._separator) > most for t in text)
+                self._is_sure = text.readline().startswith(MARK) or any(map(self._shows, text))
         return self._is_sure
+
+    def _shows(self, text: str) -> bool:
+        if MARK not in text or text.count(self._separator) < self._width:
+            return False
+        try:
+            (cells,) = csv.reader([text], delimiter=self._separator, strict=True)
+        except csv.Error:
+            return False
+        return len(cells) == self._width
 
     def _wrong(self, line: int, problem: str) -> UserError:
         return UserError(
