@@ -191,3 +191,13 @@ def test_free_text_over_several_lines_is_one_cell(tmp_path):
         list(table.rows(path))
     path.write_text('"id","text"\n"P1","hello\nfirst, second"\n"P2","plain"\n')
     assert next(iter(table.rows(path))) == (2, ["P1", "hello\nfirst, second"])
+
+
+@pytest.mark.parametrize(
+    "text", ['P1\t"a\nb\tc"\n', 'P1\t"a\nP2\tb\nP3\tc"\n', 'P1\t"a\nP2\tb\nc"\n']
+)
+def test_a_cell_that_may_be_rows_is_refused_in_a_table_with_tabs(tmp_path, text):
+    path = tmp_path / "t.tsv"
+    path.write_text(f"id\ttext\n{text}")
+    with pytest.raises(UserError, match=r"t\.tsv:2: a quotation mark stands here, and "):
+        list(table.rows(path))
