@@ -99,7 +99,7 @@ class _Lines(Iterator[Line]):
         self._ahead: deque[Line] = deque()
         """Lines that were read and put back."""
         self._open = 0
-        """Of a TSV table the line where a mark opened a cell, as long as it could go on."""
+        """Of a TSV table the line where a mark opened a cell, as long as it could continue."""
         self._is_sure: bool | None = None
         """Whether the file is known to quote cells."""
 
@@ -203,7 +203,7 @@ class _End(NamedTuple):
     """How a line of a TSV table ends, if it is of quoted cells."""
 
     is_inside: bool
-    """Its last cell goes on in the next line."""
+    """Its last cell continues in the next line."""
     num_cells: int
 
 
