@@ -40,9 +40,9 @@ def read(
     id_column: str = "",
 ) -> Labels:
     """Return the labels in `table` or, without one, those of the samples of these features, which
-    their sheet has in `column`. The table has ids in `id_column`, or in a column of such a name; they are
-    not yet matched. Of samples, `group` may be a column of the sheet, too, and is the sample if
-    there is none.
+    their sheet has in `column`. The table has ids in `id_column`, or in a column of such a name;
+    they are not yet matched. Of samples, `group` may be a column of the sheet, too, and is the
+    sample if there is none.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
