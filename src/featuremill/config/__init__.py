@@ -82,6 +82,9 @@ class Labels(Section):
     with samples a column `sample`; if not given, the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
+    id_column: str = ""
+    """The file's column of ids. If not given, it is found by its name, such as `id`, `accession` or
+    `entry`."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:
@@ -111,7 +114,8 @@ class Records(Section):
     `sample` and `file`, and others that are kept as the sample's own. See docs/samples.md."""
     inputs: tuple[str, ...] = Field(default=(), validate_default=True)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
-    flat files (.gb, .gbk, .embl); .gz and .zst are read as they are. Required without `samples`."""
+    flat files (.gb, .gbk, .embl, .dat); .gz and .zst are read as they are. Required without
+    `samples`."""
 
     @field_validator("run")
     @classmethod

@@ -14,6 +14,8 @@ from featuremill.workload import Record
 UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WHITESPACE = b" \t\n\r\x0b\x0c"
 NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
+MOST_OF_A_WORD = 12
+"""Longer sequences are not looked at for words."""
 LATIN_1 = "header read as Latin-1"
 
 
@@ -45,6 +47,10 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
         id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:
         payload, reason, fixed = clean(letters)
+        if len(letters) < MOST_OF_A_WORD:
+            word = letters.translate(NO_WHITESPACE)
+            if reasons.is_missing(word):
+                payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line)
         if reason and ">" in letters:
