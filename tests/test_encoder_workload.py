@@ -85,7 +85,7 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
     letters = sequences(KINDS[name])
     reference = Reference(folders(name), name)
     expected = [reference.hidden_states(text) for text in letters]
-    words = vocabulary.of(folders(name), KINDS[name].config["model_type"])
+    words = loaded(folders(name), name).vocabulary
     for text in letters:
         assert words.tokens(text.encode()).tolist() == reference.ids(text), text
     exact = loaded(folders(name), name)
@@ -138,7 +138,7 @@ def test_a_network_of_a_published_one_s_size_is_that_of_transformers(tmp_path, n
 def test_tokens_are_those_of_the_models_own_tokenizer(folders, name):
     kind = KINDS[name]
     reference = Reference(folders(name), name)
-    words = vocabulary.of(folders(name), kind.config["model_type"])
+    words = loaded(folders(name), name).vocabulary
     drawn = random.Random(3)
     for length in (6, 7, 30, 200):
         common = "ACGT" if kind.alphabet == "nucleotides" else LETTERS["proteins"]
