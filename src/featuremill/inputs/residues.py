@@ -16,7 +16,7 @@ from featuremill.inputs.letters import (
     WHITESPACE,
     Cleaned,
     maker,
-    show,
+    show_at,
 )
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
@@ -72,10 +72,10 @@ def _reason(letters: str) -> str:
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues
-    letter, number = stranger.group(), stranger.start() + 1
-    if letter == "*":
-        return reasons.STOP.reason(f"residue {number}")
-    return reasons.LETTERS.reason(f"{show(letter)} at residue {number}")
+    place = stranger.start()
+    if stranger.group() == "*":
+        return reasons.STOP.reason(f"residue {place + 1}")
+    return reasons.LETTERS.reason(f"{show_at(residues, place)} at residue {place + 1}")
 
 
 protein = maker(clean)

@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import EMPTY, Kind, kind_of
 from featuremill.base.text import clipped
 from featuremill.inputs import TableOptions, residues, spelled
-from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show
+from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show_at
 from featuremill.inputs.payloads import Parts, parts_of
 from featuremill.workload import Record
 from featuremill.workloads.encoder import fasta
@@ -64,8 +64,8 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
     if not written:
         return Cleaned(b"", reasons.EMPTY.reason())
     if strangers := written.translate(str.maketrans("", "", alphabet)):
-        place = written.index(strangers[0]) + 1
-        return Cleaned(b"", NOT_3DI.reason(f"{show(strangers[0])} at letter {place}"))
+        place = written.index(strangers[0])
+        return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, place)} at letter {place + 1}"))
     return Cleaned(written.encode())
 
 
