@@ -1,5 +1,5 @@
-"""FASTA in which `#` is a letter: that of a residue without a known structure, at a line's beginning
-as anywhere. Elsewhere it marks a comment (`featuremill.inputs.fasta`)."""
+"""FASTA in which `#` is a letter, that of a residue without a known structure, also where a line
+begins. In other FASTA it marks a comment there (`featuremill.inputs.fasta`)."""
 
 from __future__ import annotations
 

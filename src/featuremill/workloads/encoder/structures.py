@@ -1,7 +1,7 @@
 """Letters of structure (3Di): beside residues, out of a file of their own or among them; or alone.
 
-They are those of Foldseek, in small letters as SaProt and ProstT5 have them, `#` where a residue has
-none.
+They are those of Foldseek, in small letters as SaProt and ProstT5 have them, `#` where a residue
+has none.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def clean_pairs(letters: str) -> Cleaned:
 
 
 def clean_beside(letters: str) -> Cleaned:
-    """Return residues, with a note where they look like the 3Di letters that the network has too."""
+    """Return residues, with a note where they look like the 3Di that the network has too."""
     found = residues.clean(letters)
     written = letters.translate(NO_WHITESPACE)
     if found.reason or not written.islower() or written.strip(LETTERS):
