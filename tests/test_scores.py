@@ -368,7 +368,7 @@ def test_variants_come_from_a_file_by_id_or_accession(write):
     assert variants.parts_of(other.payload) == (b"ACDEFGHIKL", ["A1C", "A1G:D3E"])
     everywhere = write("one.tsv", "mutation\tDMS_score\nK2A\t0.5\n")
     (same,) = read(write("c.fa", ">c\nMKTAYI\n"), variants_file=str(everywhere))
-    assert same.payload == b"MKTAYI\nK2A"
+    assert variant_rows(same) == [("K2A", "K2A", "", ("0.5",))]
     with pytest.raises(UserError, match=r"v.csv:3: no protein of the inputs is called 'b'; take"):
         read(write("d.fa", ">P35309\nMKTAYI\n"), variants_file=str(listed))
 
@@ -444,7 +444,7 @@ def variant_rows(record):
     return [tuple(row) for row in variants.rows_of(record.payload)]
 
 
-def test_a_row_without_a_score_is_refused_alone_and_listed(write):
+def test_a_row_without_a_score_is_refused_alone_and_listed(write, caplog):
     table = "mutant,score\nWT,0\nK2A,1.5\nK2*,\nT3G:A4C,2\nA4C:T3G,3\np.Lys2Ala,1\nA9G,1\nM1A,7\n"
     listed = write("v.csv", table)
     (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
@@ -464,6 +464,7 @@ def test_a_row_without_a_score_is_refused_alone_and_listed(write):
         "variants without a score: 3 of 8, the first is the wild type, or no change of a residue: "
         "'WT' (line 2)"
     )
+    assert f"'a': {record.note}" in caplog.messages
 
 
 @pytest.mark.parametrize(

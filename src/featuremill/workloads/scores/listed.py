@@ -148,14 +148,24 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     if options.variants != "listed":
         for record in proteins(inputs, options):
             yield _sized(record, options)
-    elif options.variants_file is None:
-        for record, cells in _long(inputs, options):
-            yield _with_variants(record, cells, options)
-    else:
-        listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
-        for record in proteins(inputs, options):
-            yield _with_variants(record, listed.of(record.id), options)
-        listed.refuse_strangers()
+        return
+    found = _of_file(inputs, options) if options.variants_file else _long(inputs, options)
+    is_told = False
+    for record, cells in found:
+        made, problem = _with_variants(record, cells, options)
+        if problem and not is_told:
+            log.warning("%r: %s", clipped(record.id), problem)
+            is_told = True
+        yield made
+
+
+def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, list[Cell]]]:
+    """Yield the proteins of `inputs`, each with its cells of `options.variants_file`."""
+    assert options.variants_file
+    listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
+    for record in proteins(inputs, options):
+        yield record, listed.of(record.id)
+    listed.refuse_strangers()
 
 
 def accession(id: str) -> str:
@@ -213,11 +223,12 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, li
         yield from of_protein.values()
 
 
-def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> Record:
-    """Return the record of a protein and its variants, refused where none of them has a score."""
+def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> tuple[Record, str]:
+    """Return the record of a protein and its variants, refused where none of them has a score; and
+    why some have none, "" where all have one."""
     sized = _sized(record, options)
     if record.reason:
-        return sized
+        return sized, ""
     letters, found, every, first = record.payload, list[Row](), list[Changed](), ""
     notes = [sized.note]
     several = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
@@ -243,12 +254,13 @@ def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> R
         reason = next(row.reason for row in found)
         if num_refused > 1:
             reason += f" (the first of {num_refused:,} variants, and none has a score{hint})"
-        return sized._replace(payload=b"", reason=reason)
+        return sized._replace(payload=b"", reason=reason), reason
+    problem = ""
     if num_refused:
         told = f"{num_refused:,} of {len(found):,}, the first is {first}{hint}"
-        notes.append(f"variants without a score: {told}")
-    note = "; ".join(filter(None, notes))
-    return sized._replace(payload=variants.payload_of(letters, found), note=note)
+        problem = f"variants without a score: {told}"
+    note = "; ".join(filter(None, (*notes, problem)))
+    return sized._replace(payload=variants.payload_of(letters, found), note=note), problem
 
 
 def _hint(rows: Sequence[Row], every: Sequence[Changed], letters: bytes) -> str:
