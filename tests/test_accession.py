@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from featuremill.base.accession import accessions
+from featuremill.base.accession import accession, accessions
 
 CASES = {
     "sp|P12345|AATM_RABIT": "P12345",
@@ -43,6 +43,7 @@ def test_each_kind_of_id(chunked):
     ids = pa.array(CASES)
     found = accessions(pa.chunked_array([ids[:3], ids[3:]]) if chunked else ids)
     assert dict(zip(CASES, found.to_pylist(), strict=True)) == CASES
+    assert {id: accession(id) for id in CASES} == CASES
 
 
 def test_no_ids_are_no_accessions():

@@ -7,6 +7,7 @@ only where NCBI quotes Swiss-Prot its version is dropped, because UniProt has no
 
 from __future__ import annotations
 
+import re
 from functools import reduce
 
 import pyarrow as pa
@@ -31,3 +32,15 @@ def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the accession in each of `ids`; the id itself where it is none of `PATTERNS`."""
     found = [pc.struct_field(pc.extract_regex(ids, pattern), [0]) for pattern in PATTERNS]
     return reduce(pc.coalesce, [*found, ids])
+
+
+def accession(id: str) -> str:
+    """Return the accession in `id`, as `accessions` does; quicker for one than for a batch."""
+    if "|" in id or id.startswith(("UniRef", "AF-", "AFDB:")):  # as one of PATTERNS begins
+        for pattern in _PATTERNS:
+            if found := pattern.fullmatch(id):
+                return found["accession"]
+    return id
+
+
+_PATTERNS = [re.compile(pattern.strip("^$")) for pattern in PATTERNS]

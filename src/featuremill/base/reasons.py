@@ -76,6 +76,12 @@ EMPTY = Kind(
     ("empty sequence",),
     "A header without a sequence. Restore the sequence in the input, or remove the record.",
 )
+ABSENT = Kind(
+    "absent",
+    ("a word for a missing sequence",),
+    "A program wrote NA, nan, None or null where it had no sequence. Restore the sequence in the "
+    "input, or remove the record. The peptide of N and A alone can be written NA*.",
+)
 LENGTH = Kind(  # this and the next one are for workloads: nothing here refuses a record for it
     "length",
     ("too long",),
@@ -125,12 +131,18 @@ OTHER = Kind(
     "Look at the record in its source; fix or remove it, then run the same command.",
 )
 """Of every reason whose head no other kind has."""
+MISSING_WORDS = frozenset(
+    "NA <NA> N/A n/a #N/A #NA NaN nan -NaN -nan NaT None NULL Null null".split()
+)
+"""What R, pandas, Python, SQL, JSON and spreadsheets write for a value that is not there. Peptides
+are written in capitals, so of these only NA could be one; NAN and NIL are read as peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
 """What only the core finds out."""
 OF_RECORDS = (
     NOT_FINITE,
     OUT_OF_MEMORY,
     EMPTY,
+    ABSENT,
     LENGTH,
     NUCLEOTIDES,
     STOP,
@@ -145,6 +157,11 @@ OF_RECORDS = (
 KINDS = (*OF_THE_CORE, *OF_RECORDS)
 _of_workloads: dict[str, Kind] = {}
 _by_head = {head: kind for kind in KINDS for head in kind.heads}
+
+
+def is_missing(text: str) -> bool:
+    """Return whether `text` is a word that programs write for a missing value."""
+    return text.strip() in MISSING_WORDS
 
 
 def learn(kinds: Sequence[Kind]) -> None:

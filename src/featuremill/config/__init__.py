@@ -82,6 +82,9 @@ class Labels(Section):
     with samples a column `sample`; if not given, the sheet of `samples`."""
     column: str = ""
     """Its column of names or numbers that colours the points of the report's map."""
+    id_column: str = ""
+    """The file's column of ids. If not given, it is found by its name, such as `id`, `accession` or
+    `entry`."""
 
     @model_validator(mode="after")
     def _both_or_none(self) -> Labels:

@@ -447,7 +447,7 @@ def refuse_missing(workflow: Any, config: Config, named: str, places: Places) ->
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
         with refusing(f"{places.get(('labels', key), named)}: labels"):
-            labels.check(Path(table), column, of_samples=bool(config.samples))
+            labels.check(Path(table), column, bool(config.samples), config.labels.id_column)
 
 
 def refuse_sheet(workflow: Any, named: Project) -> None:

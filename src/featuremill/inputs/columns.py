@@ -94,18 +94,19 @@ def has_id(names: Sequence[str]) -> bool:
     return bool(_matches(names, IDS))
 
 
-def find_id(path: Path, names: Sequence[str]) -> int:
-    """Return where the id stands in `names`; UserError where that is not clear."""
+def find_id(
+    path: Path, names: Sequence[str], remedy: str = "call the right one 'id'"
+) -> int:
+    """Return where the id stands in `names`; UserError with a `remedy` where that is not clear."""
     places = _matches(names, IDS)
     if not places:
         raise UserError(
-            f"{path}: no column is the id column among {listed(names)}; call the right one 'id'."
+            f"{path}: no column is the id column among {listed(names)}; {remedy}."
         )
     if len(places) > 1:
         found = listed([names[place] for place in places])
         raise UserError(
-            f"{path}: {found} may each be the id column; call the right one 'id' and rename or "
-            "drop the others."
+            f"{path}: {found} may each be the id column; {remedy}, and rename or drop the others."
         )
     return places[0]
 

@@ -5,21 +5,42 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-from collections.abc import Iterator
+import logging
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
+from featuremill.base.matching import Matcher
+from featuremill.base.reasons import is_missing
 from featuremill.base.text import clipped
+from featuremill.base.words import listed
 from featuremill.inputs import NamedColumns, columns, format_of, rows, source, table
+from featuremill.store.failed import Failure
 
 ID = "id"
 """In place of a column of groups: each record is one."""
 SAMPLE = "sample"
 """The column that says whose record an id is, where records are of samples."""
+
+
+CHOOSE_IDS = "call the right one 'id', or name it with --id-column (id_column in a config)"
+IDS_AT_ONCE = 2**17
+
+
+class Told(NamedTuple):
+    """What messages about a table's names say."""
+
+    of: str
+    """Whose records the names should be of."""
+    has_samples: bool
+    log: logging.Logger
 
 
 class Label(NamedTuple):
@@ -32,17 +53,25 @@ class Label(NamedTuple):
     line: int
 
 
-def check(path: Path, column: str, of_samples: bool = False) -> None:
-    """Read the header of the table `path`; raise UserError where it has no id or no `column` or,
-    if `of_samples`, no column `sample`."""
+def check(path: Path, column: str, of_samples: bool = False, id_column: str = "") -> None:
+    """Read the header of the table `path`; raise UserError where it has no `column`, no column of
+    ids or, if `of_samples`, no column `sample`. The ids are in `id_column`, or where its name says.
+    """
     names = names_of(path)
-    columns.find_id(path, names)
     columns.find_named(path, names, column)
+    find_id(path, names, id_column)
     if of_samples and SAMPLE not in names:
         raise UserError(
             f"{path}: the records are of samples, which may have the same ids, and this table has "
             f"no column {SAMPLE!r}; add it."
         )
+
+
+def find_id(path: Path, names: Sequence[str], id_column: str = "") -> int:
+    """Return where the ids stand in a table with columns of these `names`."""
+    if id_column:
+        return columns.find_named(path, names, id_column)
+    return columns.find_id(path, names, CHOOSE_IDS)
 
 
 def names_of(path: Path) -> list[str]:
@@ -65,23 +94,33 @@ def refusing_damage(path: Path) -> Iterator[None]:
 
 
 def read(
-    path: Path, column: str, group: str | None, of_samples: bool = False
+    path: Path,
+    column: str,
+    group: str | None,
+    of_samples: bool = False,
+    id_column: str = "",
+    wanted: Container[str] | None = None,
+    log: logging.Logger | None = None,
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each id in the table `path` (CSV, TSV or Parquet, plain or compressed),
     and how many rows have none. If the records are `of_samples`, the table has a column `sample`,
-    and an id is `<sample>/<id>` here, as those of features are. The `group` "id" is the record.
+    and an id is `<sample>/<id>` here, as those of features are. The `group` "id" is the record. Of
+    a long table, only ids in `wanted` may be asked for. `log` warns of doubtful labels.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
     """
     by = None if group == ID else group
-    wanted = (column, *([by] if by else []))
-    for name in wanted:
-        check(path, name, of_samples)
+    needed = (column, *([by] if by else []))
+    for name in needed:
+        check(path, name, of_samples, id_column)
     found: dict[str, Label] = {}
-    num_empty = 0
+    num_empty = num_strange = 0
     whose = [SAMPLE] if of_samples else []
-    for record in rows([path], NamedColumns(names=tuple(dict.fromkeys([*wanted, *whose])))):
+    names = tuple(dict.fromkeys([*needed, *whose]))
+    columns_there = names_of(path)
+    id_name = columns_there[find_id(path, columns_there, id_column)]
+    for record in rows([path], NamedColumns(id_column=id_name, names=names)):
         where = f"{path}:{record.line}"
         if record.reason:
             raise UserError(f"{where}: this row has no id of a record ({record.reason}); fix it.")
@@ -94,6 +133,9 @@ def read(
                 f"{where}: this row does not say whose {clipped(record.id)!r} is; fix it."
             )
         id = f"{cells[SAMPLE]}/{record.id}" if of_samples else record.id
+        if wanted is not None and id not in wanted:
+            num_strange += 1
+            continue
         if id in found:
             raise UserError(
                 f"{where}: {clipped(id)!r} has a label in line {found[id].line} already; leave one "
@@ -106,13 +148,84 @@ def read(
                 "no relatives), or leave the row out."
             )
         found[id] = Label(cells[column], of_group, record.line)
-    if not found:
+    if not found and not num_strange:
         raise UserError(f"{path}: no row has a label in {column!r}; fill it in.")
+    if log:
+        for doubt in _doubts({label.name for label in found.values()}):
+            log.warning("%s: in %r, %s.", path, column, doubt)
     return found, num_empty
 
 
+def first_id(path: Path, of_samples: bool = False, id_column: str = "") -> str:
+    """Return the id in the table's first row, as `read` has it."""
+    whose = (SAMPLE,) if of_samples else ()
+    names = names_of(path)
+    id = names[find_id(path, names, id_column)]
+    options = NamedColumns(id_column=id, names=whose or tuple(names)[:1])
+    first = next(iter(rows([path], options)))
+    sample = text(json.loads(first.payload)[SAMPLE]) if of_samples and first.payload else ""
+    return f"{sample}/{first.id}" if sample else first.id
+
+
+def _doubts(names: Collection[str]) -> Iterator[str]:
+    """Yield what may be wrong with these labels."""
+    if absent := sorted(filter(is_missing, names)):
+        says = ", ".join(map(repr, absent))
+        yield f"{says} counts as a label like any other; for no label, leave the cell empty"
+    alike: dict[str, list[str]] = {}
+    for name in sorted(names):
+        alike.setdefault(name.casefold(), []).append(repr(clipped(name)))
+    for some in alike.values():
+        if len(some) > 1:
+            yield f"{listed(some)} count as different labels; write them alike if they are one"
+
+
+class HasIds(Protocol):
+    """Features: ids of their rows, and records without a vector."""
+
+    num_rows: int
+
+    def ids_of(self, rows: npt.NDArray[np.int64]) -> list[str]: ...
+
+    def failures(self) -> Iterator[Failure]: ...
+
+
+def by_record(
+    found: Mapping[str, Label], path: Path, parts: Sequence[HasIds], told: Told
+) -> dict[str, Label]:
+    """Return `found` by the ids of records: names in the table `path` are those or accessions. What
+    is of no record stays under its own name.
+
+    Raises:
+        UserError: a name is of several records, or few names are of any.
+    """
+    ids = chain.from_iterable(map(_ids_of, parts))
+    return of_ids(found, path, ids, told)
+
+
+def of_ids(
+    found: Mapping[str, Label], path: Path, ids: Iterable[str], told: Told
+) -> dict[str, Label]:
+    """Return `found` by these `ids`, as `by_record` does."""
+    lines = {name: label.line for name, label in found.items()}
+    names = Matcher(path, lines, told.of, told.has_samples, told.log).match(ids)
+    names.check()
+    renamed = {}
+    for name, label in found.items():
+        id = names.id_of.get(name, name)
+        renamed[id] = label._replace(group=id) if label.group == name else label
+    return renamed
+
+
+def _ids_of(part: HasIds) -> Iterator[str]:
+    for start in range(0, part.num_rows, IDS_AT_ONCE):
+        yield from part.ids_of(np.arange(start, min(start + IDS_AT_ONCE, part.num_rows)))
+    yield from (failure.id for failure in part.failures())
+
+
 def text(value: object) -> str:
-    """Return a cell as text: what is no text in Parquet (numbers, yes and no) as JSON has it."""
-    if value is None:
+    """Return a cell as text: what is no text in Parquet (numbers, yes and no) as JSON has it. What
+    is no number (NaN) is no value, as a null."""
+    if value is None or value != value:  # NaN alone
         return ""
     return value.strip() if isinstance(value, str) else json.dumps(value)

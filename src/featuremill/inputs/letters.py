@@ -17,6 +17,8 @@ WHITESPACE = b" \t\n\r\x0b\x0c"
 NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
 SPECIAL_TOKEN = re.compile("<(?:mask|unk|pad|cls|eos|bos|sep|null_[0-9]+)>", re.IGNORECASE)
 """As users of language models write them among the letters."""
+MOST_OF_A_WORD = 12
+"""Longer sequences are not looked at for words."""
 LATIN_1 = "header read as Latin-1"
 
 
@@ -48,6 +50,8 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
         id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:
         payload, reason, fixed = clean(letters)
+        if len(letters) < MOST_OF_A_WORD and reasons.is_missing(letters):
+            payload, reason, fixed = b"", reasons.ABSENT.reason(letters.strip()), ""
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line)
         if reason and ">" in letters and ">" in SPECIAL_TOKEN.sub("", letters):

@@ -1,80 +1,79 @@
-"""CSV and TSV tables, read by pandas in chunks.
+"""CSV and TSV tables, row by row.
 
-Cells stay as they are written: an id `NA` or `001` is that. A record's line is its row, the header
-being line 1 (the same thing, unless cells hold line breaks). Wholly blank rows are skipped.
+Cells stay as they are written: an id `NA` or `001` is that. A record's line is the first of its
+row. Wholly blank rows are skipped, and missing cells at the end of a row are empty.
+
+A mark that opens a quoted cell and is never closed hides the rows behind it. So quoting is read
+strictly, as csv, pandas, R's write.csv and spreadsheets write it. A quoted cell over several lines
+is believed if its lines are no rows by themselves, or if the file shows that its writer quotes. In
+a TSV table, which has no quoting by its standard (IANA, text/tab-separated-values), marks that
+quote nothing are plain characters, as in UniProt's, if the line is a whole row; else they are
+refused.
 """
 
 from __future__ import annotations
 
 import csv
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
-from featuremill.inputs.kinds import Kind, Taken
+from featuremill.inputs.kinds import Kind
 from featuremill.workload import Record
 
-if TYPE_CHECKING:  # it takes a third of a second to import, and most inputs are no tables
-    import pandas as pd
+MARK = '"'
+NEVER = "nothing closes its cell"
+STANDS_ALONE = "another one stands inside its cell"
+HIDES = "whole rows stand before"
+TAB = "\t"
+csv.field_size_limit(source.MAX_RECORD_BYTES)
 
-CHUNK_ROWS = 10_000
-MAX_CHUNK_BYTES = 10 * source.MAX_RECORD_BYTES
-"""What that many rows may take."""
+
+class Line(NamedTuple):
+    """A line of the file."""
+
+    number: int
+    text: str
 
 
 def read(path: Path, kind: Kind) -> Iterator[Record]:
     """Stream the rows of a CSV or TSV table."""
-    import pandas as pd
-
-    separator, names = header(path)
-    taken = kind.taken(path, names)
-    with source.open_text(path, "strict", MAX_CHUNK_BYTES) as text:
-        meter = source.meter_of(text)
-        try:
-            chunks = pd.read_csv(
-                text,
-                sep=separator,
-                header=0,
-                names=range(len(names)),
-                dtype=object,
-                keep_default_na=False,
-                na_filter=False,
-                skip_blank_lines=False,  # so that rows can be counted
-                chunksize=CHUNK_ROWS,
-            )
-            for chunk in chunks:
-                meter.num_open = 0
-                yield from _records(path, chunk, taken)
-        except UnicodeDecodeError as error:
-            raise _not_utf8(path, error) from None
-        except pd.errors.ParserError as error:
-            problem = " ".join(str(error).split()).removeprefix("Error tokenizing data. C error: ")
-            raise UserError(
-                f"{path}: this table is broken ({problem}); fix or export it again."
-            ) from None
-
-
-def _records(path: Path, chunk: pd.DataFrame, taken: Taken) -> Iterator[Record]:
-    import pandas as pd
-
-    if not isinstance(chunk.index, pd.RangeIndex):
-        # pandas takes rows that are longer than the header for rows with an index column in front.
-        raise UserError(
-            f"{path}: the rows have more columns than the header; add the missing name to it."
-        )
-    blank = (chunk == "").all(axis=1).tolist()
-    name, first = str(path), chunk.index.start + 2
-    values = zip(*(chunk[place].tolist() for place in taken.places), strict=True)
-    for row, cells in enumerate(values):
-        if not blank[row]:
-            yield taken.of_row(cells, name, first + row)
+    taken = kind.taken(path, names_of(path))
+    name, places = str(path), taken.places
+    for line, cells in rows(path):
+        yield taken.of_row([cells[place] for place in places], name, line)
 
 
 def names_of(path: Path) -> list[str]:
     """Return the names of the columns."""
     return header(path)[1]
+
+
+def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the cells of each row, as many as there are names of columns.
+
+    Raises:
+        UserError: naming the line where rows cannot be told apart.
+    """
+    separator, names = header(path)
+    width = len(names)
+    with source.open_text(path, "strict") as text:
+        meter = source.meter_of(text)
+        lines = _Lines(path, text, separator, width)
+        try:
+            next(lines)  # the header
+            for first in lines:
+                cells = lines.cells_of(first)
+                meter.num_open = 0
+                if len(cells) > width:
+                    raise _too_long(path, first.number, len(cells), width)
+                if any(cells):
+                    yield first.number, cells + [""] * (width - len(cells))
+        except UnicodeDecodeError as error:
+            raise _not_utf8(path, error) from None
 
 
 def header(path: Path) -> tuple[str, list[str]]:
@@ -86,8 +85,143 @@ def header(path: Path) -> tuple[str, list[str]]:
             raise _not_utf8(path, error) from None
     if line.startswith(">"):
         raise UserError(f"{path}: this looks like FASTA, not like a table; name it .fasta.")
-    separator = "\t" if "\t" in line else max(",;|", key=line.count)
-    return separator, next(csv.reader([line], delimiter=separator), [])
+    separator = TAB if TAB in line else max(",;|", key=line.count)
+    lines = _Lines(path, iter([line]), separator, 0)
+    return separator, lines.cells_of(next(lines)) if line.strip() else []
+
+
+class _Lines(Iterator[Line]):
+    """The lines of a table, and the cells of the rows that begin in them."""
+
+    def __init__(self, path: Path, text: Iterator[str], separator: str, width: int) -> None:
+        self._path, self._separator, self._width = path, separator, width
+        self._left = enumerate(text, 1)
+        self._ahead: deque[Line] = deque()
+        """Lines that were read and put back."""
+        self._open = 0
+        """Of a TSV table the line where a mark opened a cell, as long as it could go on."""
+        self._is_sure: bool | None = None
+        """Whether the file is known to quote cells."""
+
+    def __next__(self) -> Line:
+        return self._ahead.popleft() if self._ahead else Line(*next(self._left))
+
+    def cells_of(self, first: Line) -> list[str]:
+        """Return the cells of the row that begins in this line, and take its other lines, too."""
+        if self._open and first.text.strip() and not self._is_row(first):
+            raise self._wrong(self._open, f"line {first.number} is no whole row")
+        if MARK not in first.text:
+            return first.text.rstrip("\n").split(self._separator)
+        if self._separator == TAB:
+            return self._by_tabs(first)
+        lines, cells, problem = self._quoted(first)
+        if problem:
+            if len(lines) == 1 and self._is_row(first) and problem == STANDS_ALONE:
+                return self._plain(first)
+            where = "" if len(lines) == 1 else f" in line {lines[-1].number}"
+            raise self._wrong(first.number, f"{problem}{where}")
+        if len(lines) > 1 and (len(cells) != self._width or not self._is_one_row(lines)):
+            raise self._wrong(first.number, f"{HIDES} its cell ends, in line {lines[-1].number}")
+        return cells
+
+    def _by_tabs(self, first: Line) -> list[str]:
+        if self._open:
+            self._follow(first)
+        lines, cells, problem = self._quoted(first)
+        is_more = len(lines) > 1 or not self._is_row(first)
+        if is_more and not problem and len(cells) == self._width:
+            return cells
+        if self._width and not self._is_row(first):
+            raise self._wrong(first.number, problem or "the line is no whole row")
+        self._ahead.extendleft(reversed(lines[1:]))
+        if not self._open and (end := _end_of(first.text)) and end.is_inside:
+            self._open = first.number
+        return self._plain(first)
+
+    def _plain(self, line: Line) -> list[str]:
+        return [_unquoted(cell) for cell in line.text.rstrip("\n").split(self._separator)]
+
+    def _follow(self, line: Line) -> None:
+        """Refuse the table where an open cell ends in this line; forget it if it cannot end."""
+        end = _end_of(MARK + line.text)
+        if end is None:
+            self._open = 0
+        if end is None or (end.is_inside and end.num_cells == 1):
+            return
+        raise self._wrong(self._open, f"{HIDES} a mark could close its cell, in line {line.number}")
+
+    def _quoted(self, first: Line) -> tuple[list[Line], list[str], str]:
+        """Return the lines of a row with quoted cells, its cells, and what is wrong with them. Of a
+        TSV table, a line that is a row ends it."""
+        lines = [first]
+
+        def texts() -> Iterator[str]:
+            yield first.text
+            for line in self:
+                lines.append(line)
+                if self._separator == TAB and self._is_row(line):
+                    return
+                yield line.text
+
+        try:
+            return lines, next(csv.reader(texts(), delimiter=self._separator, strict=True)), ""
+        except csv.Error as error:
+            return lines, [], NEVER if "end of data" in str(error) else STANDS_ALONE
+
+    def _is_row(self, line: Line) -> bool:
+        return line.text.count(self._separator) == self._width - 1
+
+    def _is_one_row(self, lines: list[Line]) -> bool:
+        are_rows = self._is_row(lines[0]) and any(map(self._is_row, lines[1:]))
+        return not are_rows or self._quotes()
+
+    def _quotes(self) -> bool:
+        """Return whether the file shows that its writer quotes: all names, or a line has more
+        separators than a row has."""
+        if self._is_sure is None:
+            with source.open_text(self._path, "strict") as text:
+                is_quoted = text.readline().startswith(MARK)
+                most = self._width - 1
+                self._is_sure = is_quoted or any(t.count(self._separator) > most for t in text)
+        return self._is_sure
+
+    def _wrong(self, line: int, problem: str) -> UserError:
+        return UserError(
+            f"{self._path}:{line}: a quotation mark stands here, and {problem}; close the "
+            "cell in its own line, or take the mark away (inside a quoted cell, write it twice)."
+        )
+
+
+class _End(NamedTuple):
+    """How a line of a TSV table ends, if it is of quoted cells."""
+
+    is_inside: bool
+    """Its last cell goes on in the next line."""
+    num_cells: int
+
+
+def _end_of(text: str) -> _End | None:
+    reader = csv.reader(iter([text, MARK]), delimiter=TAB, strict=True)
+    try:
+        cells = next(reader)
+    except csv.Error:  # a mark stands alone
+        return None
+    return _End(reader.line_num > 1, len(cells))
+
+
+def _unquoted(cell: str) -> str:
+    """Return a cell of a TSV table without the marks that some writers set around each text."""
+    if len(cell) > 1 and cell[0] == cell[-1] == MARK:
+        inner = cell[1:-1].replace(MARK * 2, "")
+        return cell[1:-1].replace(MARK * 2, MARK) if MARK not in inner else cell
+    return cell
+
+
+def _too_long(path: Path, line: int, num_cells: int, width: int) -> UserError:
+    return UserError(
+        f"{path}:{line}: this row has {num_cells} cells, and the header has {width} names; add the "
+        "missing name to the header, or quote what has a separator in it."
+    )
 
 
 def _not_utf8(path: Path, error: UnicodeDecodeError) -> UserError:

@@ -12,6 +12,7 @@ import logging
 from pathlib import Path
 
 from featuremill.base.errors import UserError
+from featuremill.base.words import records
 from featuremill.config import from_json
 from featuremill.store.results import Results
 
@@ -42,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
     parser.add_argument(
+        "--id-column",
+        default="",
+        metavar="COLUMN",
+        help="the column of its ids, if not found by its name",
+    )
+    parser.add_argument(
         "--config-json", help="the run's config, which has both, as its workflow passes it"
     )
 
@@ -58,12 +65,17 @@ def run(arguments: argparse.Namespace) -> None:
         return
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
-    file, column = arguments.label_file, arguments.label or ""
+    file, column, id_column = arguments.label_file, arguments.label or "", arguments.id_column
     if arguments.config_json and (labels := from_json(arguments.config_json).labels).column:
         file, column = Path(labels.file) if labels.file else None, labels.column
-    read = facts.read(arguments.run_folder, arguments.partial, file, column)
+        id_column = labels.id_column
+    read = facts.read(arguments.run_folder, arguments.partial, file, column, id_column)
     if read.labels and read.labels.mismatch:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
+    elif read.labels:
+        found, shown = read.labels.num_found, records(len(read.labels.texts))
+        says = "%s of %s on the map have a label in %s of %s."
+        log.info(says, f"{found:,}", shown, read.labels.title, read.labels.file)
     drawn = page.draw(read)
     output = arguments.output or place.root / "report.html"
     page.write_report(output, read, drawn)

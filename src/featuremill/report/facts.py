@@ -86,10 +86,14 @@ class Facts(NamedTuple):
 
 
 def read(
-    root: Path, is_partial: bool = False, label_file: Path | None = None, label: str = ""
+    root: Path,
+    is_partial: bool = False,
+    label_file: Path | None = None,
+    label: str = "",
+    id_column: str = "",
 ) -> Facts:
     """Return the facts of the merged run in `root`; `label` is the column of `label_file` that
-    colours the map. Without a file it is one of the sheet of samples, and their names if not given.
+    colours the map, by the ids in its `id_column`, if that is not found by its name. Without a file it is one of the sheet of samples, and their names if not given.
 
     Raises:
         UserError: where there are no merged results, or no such column.
@@ -112,7 +116,7 @@ def read(
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
         shown = facts.embedding
-        colours = labels.read(label_file, label, shown.ids, shown.samples)
+        colours = labels.read(label_file, label, shown.ids, shown.samples, id_column)
         facts = facts._replace(labels=colours)
     elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
         path, column = place.root / SAMPLES, label or SAMPLE

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import csv
+import logging
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from featuremill.base.accession import accessions
+from featuremill.base.accession import accession
+from featuremill.base.matching import Matcher
 from featuremill.base.text import clipped
-from featuremill.inputs import columns, format_of, source, table
-from featuremill.inputs.labels import SAMPLE, refusing_damage
+from featuremill.inputs import labels
 
 MAX_NAMES = 7
 """Labels with a colour of their own, the commonest ones; the page has no more that all can tell
 apart."""
 OTHER, NONE = "other labels", "no label"
 MAX_TEXT = 40
-MAX_ROW_BYTES = 10_000_000
+log = logging.getLogger("featuremill.report")
 
 
 class Labels(NamedTuple):
@@ -34,6 +31,8 @@ class Labels(NamedTuple):
     """One a record, in their order; None where the table has none."""
     mismatch: str = ""
     """Where no record has a label, what ids are there and here."""
+    id_column: str = ""
+    """Of the table's ids, if it was named."""
 
     @property
     def file(self) -> str:
@@ -64,34 +63,37 @@ class Labels(NamedTuple):
         return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NAMES]
 
 
-def read(path: Path, column: str, ids: Sequence[str], samples: Sequence[str] = ()) -> Labels:
+def read(
+    path: Path,
+    column: str,
+    ids: Sequence[str],
+    samples: Sequence[str] = (),
+    id_column: str = "",
+) -> Labels:
     """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed);
-    where `samples` say whose they are, the table does, too.
+    where `samples` say whose they are, the table does, too. The table may be as long as it likes.
 
-    The table is read row by row and may be as long as it likes. A row counts whose id is the same
-    or is the accession in it (P12345 for sp|P12345|NAME_HUMAN); the first one that has a label.
-    Raises UserError where there is no such table or column.
+    Raises:
+        UserError: where there is no such table or column, or it does not say which record a row is
+            of.
     """
-    wanted: dict[tuple[str, str], list[int]] = {}
-    known = accessions(pa.array(ids, pa.string())).to_pylist()
-    for place, keys in enumerate(zip(ids, known, strict=True)):
-        for key in set(keys):
-            wanted.setdefault((samples[place] if samples else "", key), []).append(place)
-    texts: list[str | None] = [None] * len(ids)
-    example = ""
-    with refusing_damage(path):
-        rows = _parquet if format_of(path).module == "parquet" else _delimited
-        for sample, id, text in rows(path, column, bool(samples)):
-            example = example or (id and _full(sample, id))
-            for place in wanted.get((sample, id), ()):
-                if text and texts[place] is None:
-                    texts[place] = text
-    if not ids or any(text is not None for text in texts):
-        return Labels(column, path, texts)
-    there = f"its first is {clipped(example)!r}" if example else "it has no row with one"
+    of_samples = bool(samples)
+    full = [_full(samples[place] if samples else "", id) for place, id in enumerate(ids)]
+    wanted = set(full)
+    for place, id in enumerate(ids):
+        wanted.add(_full(samples[place] if samples else "", accession(id)))
+    found, _ = labels.read(path, column, None, of_samples, id_column, wanted, log)
+    lines = {name: label.line for name, label in found.items()}
+    names = Matcher(path, lines, "the map", of_samples).match(full)
+    names.check()
+    text_of = {id: found[name].name for name, id in names.id_of.items()}
+    texts = [text_of.get(id) for id in full]
+    if not ids or found:
+        return Labels(column, path, texts, id_column=id_column)
+    example = labels.first_id(path, of_samples, id_column)
     mismatch = (
-        f"{path}: no record on the map has a {column} there, by its id: {there}, the run's first "
-        f"is {clipped(_full(samples[0] if samples else '', ids[0]))!r}"
+        f"{path}: no record on the map has a {column} there, by its id or accession: the first id "
+        f"is {clipped(example)!r}, and the run's first is {clipped(full[0])!r}"
     )
     return Labels(column, path, texts, mismatch)
 
@@ -99,38 +101,6 @@ def read(path: Path, column: str, ids: Sequence[str], samples: Sequence[str] = (
 def _full(sample: str, id: str) -> str:
     """Return what tells a record from all others."""
     return f"{sample}/{id}" if sample else id
-
-
-def _places(path: Path, names: Sequence[str], column: str, of_samples: bool) -> list[int]:
-    """Return where a row has its sample, if it does, its id and its label."""
-    of_sample = [columns.find_named(path, names, SAMPLE)] if of_samples else []
-    return [*of_sample, columns.find_id(path, names), columns.find_named(path, names, column)]
-
-
-def _delimited(path: Path, column: str, of_samples: bool) -> Iterator[tuple[str, str, str]]:
-    separator, names = table.header(path)
-    places = _places(path, names, column, of_samples)
-    csv.field_size_limit(MAX_ROW_BYTES)
-    with source.open_text(path, "replace", MAX_ROW_BYTES) as text:
-        meter = source.meter_of(text)
-        reader = csv.reader(text, delimiter=separator)
-        next(reader)
-        for row in reader:
-            meter.num_open = 0
-            if len(row) > max(places):
-                *sample, id, label = (row[place].strip() for place in places)
-                yield "".join(sample), id, label
-
-
-def _parquet(path: Path, column: str, of_samples: bool) -> Iterator[tuple[str, str, str]]:
-    with pq.ParquetFile(path, buffer_size=2**20) as file:
-        names = file.schema_arrow.names
-        places = _places(path, names, column, of_samples)
-        for batch in file.iter_batches(columns=[names[place] for place in places]):
-            cells = (batch.column(names[place]).cast(pa.string()) for place in places)
-            for row in zip(*(values.to_pylist() for values in cells), strict=True):
-                *sample, id, label = ((cell or "").strip() for cell in row)
-                yield "".join(sample), id, label
 
 
 def _is_number(text: str) -> bool:

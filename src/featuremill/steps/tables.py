@@ -61,6 +61,12 @@ def _is_other(card: Path, late: Sequence[str]) -> bool:
     return any(known.get(path) != sha256_of(Path(path)) for path in late)
 
 
+def words_of(options: Mapping[str, object]) -> list[str]:
+    """Return keys of a config as options of a command, those that are given."""
+    given = ((key.replace("_", "-"), value) for key, value in options.items() if value is not None)
+    return [f"--{key}={value}" for key, value in given]
+
+
 def has_samples(project: Project, folder: str) -> bool:
     """Return whether the features in `folder` are of samples: those of the project, or of a
     finished run elsewhere."""

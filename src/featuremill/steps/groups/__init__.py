@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples
+from featuremill.steps.tables import Table, has_samples, words_of
 
 KEY = "groups"
 TAKES_SAMPLES = True
@@ -49,6 +49,9 @@ class Groups(Section):
     column: str | None = None
     """Its column of groups, such as a gene or a type of cell. Without a table, a column of the
     sheet of samples, such as a site; if not given, each sample is a group."""
+    id_column: str | None = None
+    """The table's column of ids, whole ones or accessions. If not given, it is found by its name, such as
+    `id`, `accession` or `entry`."""
     pool: Pools = ("mean",)
     """`mean`, `max` or `sum` over the members' vectors, or several of these."""
     of: str | None = None
@@ -59,8 +62,7 @@ class Groups(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill groups`."""
-        told = {"column": self.column, "vectors": self.vectors}
-        words = [f"--{key}={value}" for key, value in told.items() if value is not None]
+        words = words_of(self.model_dump(include={"column", "id_column", "vectors"}))
         return [*words, "--pool", *self.pool]
 
 
@@ -100,7 +102,7 @@ def problems_of_files(
             yield (name,), f"{of} is a run without samples; name a table with groups."
         try:
             if one.table and one.column and Path(one.table).exists():
-                labels.check(Path(one.table), one.column, of_samples)
+                labels.check(Path(one.table), one.column, of_samples, one.id_column or "")
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:

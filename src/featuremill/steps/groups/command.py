@@ -20,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="its column of groups, such as a gene; without a table, one of the sheet of samples "
         "(default: each sample)",
     )
+    add("--id-column", default="", metavar="COLUMN", help="of the table, if not found by its name")
     add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
     add("--pool", nargs="+", choices=POOLS, default=["mean"], help="one or several (default mean)")
     add(

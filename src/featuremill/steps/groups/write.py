@@ -44,6 +44,8 @@ class Chosen(NamedTuple):
     vectors: str | None
     pool: Sequence[Pool]
     output: Path
+    id_column: str = ""
+    """Of the table, if not found by its name."""
 
 
 class Member(NamedTuple):
@@ -144,7 +146,11 @@ def _grouping(of: Features, chosen: Chosen) -> Grouping:
         return _of_samples(of, chosen.column or labels.SAMPLE)
     if chosen.column is None:
         raise UserError(f"{chosen.table}: name its column of groups with --column.")
-    found, num_empty = labels.read(chosen.table, chosen.column, None, of.has_samples)
+    found, num_empty = labels.read(
+        chosen.table, chosen.column, None, of.has_samples, chosen.id_column, log=log
+    )
+    told = labels.Told(of.name, of.has_samples, log)
+    found = labels.by_record(found, chosen.table, [of], told)
     key_of = {
         id: (split_id(id)[0], label.name) if of.has_samples else (label.name,)
         for id, label in found.items()

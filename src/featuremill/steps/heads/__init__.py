@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
-from featuremill.steps.tables import has_samples
+from featuremill.steps.tables import has_samples, words_of
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -41,6 +41,9 @@ class Head(Section):
     given, labels are of samples, and stand in their sheet."""
     column: str | None = None
     """Its column of classes."""
+    id_column: str | None = None
+    """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
+    `id`, `accession` or `entry`."""
     group: str | None = None
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
@@ -67,6 +70,8 @@ class Head(Section):
             raise ValueError("labels and column belong together: name a table, and a column of it")
         if self.folder and (self.group or self.kind):
             raise ValueError("group and kind are of the training; with a folder there is none")
+        if self.id_column and not self.labels:
+            raise ValueError("id_column is a column of labels: name that table, too")
         return self
 
     def vectors_at(self, place: int) -> str | None:
@@ -76,8 +81,8 @@ class Head(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
-        given = self.model_dump(include={"column", "group", "kind"}, exclude_none=True)
-        return [*self.words_of_vectors, *(f"--{name}={value}" for name, value in given.items())]
+        kept = {"column", "id_column", "group", "kind"}
+        return [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
 
     @property
     def words_of_vectors(self) -> list[str]:
@@ -187,7 +192,7 @@ def _check_column(head: Head, key: str, column: str, project: Project) -> None:
         elif not of_samples and Path(first, "manifest.json").exists():
             raise UserError(f"{first} is a run without samples; name a table with labels.")
     elif key != "group" or not of_samples or (sheet and column not in sheet.about):
-        labels.check(Path(head.labels), column, of_samples)
+        labels.check(Path(head.labels), column, of_samples, head.id_column or "")
 
 
 def _unfit(card: Card, asked: Head, project: Project) -> str:

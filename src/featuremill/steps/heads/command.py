@@ -37,6 +37,7 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "of samples)",
     )
     add("--column", required=True, help="the column of the classes")
+    add("--id-column", default="", metavar="COLUMN", help="of TABLE, if not found by its name")
     add(
         "--group",
         metavar="COLUMN",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +20,9 @@ from featuremill.store import command_line
 from featuremill.store.files import sha256_of
 
 
+log = logging.getLogger("featuremill.head")
+
+
 class Labels(NamedTuple):
     """Labels by id; of samples, by `<sample>/<id>`."""
 
@@ -28,9 +33,16 @@ class Labels(NamedTuple):
     """Where they are from."""
 
 
-def read(of: Features, table: Path | None, column: str, group: str | None) -> Labels:
+def read(
+    of: Features,
+    table: Path | None,
+    column: str,
+    group: str | None,
+    id_column: str = "",
+) -> Labels:
     """Return the labels in `table` or, without one, those of the samples of these features, which
-    their sheet has in `column`. Of samples, `group` may be a column of the sheet, too, and is the
+    their sheet has in `column`. The table has ids in `id_column`, or where its name says; they are not
+    yet matched. Of samples, `group` may be a column of the sheet, too, and is the
     sample if there is none.
 
     Raises:
@@ -44,7 +56,7 @@ def read(of: Features, table: Path | None, column: str, group: str | None) -> La
         if group in about:
             group_of = dict(zip(about[SAMPLE], about[group], strict=True))
     by = None if group_of else group
-    found, num_empty = labels.read(table, column, by, of.has_samples)
+    found, num_empty = labels.read(table, column, by, of.has_samples, id_column, log=log)
     if group_of:
         for id, label in found.items():
             sample, _ = split_id(id)
@@ -115,16 +127,21 @@ def _of_samples(
     return Labels(found, len(about[SAMPLE]) - len(of_sample), used)
 
 
-def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, Label], int]:
-    """Return the label of each fragment in the folder `translated` whose contig has one, and how
-    many of those contigs have no fragment. A contig's group is that of its fragments.
+def of_fragments(
+    found: dict[str, Label], table: Path, translated: Path, has_samples: bool
+) -> tuple[dict[str, Label], int]:
+    """Return the label of each fragment in the folder `translated` whose contig has one in `found`,
+    out of `table`, and how many of those contigs have no fragment. A contig's group is that of its
+    fragments.
 
     Raises:
-        UserError: when that is no finished translation.
+        UserError: when that is no finished translation, or the labels are not of its contigs.
     """
     from featuremill.steps.translate.folder import fragments, whole
 
     whole(translated)
+    told = labels.Told(f"the contigs of {translated}", has_samples, log)
+    found = labels.of_ids(found, table, _contigs(translated), told)
     labelled: dict[str, Label] = {}
     without = set(found)
     for some in fragments(translated, ["id", "contig"]):
@@ -133,3 +150,17 @@ def of_fragments(found: dict[str, Label], translated: Path) -> tuple[dict[str, L
                 labelled[id] = found[contig]
                 without.discard(contig)
     return labelled, len(without)
+
+
+def _contigs(translated: Path) -> Iterator[str]:
+    """Yield the contigs of a translation, each once."""
+    from featuremill.steps.translate.folder import fragments, untranslated
+
+    last = None
+    for some in fragments(translated, ["contig"]):
+        for contig in some.column(0).to_pylist():
+            if contig != last:  # fragments of a contig are together
+                yield contig
+            last = contig
+    for row in untranslated(translated):
+        yield row["id"]

@@ -17,6 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.base.words import counted, listed, records
 from featuremill.features import Matrix, split_id
+from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
@@ -63,6 +64,8 @@ class Chosen(NamedTuple):
     output: Path
     seed: int
     threads: int
+    id_column: str = ""
+    """Of the table, if not found by its name."""
 
 
 class OfSample(NamedTuple):
@@ -101,9 +104,12 @@ def train(chosen: Chosen) -> card.Card:
         features.open(run, column, choosing=CHOOSING)
         for run, column in zip(chosen.runs, columns, strict=True)
     ]
-    found, num_empty, used = read(parts[0], chosen.labels, chosen.column, chosen.group)
+    found, num_empty, used = read(
+        parts[0], chosen.labels, chosen.column, chosen.group, chosen.id_column
+    )
+    has_samples = parts[0].has_samples
     if chosen.fragments and chosen.labels:  # labels of samples are those of fragments, too
-        found, num_without = of_fragments(found, chosen.fragments)
+        found, num_without = of_fragments(found, chosen.labels, chosen.fragments, has_samples)
         if not found:
             raise UserError(
                 f"{chosen.labels}: none of its ids is a contig with fragments in "
@@ -113,6 +119,9 @@ def train(chosen: Chosen) -> card.Card:
             says = counted(num_without, "labelled contig has", "labelled contigs have")
             log.warning("%s no fragment in %s.", says, chosen.fragments)
         used = used.model_copy(update={"group": used.group or "contig"})
+    elif chosen.labels:
+        told = labels.Told(listed(part.name for part in parts), has_samples, log)
+        found = labels.by_record(found, chosen.labels, parts, told)
     joined = Joined(parts, found)
     missing: list[Lacking] = []
     examples = _examples(joined, parts[0], found, used, missing)

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples
+from featuremill.steps.tables import Table, has_samples, words_of
 
 KEY = "transfer"
 TAKES_SAMPLES = True
@@ -40,6 +40,9 @@ class Transfer(Section):
     has a column `sample`, too."""
     column: str
     """Its column of labels."""
+    id_column: str | None = None
+    """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
+    `id`, `accession` or `entry`."""
     group: str | None = None
     """A column of groups, such as a genus or `sample`: no labelled record gets its label from one
     of its group, so that the accuracy is that for unrelated records. If not given, each record by
@@ -68,8 +71,7 @@ class Transfer(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill transfer`."""
-        told = self.model_dump(exclude={"labels", "of", "reference"}, exclude_none=True)
-        return [f"--{key}={value}" for key, value in told.items()]
+        return words_of(self.model_dump(exclude={"labels", "of", "reference"}))
 
 
 SECTION = dict[Name, Transfer]
@@ -110,7 +112,7 @@ def problems_of_files(
                 is_record = key == "group" and wanted == labels.ID  # needs no column
                 if wanted and not is_record and Path(one.labels).exists():
                     of_samples = has_samples(project, features_of(one, project)[-1])
-                    labels.check(Path(one.labels), wanted, of_samples)
+                    labels.check(Path(one.labels), wanted, of_samples, one.id_column or "")
             except UserError as error:
                 yield (name, key), str(error)
                 break

@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add("--labels", type=Path, required=True, metavar="TABLE", help="CSV, TSV or Parquet with ids")
     add("--column", required=True, help="its column of labels")
+    add("--id-column", default="", metavar="COLUMN", help="of TABLE, if not found by its name")
     add(
         "--group",
         metavar="COLUMN",

@@ -44,6 +44,8 @@ class Chosen(NamedTuple):
     k: int
     metric: Metric
     output: Path
+    id_column: str = ""
+    """Of the table, if not found by its name."""
 
 
 class Row(NamedTuple):
@@ -110,9 +112,12 @@ def transfer(chosen: Chosen) -> None:
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
         _refuse_other_features(of, reference)
+    has_samples = reference.has_samples
     labelled, num_empty = labels.read(
-        chosen.labels, chosen.column, chosen.group, reference.has_samples
+        chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
     )
+    told = labels.Told(reference.name, has_samples, log)
+    labelled = labels.by_record(labelled, chosen.labels, [reference], told)
     known = _known(reference, labelled, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
@@ -130,14 +135,14 @@ def transfer(chosen: Chosen) -> None:
                 id = split_id(row.id) if of.has_samples else (row.id,)
                 cells = [one_line(str(cell)) for cell in (*id, *row[1:])]
                 (rows if isinstance(row, Row) else lacking).writerow(cells)
-        told = _card(chosen, of, reference, known)
-        told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
+        card_told = _card(chosen, of, reference, known)
+        card_told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
             "labels_without_vector": len(labelled) - len(known.ids),
             "rows_without_label": num_empty,
         }
-        write_json(card, told)
-    _say(chosen, told)
+        write_json(card, card_told)
+    _say(chosen, card_told)
 
 
 def _refuse_other_features(of: Features, reference: Features) -> None:

@@ -1,0 +1,178 @@
+"""Whose a row of a user's table is: the record with that id, or with that accession in its id.
+
+A whole id goes before an accession. Nothing is guessed: an accession that two records have is
+refused, and so are two rows of one record. If few of the names are names of records, the message
+says in which form they would be.
+
+    names = Matcher(path, {name: line, ...}, "the inputs")
+    for record in records:
+        name = names.name_of(record.id)      # None where the table has no row of it
+    names.check()
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from featuremill.base.accession import accession
+from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
+from featuremill.base.words import counted
+
+FEW = 0.5
+"""Below this share of names that match, a table is taken for one of other records or other ids."""
+MOST_NAMED = 3
+MOST_REMEMBERED = 100_000
+"""Records whose ids are kept to say what would match."""
+FORMS: Mapping[str, Callable[[str], str]] = {
+    "as accessions": accession,
+    "in other capitals": str.lower,
+    "without versions": lambda id: re.sub(r"\.[0-9]+$", "", accession(id)),
+    "as entry names": lambda id: id.rpartition("|")[2],
+    "as first words": lambda id: accession(id.split(None, 1)[0]) if id.strip() else id,
+}
+"""What to do to the names of a table and of the records so that they might be equal."""
+
+
+class Matcher:
+    """The names in a table, and the records that they are of."""
+
+    def __init__(
+        self,
+        path: Path,
+        line_of: Mapping[str, int],
+        of: str,
+        has_samples: bool = False,
+        log: logging.Logger | None = None,
+    ) -> None:
+        """`line_of` has each name's line in the table `path`; `of` says whose records are met. If
+        these have samples, names and ids are `<sample>/<id>`. Warnings go to `log`, if any."""
+        self._path, self._line_of, self._of, self._log = path, line_of, of, log
+        self._has_samples = has_samples
+        self._id_of: dict[str, str] = {}
+        self._other_id_of: dict[str, str] = {}
+        """Ids of records with a row of their own, by their accessions, which have one as well."""
+        self._met: dict[str, None] = {}
+        self._num_met = 0
+
+    @property
+    def id_of(self) -> Mapping[str, str]:
+        """The ids of the records met so far, by their names in the table."""
+        return self._id_of
+
+    @property
+    def unmatched(self) -> list[str]:
+        """The names of no record so far, in the order of the table."""
+        return [name for name in self._line_of if name not in self._id_of]
+
+    def match(self, ids: Iterable[str]) -> Matcher:
+        """Meet the records `ids`, whatever their order: whole ids go first. Return self.
+
+        Raises:
+            UserError: as `name_of` does.
+        """
+        later = []
+        for id in ids:
+            if id not in self._line_of and self._short(id) in self._line_of:
+                later.append(id)
+            else:
+                self.name_of(id)
+        for id in later:
+            self.name_of(id)
+        return self
+
+    def name_of(self, id: str) -> str | None:
+        """Return what the table calls the record `id`; None where it has no row of it.
+
+        Raises:
+            UserError: another record has this name, or the accession.
+        """
+        self._num_met += 1
+        if len(self._met) < MOST_REMEMBERED:
+            self._met[id] = None
+        short = self._short(id)
+        if id in self._line_of:
+            if short != id and short in self._line_of:
+                self._other_id_of[short] = id
+            return self._is_of(id, id)
+        if short == id or short not in self._line_of or self._id_of.get(short) == short:
+            return None
+        return self._is_of(short, id)
+
+    def _is_of(self, name: str, id: str) -> str:
+        if (other := self._id_of.setdefault(name, id)) != id:
+            raise UserError(
+                f"{self._path}:{self._line_of[name]}: {clipped(name)!r} is the accession of "
+                f"several records of {self._of}, such as {clipped(other)!r} and {clipped(id)!r}; "
+                "write the whole id."
+            )
+        return name
+
+    def _short(self, id: str) -> str:
+        if not self._has_samples:
+            return accession(id)
+        sample, slash, own = id.partition("/")
+        return sample + slash + accession(own)
+
+    def check(self) -> None:
+        """Look at what was matched after all records were met; say which names are of none.
+
+        Raises:
+            UserError: two rows are of one record, or no name is of a record, or less than half
+                are; a table of far more records than there are may have fewer.
+        """
+        for short, id in self._other_id_of.items():
+            if short not in self._id_of:
+                raise UserError(
+                    f"{self._path}:{self._line_of[short]}: {clipped(short)!r} is the record "
+                    f"{clipped(id)!r}, which has a row in line {self._line_of[id]}; leave one of "
+                    "them."
+                )
+        if not (unmatched := self.unmatched):  # or no names at all
+            return
+        num_names, num_matched = len(self._line_of), len(self._id_of)
+        first = f"{clipped(unmatched[0])!r} (line {self._line_of[unmatched[0]]})"
+        is_of_more = num_names > self._num_met / FEW
+        if not num_matched or (num_matched < FEW * num_names and not is_of_more):
+            how = f"only {num_matched:,} of its" if num_matched else "none of its"
+            theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
+            raise UserError(
+                f"{self._path}: {how} {num_names:,} ids is a record of {self._of}{theirs}; the "
+                f"first that is none is {first}; {self._remedy(unmatched)}."
+            )
+        if self._log:
+            some = ", ".join(repr(clipped(name)) for name in unmatched[:MOST_NAMED])
+            more = ", ..." if len(unmatched) > MOST_NAMED else ""
+            self._log.warning(
+                "%s: %s of its %s no record of %s: %s%s.",
+                self._path,
+                f"{len(unmatched):,}",
+                counted(num_names, "id is", "ids are"),
+                self._of,
+                some,
+                more,
+            )
+
+    def _remedy(self, unmatched: list[str]) -> str:
+        """Return what to do: the form in which most of the names would be those of records."""
+        found: dict[str, int] = {}
+        for says, form in FORMS.items():
+            ids = {self._own(id) for id in self._met}
+            known = {form(id) for id in ids} | {form(accession(id)) for id in ids}
+            found[says] = sum(form(self._own(name)) in known for name in unmatched)
+        best = max(found, key=lambda says: found[says])
+        if found[best] * 2 > len(unmatched):
+            return (
+                f"{best}, {found[best]:,} of the others would match, so write the ids as the "
+                "records have them"
+            )
+        return (
+            "write the ids as the records have them, name the right column of ids, or take the "
+            "rows of other records out"
+        )
+
+    def _own(self, id: str) -> str:
+        return id.partition("/")[2] if self._has_samples else id
