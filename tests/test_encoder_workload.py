@@ -466,6 +466,14 @@ def words_for_a_vocabulary(folder):
         (nothing_named, "there are no weights in this folder"),
         (a_part_missing, "it names model-00001.safetensors, which is not there"),
         (lambda f: (f / "model.safetensors").write_bytes(b"<html>"), "cannot be read safely"),
+        (
+            lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/x"),
+            "it is a git-lfs pointer, and the weights themselves were not fetched",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: rename(t, lambda name: f"module.{name}")),
+            "are those of a DistributedDataParallel .* take the prefix off",
+        ),
         (no_vocabulary, "there is no vocabulary"),
         (more_tokens_than_vectors, "its vocabulary has 70 tokens, and its network takes 69"),
         (words_for_a_vocabulary, "neither letters nor k-mers"),
