@@ -105,6 +105,13 @@ def test_structures_come_from_a_column_and_are_cut_with_their_residues(saprot, t
     assert whole == cut
 
 
+def test_a_structure_is_of_the_record_with_its_accession(saprot, tmp_path):
+    proteins = fasta(tmp_path / "in.fa", {"sp|P12345|ONE_HUMAN": "MKV", "two": "MKV"})
+    options, _ = resolved(saprot, structures=str(fasta(tmp_path / "3di.fa", {"P12345": "dpv"})))
+    one, two = encoder.records([proteins], options)
+    assert (one.payload, two.payload) == (b"MKV\ndpv", b"MKV")
+
+
 def test_a_structure_of_another_length_fails_its_record_alone(saprot, tmp_path):
     structures = fasta(tmp_path / "3di.fa", {"one": "dp", "two": "dpv"})
     options, _ = resolved(saprot, structures=str(structures))
@@ -160,7 +167,7 @@ def test_residues_and_their_structure_in_turns_are_read_as_the_two(saprot, tmp_p
     [
         (">one\ndpv\n>two\ndxv\n", r"3di.fa:3: the structure of 'two' .*'x' at letter 2"),
         (">one\ndpv\n>one\nddd\n", r"3di.fa:3: 'one' has two structures"),
-        (">other\ndpv\n", "none of its ids is one of the inputs"),
+        (">other\ndpv\n", "none of its 1 ids is a record of the inputs, whose first is 'one'"),
     ],
 )
 def test_a_file_of_structures_that_is_none_is_refused(saprot, tmp_path, text, part):

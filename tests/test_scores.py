@@ -533,6 +533,13 @@ def test_variants_of_several_proteins_need_to_say_whose_they_are(write, name, ca
         read(write("one.fa", ">P1\nMKTAYI\n"), variants_file=str(listed))
 
 
+def test_an_accession_of_two_proteins_is_refused(write):
+    listed = write("v.csv", "id,variant\nP12345,K2A\n")
+    fasta = write("in.fa", ">sp|P12345|ONE_HUMAN\nMKV\n>tr|P12345|TWO_MOUSE\nMKT\n")
+    with pytest.raises(UserError, match=r"v.csv:2: 'P12345' is the accession of several records"):
+        read(fasta, variants_file=str(listed))
+
+
 def test_what_variants_do_is_no_id_of_their_protein(write):
     listed = write("v.csv", "variant,label\nM1V,benign\nK2A,pathogenic\n")
     (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))

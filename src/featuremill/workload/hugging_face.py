@@ -28,8 +28,8 @@ ADAPTER = "adapter_config.json"
 POINTER = b"version https://git-lfs"
 """How a file begins that git wrote in place of a large one."""
 NO_WEIGHTS = (
-    "it is a git-lfs pointer, and the weights themselves were not fetched (type git lfs pull in its "
-    "folder, or download it with hf download)"
+    "it is a git-lfs pointer, and the weights themselves were not fetched (type git lfs pull in "
+    "its folder, or download it with hf download)"
 )
 WRAPPERS = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
 """What trainers put before the name of each tensor."""
@@ -109,8 +109,8 @@ def wrapped(names: Sequence[str]) -> str:
     for prefix, wrapper in WRAPPERS.items():
         if first.startswith(prefix) and all(name.startswith(prefix) for name in others):
             return (
-                f"its tensors are those of a {wrapper} (their names begin with {prefix!r}); save the "
-                "state_dict of the network in it, or take the prefix off each name"
+                f"its tensors are those of a {wrapper} (their names begin with {prefix!r}); save "
+                "the state_dict of the network in it, or take the prefix off each name"
             )
     return ""
 

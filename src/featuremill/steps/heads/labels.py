@@ -19,6 +19,7 @@ from featuremill.steps.heads import card
 from featuremill.store import command_line
 from featuremill.store.files import sha256_of
 
+
 log = logging.getLogger("featuremill.head")
 
 

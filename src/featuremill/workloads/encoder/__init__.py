@@ -131,8 +131,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             id_column=options.id_column if options.structure_column else "",
             sequence_column=options.structure_column,
         )
-        letters = structures.read(Path(options.structures), chosen)
-        found = structures.added(found, letters, options.structures)
+        found = structures.added(found, structures.read(Path(options.structures), chosen))
     checked = _checked(found, options, facts, words)
     if options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)

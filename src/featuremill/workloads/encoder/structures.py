@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
+from featuremill.base.matching import Matcher
 from featuremill.base.reasons import EMPTY, Kind, kind_of
 from featuremill.base.text import clipped
 from featuremill.inputs import TableOptions, residues, spelled
@@ -94,13 +96,22 @@ def clean_beside(letters: str) -> Cleaned:
     return found._replace(note="; ".join(filter(None, (found.note, SMALL))))
 
 
-def read(path: Path, options: TableOptions) -> Mapping[str, bytes]:
-    """Return the letters of structure in `path`, by id.
+class Structures(NamedTuple):
+    """The letters of structure in a file, by the ids there, and the lines of these."""
+
+    path: Path
+    letters: Mapping[str, bytes]
+    lines: Mapping[str, int]
+
+
+def read(path: Path, options: TableOptions) -> Structures:
+    """Return the letters of structure in `path`.
 
     Raises:
         UserError: where letters are no 3Di, or two structures of an id differ.
     """
     found: dict[str, bytes] = {}
+    lines: dict[str, int] = {}
     for record in spelled([path], maker(clean), options, fasta.__name__):
         if record.reason and kind_of(record.reason) is EMPTY:  # as a record that is not there
             continue
@@ -109,21 +120,21 @@ def read(path: Path, options: TableOptions) -> Mapping[str, bytes]:
                 f"{path}:{record.line}: the structure of {clipped(record.id)!r} is none of 3Di "
                 f"({record.reason}); give Foldseek's letters."
             )
+        lines.setdefault(record.id, record.line)
         if found.setdefault(record.id, record.payload) != record.payload:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two structures; drop one."
             )
-    return found
+    return Structures(path, found, lines)
 
 
-def added(
-    records: Iterator[Record], structures: Mapping[str, bytes], path: str
-) -> Iterator[Record]:
-    """Yield `records` with their structures; those with one of another length are refused."""
-    num_found = 0
+def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
+    """Yield `records` with their structures, by id or accession; those with one of another length
+    are refused."""
+    matcher = Matcher(structures.path, structures.lines, "the inputs")
     for record in records:
-        letters = structures.get(record.id)
-        num_found += letters is not None
+        name = matcher.name_of(record.id)
+        letters = None if name is None else structures.letters[name]
         own, among, _ = parts_of(record.payload)
         if record.reason or (among and letters in (None, among)):
             yield record
@@ -136,7 +147,5 @@ def added(
             yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(told))
         else:
             yield record._replace(payload=Parts(own, letters).payload)
-    if not num_found:
-        raise UserError(
-            f"{path}: none of its ids is one of the inputs; give structures under the same ids."
-        )
+    if not matcher.id_of:
+        matcher.check()

@@ -37,8 +37,8 @@ FACTS = {
 folders."""
 
 OF_A_TRAINER = (
-    "it is a checkpoint of a trainer (such as Lightning); save what is in its state_dict alone, with "
-    "the network's own names of tensors, without a prefix such as 'model.'"
+    "it is a checkpoint of a trainer (such as Lightning); save what is in its state_dict alone, "
+    "with the network's own names of tensors, without a prefix such as 'model.'"
 )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
+from featuremill.base.matching import Matcher
 from featuremill.base.text import clipped
 from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
 from featuremill.inputs.residues import protein
@@ -107,14 +108,15 @@ class _Listed:
                 self._cells.setdefault(id, []).append(cell)
         if not self._cells:
             raise UserError(f"{path}: there is no variant in the column {column!r}; fill it in.")
-        self._left = set(self._cells)
+        line_of = {id: cells[0].line for id, cells in self._cells.items()}
+        self._matcher = Matcher(path, line_of, "the inputs")
         self._protein: str | None = None
 
     def of(self, id: str) -> list[Cell]:
         """Return the cells of a protein.
 
         Raises:
-            UserError: nothing says whose they are.
+            UserError: nothing says whose they are, or another protein has the same accession.
         """
         if not self._id_column:
             if self._protein not in (None, id):
@@ -124,19 +126,21 @@ class _Listed:
                     "more than one protein; set id_column under options to it."
                 )
             self._protein = id
-        key = id if self._id_column else ""
-        if key not in self._cells:
-            key = accession(id)
-        self._left.discard(key)
-        return self._cells.get(key, [])
+            return self._cells[""]
+        name = self._matcher.name_of(id)
+        return [] if name is None else self._cells[name]
 
     def refuse_strangers(self) -> None:
         """Raise UserError where variants are of no protein that there is."""
-        if self._left:
-            line, first = min((self._cells[id][0].line, id) for id in self._left)
-            more = f" (and {len(self._left) - 1} more ids)" if len(self._left) > 1 else ""
+        if not self._id_column:
+            return
+        self._matcher.check()
+        if unmatched := self._matcher.unmatched:
+            first, *others = unmatched
+            more = f" (and {len(others)} more ids)" if others else ""
             raise UserError(
-                f"{self._path}:{line}: no protein of the inputs is called {clipped(first)!r}"
+                f"{self._path}:{self._cells[first][0].line}: no protein of the inputs is called "
+                f"{clipped(first)!r}"
                 f"{more}; take its variants out, add the protein, or set id_column under options "
                 f"where {self._id_column!r} is not the column of ids."
             )
@@ -166,16 +170,6 @@ def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record,
     for record in proteins(inputs, options):
         yield record, listed.of(record.id)
     listed.refuse_strangers()
-
-
-def accession(id: str) -> str:
-    """Return the accession in an id."""
-    import pyarrow as pa
-
-    from featuremill.base.accession import accessions
-
-    found: str = accessions(pa.array([id]))[0].as_py()
-    return found
 
 
 def _is_table(path: Path) -> bool:
