@@ -22,6 +22,7 @@ from esmc_models import esmc as esmc_model
 from esmc_models import save_package, save_research
 from safetensors.torch import load_file
 
+import featuremill
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
@@ -247,9 +248,10 @@ def test_rows_of_a_table_have_the_scores_of_their_variants(network, cache, tmp_p
     given = scores.Options(model=name, **more)
     (tmp_path / "in.fa").write_text(f">a\n{PROTEINS[0]}\n")
     (record,) = scores.records([tmp_path / "in.fa"], given)
+    first = variants.payload_of(b"MKVLA", [variants.Row("M1V", "M1V", "", ("x",))])
     plain = payload_of(b"MKVLA", [])
-    row, none = computed(name, cache, [record.payload, plain], dtype="fp32", **more)
-    assert none["variants"] == []
+    one, none, row = computed(name, cache, [first, plain, record.payload], dtype="fp32", **more)
+    assert none["variants"] == [] and one["variants"][0]["measured"] == "x"
     assert [each["variant"] for each in row["variants"]] == written
     assert [each["measured"] for each in row["variants"]] == [f"{n}.5" for n in range(7)]
     named = ["K2C", None, "A4G:I6W", "K2C", "A4G:I6W", None, "K2C"]
@@ -531,6 +533,16 @@ def test_variants_of_several_proteins_need_to_say_whose_they_are(write, name, ca
     with pytest.raises(UserError, match=r"v.csv:3: .* called 'P2'.* or set id_column .* 'id'"):
         listed = write("v.csv", f"{name},id,variant\nb,P1,M1V\na,P2,M1L\n")
         read(write("one.fa", ">P1\nMKTAYI\n"), variants_file=str(listed))
+
+
+def test_the_id_column_of_variants_may_be_named_in_memory(write, surroundings):
+    listed = write("v.csv", "protein,mutant,measured\nP2,M1L,0.5\nP1,M1V,1\nP1,K2*,2\n")
+    options = {"variants": "listed", "variants_file": str(listed), "id_column": "protein"}
+    with pytest.warns(UserWarning, match="1 record: variants without a score"):
+        table = featuremill.compute({"P1": "MKTAYI", "P2": "MIVEQC"}, "scores", options)
+    found = {id: [each["variant"] for each in row] for id, row in table["variants"].items()}
+    assert found == {"P1": ["M1V", "K2*"], "P2": ["M1L"]}
+    assert [each["measured"] for each in table.loc["P1", "variants"]] == ["1", "2"]
 
 
 def test_an_accession_of_two_proteins_is_refused(write):
