@@ -102,7 +102,7 @@ def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
 def test_labels_that_are_of_no_contig_are_one_sentence(line):
     line.label(["c77", "c78"])
     said = line(status=2)
-    sentence = "kinds.csv: none of its ids is a contig with fragments in results/my/translate"
+    sentence = "kinds.csv: none of its 2 ids is a contig of results/my/translate, whose first is '"
     assert sentence in " ".join(said.split())
 
 

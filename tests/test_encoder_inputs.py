@@ -230,6 +230,22 @@ def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp
         assert np.allclose(alone["mean_layer_3"], row["mean_layer_3"], rtol=1e-4, atol=1e-5)
 
 
+def test_a_region_names_its_record_by_an_accession(esm2, tmp_path):
+    """As the page's example does, of UniProt's own headers."""
+    table = regions(tmp_path / "r.tsv", "P01857\t1\t3\tCH1\nP01857\t4\t9\tCH2\nP01859\t1\t2\t\n")
+    options, _ = resolved(esm2, regions=table)
+    given = {"sp|P01857|IGHG1_HUMAN": "MKVLAMKVLA", "P01859": "MKVL"}
+    found = list(encoder.records([fasta(tmp_path / "in.fa", given)], options))
+    assert [record.id for record in found] == [
+        "sp|P01857|IGHG1_HUMAN/CH1",
+        "sp|P01857|IGHG1_HUMAN/CH2",
+        "P01859/1-2",
+    ]
+    given["tr|P01857|OTHER_HUMAN"] = "MKVLAMKVLAM"
+    with pytest.raises(UserError, match=r"r.tsv:2: 'P01857' is the accession of more than one reco"):
+        list(encoder.records([fasta(tmp_path / "in.fa", given)], options))
+
+
 @pytest.mark.parametrize(
     ("rows", "part"),
     [
@@ -239,6 +255,8 @@ def test_a_network_sees_a_sequence_once_for_all_its_regions_in_a_batch(esm2, tmp
         ("one\t1\t\t\n", "r.tsv:2: its end is .*, and that is no whole number"),
         ("one\t1\t3\ta\none\t2\t3\ta\n", "r.tsv:3: 'one' has two regions called 'a'"),
         ("\t1\t3\t\n", "r.tsv:2: this row has no id"),
+        ('one\t1\t3\t"a\nb"\n', "r.tsv:2: the name of this region cannot be part of an id .contro"),
+        ("One\t1\t3\t\n", "none of its 1 ids is a record .* in other capitals, 1 of the others wou"),
         ("one\t1\t3\t\nother\t1\t3\t\n", "r.tsv:3: no record of the inputs is called 'other'"),
     ],
 )

@@ -845,8 +845,9 @@ TORN = [
 @pytest.mark.parametrize(
     ("rows", "more", "sentence"),
     [
-        ([("q1", "x", 1)], (), "none of its 1 ids has features in {run}: its first is 'q1', the "
-         "run's first is 'p0'; write the ids as the run has them."),
+        ([("q1", "x", 1)], (), "none of its 1 ids is a record of {run}, whose first is 'p0'; the "
+         "first that is none is 'q1' (line 2); write the ids as the records have them, name the "
+         "right column of ids, or take the rows of other records out."),
         (every(lambda n: "x"), (), "'kind' is 'x' in all 40 records that have features"),
         (every(lambda n: "xy"[n == 3]), (),
          "the class 'y' has 1 record, and a head needs 3 records of each class, so that"),

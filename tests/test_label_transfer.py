@@ -222,7 +222,7 @@ def test_the_interval_counts_groups(right, groups, low, high):
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"rows": {"nobody": ("", "x", "g")}}, "none of its 1 ids has features in"),
+        ({"rows": {"nobody": ("", "x", "g")}}, "none of its 1 ids is a record of"),
         ({"k": 0}, "--k 0: give 1 or more"),
     ],
 )

@@ -14,7 +14,7 @@ TABLE = Path("t.csv")
 
 def matcher(*names, has_samples=False, log=None):
     lines = {name: line for line, name in enumerate(names, 2)}
-    return Matcher(TABLE, lines, "results/my", has_samples, log)
+    return Matcher(TABLE, lines, "record of results/my", has_samples, log)
 
 
 def test_a_name_is_a_whole_id_or_an_accession():
@@ -37,7 +37,7 @@ def test_of_samples_the_accession_is_behind_the_sample():
 def test_an_accession_of_two_records_is_refused():
     names = matcher("P10000")
     assert names.name_of(HEADERS[0]) == "P10000"
-    with pytest.raises(UserError, match=r"t\.csv:2: 'P10000' is the accession of several records o"):
+    with pytest.raises(UserError, match=r"t\.csv:2: 'P10000' is the accession of more than one recor"):
         names.name_of("tr|P10000|OTHER_MOUSE")
 
 

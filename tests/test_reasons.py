@@ -55,6 +55,7 @@ class OutOfMemoryError(RuntimeError):
 MADE = [
     (of_protein(letters=""), "empty"),
     (of_protein(letters="**"), "empty"),
+    (of_protein(letters="NA"), "no_sequence"),
     (of_protein(letters="M*K"), "stop"),
     (of_protein(letters="M1K"), "letters"),
     (of_protein(letters="MK\u00e9"), "letters"),

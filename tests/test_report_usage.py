@@ -231,10 +231,12 @@ def names_of(page: Page) -> dict[str, str]:
     return {row["id"]: row["group"] for row in rows_of(page, "embeddings")}
 
 
-def test_a_column_colours_the_map_by_accession_too(tmp_path: Path) -> None:
+def test_a_column_colours_the_map_by_accession_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = FakeRun().write(tmp_path / "demo")
     rows = [("Entry", "family", "score"), ("P00001", HOSTILE, "1"), ("P00002", "kinase", "2")]
-    rows += [("sp|P00003|FAKE_3", "kinase", "x"), ("P00003", "later", "3"), ("P00004", " ", "4")]
+    rows += [("sp|P00003|FAKE_3", "kinase", "x"), ("P00004", " ", "4")]
     rows += [("P00004", "kinase", "4"), ("P99999", "nobody's", "5"), ("P00005",)]
     path = table(tmp_path / "labels.tsv.gz", rows)
     page = make(root, "--label-file", str(path), "--label", "family")
@@ -254,6 +256,19 @@ def test_a_column_colours_the_map_by_accession_too(tmp_path: Path) -> None:
     pq.write_table(pa.table({name: values for name, *values in columns}), tmp_path / "l.parquet")
     again = make(root, "--label-file", str(tmp_path / "l.parquet"), "--label", "family")
     assert names_of(again) == names
+    path.write_bytes(gzip.compress(b"acc\tEntry\tfamily\nx\tP00002\tkinase\n"))
+    page = make(root, "--label-file", str(path), "--label", "family", "--id-column", "Entry")
+    assert list(names_of(page).values()).count("kinase") == 1
+    assert "id_column: Entry" in page.text, "the config to do it again has it"
+    said = capsys.readouterr().err
+    assert "1 of 40 records on the map have a label in family of labels.tsv.gz." in said
+    named = ("--label-file", str(path), "--label", "family", "--id-column", "acc")
+    make(root, *named)
+    assert "by its id or accession: the first id is 'x'" in capsys.readouterr().err
+    for second in ("P00003", "sp|P00003|FAKE_3"):
+        rows = [("Entry", "family"), ("sp|P00003|FAKE_3", "kinase"), (second, "later")]
+        said = refusal(root, capsys, "--label-file", str(table(path, rows)), "--label", "family")
+        assert f"{path}:3: {second!r} " in said and "in line 2" in said
 
 
 def test_rare_labels_are_grey_and_numbers_a_ramp(tmp_path: Path) -> None:
@@ -283,8 +298,8 @@ def test_labels_that_cannot_be_had_are_said(
     assert "labels.tsv has no row with the id of one of them" in page.text
     (warned,) = (line for line in capsys.readouterr().err.splitlines() if "no record" in line)
     assert (
-        f"{path}: no record on the map has a family there, by its id: its first is 'other', the "
-        "run's first is 'sp|P00000|FAKE_0'; the map is coloured by length." in warned
+        f"{path}: no record on the map has a family there, by its id or accession: the first id is "
+        "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length." in warned
     )
     assert "length" in rows_of(page, "embeddings")[0]
     file = ("--label-file", str(path))

@@ -476,7 +476,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
 def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
     translated(tmp_path)
     found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
-    of, num_without = of_fragments(found, tmp_path / "out")
+    of, num_without = of_fragments(found, tmp_path / "kinds.csv", tmp_path / "out", True)
     assert {id.partition("_")[0] for id in of} == {"a/c1"}
     assert num_without == 1
     assert set(of.values()) == {found["a/c1"]}

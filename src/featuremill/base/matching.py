@@ -4,7 +4,7 @@ A whole id goes before an accession. Nothing is guessed: an accession that two r
 refused, and so are two rows of one record. If few of the names are names of records, the message
 says in which form they would be.
 
-    names = Matcher(path, {name: line, ...}, "the inputs")
+    names = Matcher(path, {name: line, ...}, "record of the inputs")
     for record in records:
         name = names.name_of(record.id)      # None where the table has no row of it
     names.check()
@@ -48,8 +48,8 @@ class Matcher:
         has_samples: bool = False,
         log: logging.Logger | None = None,
     ) -> None:
-        """`line_of` has each name's line in the table `path`; `of` says whose records are met. If
-        these have samples, names and ids are `<sample>/<id>`. Warnings go to `log`, if any."""
+        """`line_of` has each name's line in the table `path`; `of` says what is
+        met: "record of results/my". If these have samples, names and ids are `<sample>/<id>`. Warnings go to `log`, if any."""
         self._path, self._line_of, self._of, self._log = path, line_of, of, log
         self._has_samples = has_samples
         self._id_of: dict[str, str] = {}
@@ -105,9 +105,9 @@ class Matcher:
     def _is_of(self, name: str, id: str) -> str:
         if (other := self._id_of.setdefault(name, id)) != id:
             raise UserError(
-                f"{self._path}:{self._line_of[name]}: {clipped(name)!r} is the accession of "
-                f"several records of {self._of}, such as {clipped(other)!r} and {clipped(id)!r}; "
-                "write the whole id."
+                f"{self._path}:{self._line_of[name]}: {clipped(name)!r} is the accession of more "
+                f"than one {self._of}, such as {clipped(other)!r} and {clipped(id)!r}; write the "
+                "whole id."
             )
         return name
 
@@ -140,14 +140,14 @@ class Matcher:
             how = f"only {num_matched:,} of its" if num_matched else "none of its"
             theirs = f", whose first is {clipped(next(iter(self._met)))!r}" * bool(self._met)
             raise UserError(
-                f"{self._path}: {how} {num_names:,} ids is a record of {self._of}{theirs}; the "
+                f"{self._path}: {how} {num_names:,} ids is a {self._of}{theirs}; the "
                 f"first that is none is {first}; {self._remedy(unmatched)}."
             )
         if self._log:
             some = ", ".join(repr(clipped(name)) for name in unmatched[:MOST_NAMED])
             more = ", ..." if len(unmatched) > MOST_NAMED else ""
             self._log.warning(
-                "%s: %s of its %s no record of %s: %s%s.",
+                "%s: %s of its %s no %s: %s%s.",
                 self._path,
                 f"{len(unmatched):,}",
                 counted(num_names, "id is", "ids are"),

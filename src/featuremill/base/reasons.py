@@ -77,7 +77,7 @@ EMPTY = Kind(
     "A header without a sequence. Restore the sequence in the input, or remove the record.",
 )
 ABSENT = Kind(
-    "absent",
+    "no_sequence",
     ("a word for a missing sequence",),
     "A program wrote NA, nan, None or null where it had no sequence. Restore the sequence in the "
     "input, or remove the record. The peptide of N and A alone can be written NA*.",

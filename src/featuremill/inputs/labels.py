@@ -38,7 +38,7 @@ class Told(NamedTuple):
     """What messages about a table's names say."""
 
     of: str
-    """Whose records the names should be of."""
+    """What the names should be of: "record of results/my"."""
     has_samples: bool
     log: logging.Logger
 

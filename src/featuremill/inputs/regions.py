@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
+from featuremill.base.matching import Matcher
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
 from featuremill.inputs import NamedColumns, columns, names_in_table, rows
+from featuremill.inputs.letters import wrong_id
 from featuremill.inputs.payloads import parts_of
 from featuremill.workload import Record
 
@@ -48,7 +50,7 @@ class Region(NamedTuple):
 
 
 class Regions:
-    """The regions in a table, by the id of their record.
+    """The regions in a table, by the id or accession of their record.
 
     Raises:
         UserError: where a row is none, or two of a record have one name.
@@ -79,7 +81,7 @@ class Regions:
                     f"{region.name!r}; give them names of their own, in a column 'name'."
                 )
             of_record.append(region)
-        self._left = dict.fromkeys(self._of)
+        self._lines = {id: of_id[0].line for id, of_id in self._of.items()}
 
     def _region(self, start: object, end: object, name: str, line: int) -> Region:
         first, last = (self._whole(value, what, line) for value, what in
@@ -88,6 +90,11 @@ class Regions:
             raise UserError(
                 f"{self._path}:{line}: {first} to {last} is no region; residues count from 1, and "
                 "start and end are both in it."
+            )
+        if wrong := wrong_id(name or "-"):
+            raise UserError(
+                f"{self._path}:{line}: the name of this region cannot be part of an id ({wrong}); "
+                "write it on one line, without control characters."
             )
         return Region(first, last, name or f"{first}-{last}", line)
 
@@ -105,20 +112,22 @@ class Regions:
         that end beyond are refused.
 
         Raises:
-            UserError: a region is of a record that is not there.
+            UserError: a region is of a record that is not there, or of several.
         """
+        names = Matcher(self._path, self._lines, "record of the inputs")
         for record in records:
-            regions = self._of.get(record.id, [])
-            self._left.pop(record.id, None)
+            name = names.name_of(record.id)
+            regions = [] if name is None else self._of[name]
             if not regions:
                 reason = record.reason or NO_REGION.reason()
                 yield record._replace(payload=b"", reason=reason)
             for region in regions:
                 cut = record if record.reason else self._cut(record, region, most)
                 yield cut._replace(id=f"{record.id}/{region.name}")
-        if self._left:
-            first = next(iter(self._left))
-            more = f" (and {len(self._left) - 1:,} more ids)" if len(self._left) > 1 else ""
+        names.check()
+        if left := names.unmatched:
+            first = left[0]
+            more = f" (and {len(left) - 1:,} more ids)" if len(left) > 1 else ""
             raise UserError(
                 f"{self._path}:{self._of[first][0].line}: no record of the inputs is called "
                 f"{clipped(first)!r}{more}; fix the id, or take the row out."

@@ -84,7 +84,7 @@ def read(
         wanted.add(_full(samples[place] if samples else "", accession(id)))
     found, _ = labels.read(path, column, None, of_samples, id_column, wanted, log)
     lines = {name: label.line for name, label in found.items()}
-    names = Matcher(path, lines, "the map", of_samples).match(full)
+    names = Matcher(path, lines, "record on the map", of_samples).match(full)
     names.check()
     text_of = {id: found[name].name for name, id in names.id_of.items()}
     texts = [text_of.get(id) for id in full]

@@ -149,7 +149,7 @@ def _grouping(of: Features, chosen: Chosen) -> Grouping:
     found, num_empty = labels.read(
         chosen.table, chosen.column, None, of.has_samples, chosen.id_column, log=log
     )
-    told = labels.Told(of.name, of.has_samples, log)
+    told = labels.Told(f"record of {of.name}", of.has_samples, log)
     found = labels.by_record(found, chosen.table, [of], told)
     key_of = {
         id: (split_id(id)[0], label.name) if of.has_samples else (label.name,)

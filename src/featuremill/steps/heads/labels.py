@@ -140,7 +140,7 @@ def of_fragments(
     from featuremill.steps.translate.folder import fragments, whole
 
     whole(translated)
-    told = labels.Told(f"the contigs of {translated}", has_samples, log)
+    told = labels.Told(f"contig of {translated}", has_samples, log)
     found = labels.of_ids(found, table, _contigs(translated), told)
     labelled: dict[str, Label] = {}
     without = set(found)
@@ -163,4 +163,4 @@ def _contigs(translated: Path) -> Iterator[str]:
                 yield contig
             last = contig
     for row in untranslated(translated):
-        yield row["id"]
+        yield row["contig"]

@@ -120,7 +120,7 @@ def train(chosen: Chosen) -> card.Card:
             log.warning("%s no fragment in %s.", says, chosen.fragments)
         used = used.model_copy(update={"group": used.group or "contig"})
     elif chosen.labels:
-        told = labels.Told(listed(part.name for part in parts), has_samples, log)
+        told = labels.Told(f"record of {listed(part.name for part in parts)}", has_samples, log)
         found = labels.by_record(found, chosen.labels, parts, told)
     joined = Joined(parts, found)
     missing: list[Lacking] = []

@@ -116,7 +116,7 @@ def transfer(chosen: Chosen) -> None:
     labelled, num_empty = labels.read(
         chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
     )
-    told = labels.Told(reference.name, has_samples, log)
+    told = labels.Told(f"record of {reference.name}", has_samples, log)
     labelled = labels.by_record(labelled, chosen.labels, [reference], told)
     known = _known(reference, labelled, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
