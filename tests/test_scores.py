@@ -520,9 +520,7 @@ TWO_PROTEINS = ">P1\nMKTAYI\n>P2\nMIVEQC\n"
 def test_variants_of_several_proteins_need_to_say_whose_they_are(write, name, caplog):
     listed = write("v.csv", f"{name},variant\nP1,M1V\nP2,M1L\n")
     fasta = write("in.fa", TWO_PROTEINS)
-    with pytest.raises(
-        UserError, match=rf"v.csv: nothing says which .* '{name}', 'variant'.*set id"
-    ):
+    with pytest.raises(UserError, match=rf"v.csv: .* more than one protein, .* '{name}', .*set id"):
         read(fasta, variants_file=str(listed))
     with caplog.at_level("INFO", "featuremill.scores"):
         one, two = read(fasta, variants_file=str(listed), id_column=name)

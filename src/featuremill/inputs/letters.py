@@ -77,7 +77,7 @@ def wrong_id(id: str) -> str:
 
 
 def show_at(letters: str, place: int) -> str:
-    """Return how to print what stands at `place`: a letter, or a special token as a whole."""
+    """Return how to print the letter at `place`, or the special token there as a whole."""
     token = SPECIAL_TOKEN.match(letters, place)
     return f"'{token.group()}'" if token else show(letters[place])
 

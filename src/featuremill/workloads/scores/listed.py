@@ -116,14 +116,14 @@ class _Listed:
         """Return the cells of a protein.
 
         Raises:
-            UserError: nothing says whose they are, or another protein has the same accession.
+            UserError: it is not known whose they are, or another protein has the same accession.
         """
         if not self._id_column:
             if self._protein not in (None, id):
                 raise UserError(
-                    f"{self._path}: nothing says which protein a variant is of: no column is known "
-                    f"as that of the ids among {columns.listed(self._names)}, and the inputs have "
-                    "more than one protein; set id_column under options to it."
+                    f"{self._path}: the inputs have more than one protein, and no column is known "
+                    f"as that of their ids among {columns.listed(self._names)}; set id_column "
+                    "under options to the one that has the ids."
                 )
             self._protein = id
             return self._cells[""]
