@@ -546,7 +546,10 @@ def test_the_id_column_of_variants_may_be_named_in_memory(write, surroundings):
 def test_an_accession_of_two_proteins_is_refused(write):
     listed = write("v.csv", "id,variant\nP12345,K2A\n")
     fasta = write("in.fa", ">sp|P12345|ONE_HUMAN\nMKV\n>tr|P12345|TWO_MOUSE\nMKT\n")
-    with pytest.raises(UserError, match=r"v.csv:2: 'P12345' is the accession of several records"):
+    with pytest.raises(
+        UserError,
+        match=r"v.csv:2: 'P12345' is the accession of more than one protein of the inputs",
+    ):
         read(fasta, variants_file=str(listed))
 
 

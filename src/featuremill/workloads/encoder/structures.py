@@ -131,7 +131,7 @@ def read(path: Path, options: TableOptions) -> Structures:
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
     """Yield `records` with their structures, by id or accession; those with one of another length
     are refused."""
-    matcher = Matcher(structures.path, structures.lines, "the inputs")
+    matcher = Matcher(structures.path, structures.lines, "record of the inputs")
     for record in records:
         name = matcher.name_of(record.id)
         letters = None if name is None else structures.letters[name]

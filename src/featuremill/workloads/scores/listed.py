@@ -109,7 +109,7 @@ class _Listed:
         if not self._cells:
             raise UserError(f"{path}: there is no variant in the column {column!r}; fill it in.")
         line_of = {id: cells[0].line for id, cells in self._cells.items()}
-        self._matcher = Matcher(path, line_of, "the inputs")
+        self._matcher = Matcher(path, line_of, "protein of the inputs")
         self._protein: str | None = None
 
     def of(self, id: str) -> list[Cell]:
