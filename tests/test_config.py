@@ -257,3 +257,12 @@ def test_config_docs_check_tells_how_to_renew(tmp_path, capsys):
 )
 def test_names_in_braces_are_those_that_snakemake_takes_for_wildcards(name):
     assert bool(config.PATTERN.search(name)) == bool(WILDCARD_REGEX.search(name))
+
+
+def test_many_inputs_are_no_aliases_and_few_aliases_may_not_unfold(tmp_path):
+    many = "".join(f"- d/{number}.fa\n" for number in range(10_001))
+    assert len(read(tmp_path, f"inputs:\n{many}").inputs) == 10_001
+    said = refusal(tmp_path, "inputs: [a.fa]\nx: &a [1, 1]\n" + "".join(
+        f"x{n}: &a{n} [{', '.join(['*a' + str(n - 1) * (n > 0)] * 10)}]\n" for n in range(5)
+    ))  # fmt: skip
+    assert "its aliases (*) unfold into more than 10,000 values" in said

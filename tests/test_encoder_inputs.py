@@ -242,7 +242,9 @@ def test_a_region_names_its_record_by_an_accession(esm2, tmp_path):
         "P01859/1-2",
     ]
     given["tr|P01857|OTHER_HUMAN"] = "MKVLAMKVLAM"
-    with pytest.raises(UserError, match=r"r.tsv:2: 'P01857' is the accession of more than one reco"):
+    with pytest.raises(
+        UserError, match=r"r.tsv:2: 'P01857' is the accession of more than one reco"
+    ):
         list(encoder.records([fasta(tmp_path / "in.fa", given)], options))
 
 
@@ -256,7 +258,10 @@ def test_a_region_names_its_record_by_an_accession(esm2, tmp_path):
         ("one\t1\t3\ta\none\t2\t3\ta\n", "r.tsv:3: 'one' has two regions called 'a'"),
         ("\t1\t3\t\n", "r.tsv:2: this row has no id"),
         ('one\t1\t3\t"a\nb"\n', "r.tsv:2: the name of this region cannot be part of an id .contro"),
-        ("One\t1\t3\t\n", "none of its 1 ids is a record .* in other capitals, 1 of the others wou"),
+        (
+            "One\t1\t3\t\n",
+            "none of its 1 ids is a record .* in other capitals, 1 of the others wou",
+        ),
         ("one\t1\t3\t\nother\t1\t3\t\n", "r.tsv:3: no record of the inputs is called 'other'"),
     ],
 )

@@ -416,6 +416,9 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     estimates.configure(inputs="missing.fa")
     said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
     assert "missing.fa: there is no such file" in said
+    estimates.configure(inputs=".")
+    said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)
+    assert ".: this is a folder; name the files in it" in said
 
 
 @pytest.mark.slow

@@ -107,7 +107,9 @@ def test_every_member_and_every_record_is_accounted_for(run, tmp_path):
 
 
 def test_a_table_of_other_ids_is_refused(run, tmp_path):
-    with pytest.raises(UserError, match="none of its 1 ids is a record of .*; the first that is none is 'x' "):
+    with pytest.raises(
+        UserError, match=r"none of its 1 ids is a record of .*; the first that is none is 'x' "
+    ):
         done(tmp_path, run, {"x": "g"})
     assert not (tmp_path / "genes.parquet").exists()
 

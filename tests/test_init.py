@@ -235,6 +235,7 @@ def test_no_output_that_has_no_place_for_the_values(monkeypatch: pytest.MonkeyPa
         (["a.fa", "--workload", "composition", "--model", "x"], "there is no such key"),
         (["gone.fa"], "this file does not exist"),
         (["gone.fa", "--workload", "numbered"], "gone.fa: there is no such file; check the path"),
+        (["-"], "-: records are read twice, so not from a pipe; save them to a file and name it"),
         (["a.fa", "--workload", "numbered", "--model", "x"], "options.model: there is no such key"),
         (["empty.fa"], "empty.fa: this file is empty"),
         (["a{b}.fa"], "'a{b}.fa' has a name in braces"),
@@ -290,6 +291,28 @@ def test_says_which_columns_of_a_table_are_read(capsys: pytest.CaptureFixture[st
     assert "id from column 'entry', sequence from 'letters', description from 'product'" in said
     options = config.read(Path("both.yaml")).options
     assert (options["id_column"], options["sequence_column"]) == ("entry", "letters")
+
+
+def test_a_sheet_of_samples_is_taken_for_one(capsys: pytest.CaptureFixture[str]) -> None:
+    write("a.fa", GOOD)
+    write("soils.tsv", "sample\tfile\tsite\nnorth\ta.fa\tforest\n")
+    assert main(["init", "soils.tsv"]) == 0
+    assert config.read(Path("soils.yaml")).samples == "soils.tsv"
+    assert not capsys.readouterr().err.count("warning: there")
+
+
+def test_an_id_that_all_records_have_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """As foldcomp writes them; the run names it as well."""
+    write("e.fa", "".join(f">ESMFOLD V0 PREDICTION FOR MGYP{n}\nMKV{'L' * n}\n" for n in range(4)))
+    assert main(["init", "--workload", "composition", "e.fa"]) == 0
+    said = capsys.readouterr().err
+    assert "'ESMFOLD' is the id of all 4 records, and they are different, so a run refuses" in said
+    asked = json.dumps({"inputs": ["e.fa"], "workload": "composition", "outputs": ["parquet"]})
+    assert main(["plan", "run", "--config-json", asked]) == 2
+    said = capsys.readouterr().err
+    assert (
+        "two different sequences, such as 'ESMFOLD' (an id is the first word of a header)" in said
+    )
 
 
 def test_force_overwrites() -> None:

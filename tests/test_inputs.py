@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
+import lzma
 import re
 import string
+import struct
+import tarfile
 from io import StringIO
 from pathlib import Path
 
@@ -14,12 +19,13 @@ from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqFeature import SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
-from broken_inputs import INSULIN_A, UBIQUITIN
+from broken_inputs import INSULIN_A, UBIQUITIN, _packed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xopen import xopen
 
 from featuremill.base.errors import UserError
+from featuremill.base.reasons import is_missing
 from featuremill.inputs import TableOptions, columns, proteins
 from featuremill.inputs.residues import ALPHABET, clean
 from featuremill.workload import Record
@@ -62,6 +68,7 @@ def test_compressed_files_read_the_same(format: str, tmp_path: Path) -> None:
 
 ids = st.text(st.characters(codec="utf-8", exclude_categories=["Z", "C"]), min_size=1)
 letters = st.text(ALPHABET.decode() + string.ascii_lowercase.replace("j", ""), min_size=1)
+letters = letters.filter(lambda text: not is_missing(text))
 fasta_records = st.lists(st.tuples(ids, letters), min_size=1, max_size=8)
 
 
@@ -251,3 +258,138 @@ def test_protein_entries_are_records_themselves(tmp_path: Path) -> None:
     (record,) = read(tmp_path / "p.gp")
     assert (record.id, record.payload) == ("NP_1.1", UBIQUITIN.encode())
     assert record.description == "polyubiquitin-C"
+
+
+SWISS = """\
+ID   TEST_HUMAN              Reviewed;          22 AA.
+AC   P12345; Q99999;
+DE   RecName: Full=Test protein;
+OS   Homo sapiens (Human).
+SQ   SEQUENCE   22 AA;  2500 MW;  0000000000000000 CRC64;
+     MKTAYIAKQR QISFVKSHFS RQ
+//
+ID   OTHER_HUMAN             Unreviewed;         5 AA.
+AC   A0A023FBW4;
+SQ   SEQUENCE   5 AA;  500 MW;  0000000000000000 CRC64;
+     MKTAY
+//
+"""
+PIR = """\
+>P1;CRYA_DUCK
+ALPHA CRYSTALLIN B CHAIN
+MDITIHNPLI
+RRPL*
+>F1;X
+A FRAGMENT (TITLE)
+MKV*
+"""
+
+
+@pytest.mark.parametrize("name", ["e.dat", "e.txt", "e.embl", "uniprot.fa"])
+def test_a_uniprot_flat_file_is_read_whatever_its_name(tmp_path, name):
+    records = read(write(tmp_path / name, SWISS))
+    assert [(r.id, r.payload) for r in records] == [
+        ("P12345", b"MKTAYIAKQRQISFVKSHFSRQ"),
+        ("A0A023FBW4", b"MKTAY"),
+    ]
+    assert "Test protein" in records[0].description
+
+
+def test_a_title_of_pir_is_no_sequence(tmp_path):
+    records = read(write(tmp_path / "e.pir", PIR))
+    assert [(r.id, r.description, r.payload) for r in records] == [
+        ("CRYA_DUCK", "ALPHA CRYSTALLIN B CHAIN", b"MDITIHNPLIRRPL"),
+        ("X", "A FRAGMENT (TITLE)", b"MKV"),
+    ]
+    fasta = read(write(tmp_path / "e.fa", ">P1;a b\nMKV\n>P1;c\nMKL\n"))
+    assert [(r.id, r.payload) for r in fasta] == [("P1;a", b"MKV"), ("P1;c", b"MKL")]
+
+
+def test_a_line_of_labels_is_no_sequence(tmp_path):
+    three = "".join(f">p{n}\n{'MKV' * n}\n{'HHE' * n}\n" for n in range(1, 4))
+    with pytest.raises(
+        UserError, match=r"t\.3line:3: each record has two lines of one length, so "
+    ):
+        read(write(tmp_path / "t.3line", three))
+    for wrapped in (
+        "".join(f">p{n}\n{'MKV' * 4}\n{'MKL' * 4}\n" for n in range(3)),
+        f"{three}>p4\nMKV\nMK\n",
+        ">one\nMKV\nHHH\n",
+    ):
+        assert len(read(write(tmp_path / "w.fa", wrapped))) == wrapped.count(">")
+
+
+@pytest.mark.parametrize("word", ["NA", "nan", "NaN", "None", "null", "NULL", "N/A", "#N/A"])
+def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
+    frame = pd.DataFrame({"id": ["P1", "NA"], "sequence": [word, "NAN"]})
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    frame.to_parquet(tmp_path / "t.parquet")
+    write(tmp_path / "t.fa", f">P1\n{word}\n>NA\nNAN\n")
+    for name in ("t.csv", "t.parquet", "t.fa"):
+        missing, peptide = read(tmp_path / name)
+        if word.startswith("#") and name == "t.fa":  # a comment there
+            assert missing.reason == "empty sequence"
+        else:
+            assert missing.reason == f"a word for a missing sequence: {word}"
+        assert (peptide.id, peptide.payload, peptide.reason) == ("NA", b"NAN", "")
+    (real,) = read(write(tmp_path / "t.fa", ">P1\nNA*\n"))
+    assert real.payload == b"NA"
+
+
+TWO = b">a\nMKTAYIAKQR\n>b\nMKV\n"
+ONE_MORE = b">c\nMKL\n"
+
+
+def skippable(data: bytes, number: int) -> bytes:
+    """Return a frame of zstd that holds no data of the file, as pzstd and others write them."""
+    return struct.pack("<II", 0x184D2A50 + number, len(data)) + data
+
+
+STREAMS = {
+    "pzstd.zst": skippable(b"size", 0) + _packed(TWO, "zst") + skippable(b"", 15),
+    "info.zst": skippable(b"made by a pipeline", 14) + _packed(TWO, "zst"),
+    "padded.xz": lzma.compress(TWO) + bytes(8),
+    "padded.gz": gzip.compress(TWO) + bytes(512),
+}
+SEVERAL = {
+    "several.xz": lzma.compress(TWO) + bytes(4) + lzma.compress(ONE_MORE) + bytes(4),
+    "several.gz": gzip.compress(TWO) + gzip.compress(ONE_MORE),
+    "several.bz2": bz2.compress(TWO) + bz2.compress(ONE_MORE),
+    "several.zst": _packed(TWO, "zst") + _packed(ONE_MORE, "zst"),
+}
+
+
+@pytest.mark.parametrize("name", [*STREAMS, *SEVERAL])
+def test_streams_behind_one_another_are_read_to_the_last(tmp_path, name):
+    records = read(write(tmp_path / f"in.fa.{name}", (STREAMS | SEVERAL)[name]))
+    assert [record.id for record in records] == ["a", "b"] + ["c"] * (name in SEVERAL)
+
+
+def tar(data: bytes) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        entry = tarfile.TarInfo("in.fa")
+        entry.size = len(data)
+        archive.addfile(entry, io.BytesIO(data))
+    return file.getvalue()
+
+
+OTHER_BYTES = {
+    "behind.gz": (gzip.compress(TWO) + b"signature", "has other bytes after its gzip data"),
+    "behind.xz": (lzma.compress(TWO) + b"signature", "has other bytes after its xz data"),
+    "behind.bz2": (bz2.compress(TWO) + b"signature", "has other bytes after its bzip2 data"),
+    "cut.xz": (lzma.compress(TWO * 99)[:-30], "is cut short"),
+    "cut.bz2": (bz2.compress(TWO * 99)[:-9], "is cut short"),
+    "cut.gz": (gzip.compress(TWO * 99)[:-9], "is cut short"),
+    "in.tar": (tar(TWO), "these are files in one tar archive; unpack it and name them"),
+    "in.tar.gz": (gzip.compress(tar(TWO)), "these are files in one tar archive"),
+    "twice.gz": (gzip.compress(gzip.compress(TWO)), "this is compressed twice; unpack it once"),
+    "in.lzma": (lzma.compress(TWO, lzma.FORMAT_ALONE), "this is compressed by lzma, which is not"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_BYTES)
+def test_what_a_packed_file_is_is_said(tmp_path, name):
+    data, sentence = OTHER_BYTES[name]
+    with pytest.raises(UserError, match=sentence):
+        read(write(tmp_path / name, data))

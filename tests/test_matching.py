@@ -1,4 +1,4 @@
-"""Matching: a row of a table is of the record with its id, or with its accession, and of no other."""
+"""Matching: a row of a table is of the record with its id or its accession, and of no other."""
 
 import logging
 from pathlib import Path
@@ -37,7 +37,9 @@ def test_of_samples_the_accession_is_behind_the_sample():
 def test_an_accession_of_two_records_is_refused():
     names = matcher("P10000")
     assert names.name_of(HEADERS[0]) == "P10000"
-    with pytest.raises(UserError, match=r"t\.csv:2: 'P10000' is the accession of more than one recor"):
+    with pytest.raises(
+        UserError, match=r"t\.csv:2: 'P10000' is the accession of more than one recor"
+    ):
         names.name_of("tr|P10000|OTHER_MOUSE")
 
 
@@ -53,7 +55,9 @@ def test_a_whole_id_goes_before_an_accession_in_any_order():
 
 def test_two_rows_of_one_record_are_refused():
     names = matcher(HEADERS[0], "P10000").match(HEADERS)
-    with pytest.raises(UserError, match=r"t\.csv:3: 'P10000' is the record .* in line 2; leave one"):
+    with pytest.raises(
+        UserError, match=r"t\.csv:3: 'P10000' is the record .* in line 2; leave one"
+    ):
         names.check()
 
 
@@ -77,7 +81,9 @@ def test_few_matches_are_refused_with_the_form_that_would_match(form):
 
 
 def test_no_match_is_refused_and_a_smaller_share_is_said(caplog):
-    with pytest.raises(UserError, match="none of its 2 ids is a record of results/my, whose first i"):
+    with pytest.raises(
+        UserError, match="none of its 2 ids is a record of results/my, whose first i"
+    ):
         matcher("a", "b").match(HEADERS).check()
     log = logging.getLogger("featuremill.test")
     with caplog.at_level(logging.WARNING, log.name):

@@ -257,13 +257,17 @@ def test_a_column_colours_the_map_by_accession_too(
     again = make(root, "--label-file", str(tmp_path / "l.parquet"), "--label", "family")
     assert names_of(again) == names
     path.write_bytes(gzip.compress(b"acc\tEntry\tfamily\nx\tP00002\tkinase\n"))
-    page = make(root, "--label-file", str(path), "--label", "family", "--id-column", "Entry")
+
+    def named_by(column: str) -> list[str]:
+        return ["--label-file", str(path), "--label", "family", "--id-column", column]
+
+    page = make(root, *named_by("Entry"))
     assert list(names_of(page).values()).count("kinase") == 1
     assert "id_column: Entry" in page.text, "the config to do it again has it"
+    assert __main__.main(["report", str(root), *named_by("Entry")]) == 0
     said = capsys.readouterr().err
     assert "1 of 40 records on the map have a label in family of labels.tsv.gz." in said
-    named = ("--label-file", str(path), "--label", "family", "--id-column", "acc")
-    make(root, *named)
+    make(root, *named_by("acc"))
     assert "by its id or accession: the first id is 'x'" in capsys.readouterr().err
     for second in ("P00003", "sp|P00003|FAKE_3"):
         rows = [("Entry", "family"), ("sp|P00003|FAKE_3", "kinase"), (second, "later")]
@@ -299,7 +303,8 @@ def test_labels_that_cannot_be_had_are_said(
     (warned,) = (line for line in capsys.readouterr().err.splitlines() if "no record" in line)
     assert (
         f"{path}: no record on the map has a family there, by its id or accession: the first id is "
-        "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length." in warned
+        "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length."
+        in warned
     )
     assert "length" in rows_of(page, "embeddings")[0]
     file = ("--label-file", str(path))

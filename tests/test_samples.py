@@ -3,7 +3,9 @@
 import csv
 import json
 import os
+import re
 import signal
+from pathlib import Path
 
 import anndata
 import h5py
@@ -73,6 +75,21 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
         assert [*sheet.passes()] == [{"x.fa": 0, "b.fa": 0}, {"b.fa": 1}]
     with pytest.raises(UserError, match=r"s\.csv:3: x\.fa: this file does not exist"):
         found[0].refuse_missing(["b.fa"])
+
+
+def test_all_that_is_wrong_with_a_sheet_is_said_at_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "s.csv").write_text("sample,file\nok,gone.fa\nno/name,a.fa\nx,~/a.fa\n")
+    with pytest.raises(UserError) as caught:
+        samples.read(Path("s.csv"))
+    said = str(caught.value)
+    assert re.search(
+        r"s\.csv:3: sample 'no/name': .* And s\.csv:4: ~/a\.fa: ~ works only in a sh", said
+    )
+    assert "And s.csv:2: gone.fa: this file does not exist" in said
+    (tmp_path / "s.csv").write_text("sample,file\na,gone.fa\nb,b.fa\n")
+    with pytest.raises(UserError, match=r"s\.csv:2: gone\.fa: this file .*1 more such row"):
+        samples.read(Path("s.csv")).refuse_missing()
 
 
 @pytest.mark.parametrize(
@@ -401,9 +418,9 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
     assert found.labels.texts == [None, "y", None, "x", None]
     table.write_text("sample\tid\tkind\nlate\tp9\tx\n")
     mismatch = facts.read(run.root, False, table, "kind").labels.mismatch
-    assert mismatch.endswith("its first is 'late/p9', the run's first is 'early/p3'")
+    assert mismatch.endswith("the first id is 'late/p9', and the run's first is 'early/p3'")
     frame[["id", "kind"]].to_csv(table, sep="\t", index=False)
-    with pytest.raises(UserError, match="there is no column 'sample'"):
+    with pytest.raises(UserError, match="this table has no column 'sample'"):
         facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()

@@ -12,7 +12,7 @@ from test_properties import holds
 from featuremill.base.errors import UserError
 from featuremill.inputs import NamedColumns, labels, proteins, regions, rows, samples, table
 
-WORDS = st.text(st.sampled_from('ab,;\t"\'\\ \n=5'), max_size=9)
+WORDS = st.text(st.sampled_from("ab,;\t\"'\\ \n=5"), max_size=9)
 """What cells of free text hold, and what tells cells and rows apart."""
 NAMES = ("id", "note", "sequence", "more")
 TEXTS = st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=6)
@@ -172,7 +172,7 @@ def test_a_sheet_with_a_mark_that_nothing_closes_has_all_samples(tmp_path):
     assert sheet.about == {"sample": ["a", "b", "c"], "site": ['"forest', "lake", '"sea']}
 
 
-FREE_TEXT = "id,text\nP1,{}\nP2,\"short, and plain\"\n"
+FREE_TEXT = 'id,text\nP1,{}\nP2,"short, and plain"\n'
 
 
 def test_free_text_over_several_lines_is_one_cell(tmp_path):
@@ -185,7 +185,9 @@ def test_free_text_over_several_lines_is_one_cell(tmp_path):
     found = list(table.rows(path))
     assert found == [(2, ["P1", text]), (6, ["P2", "short, and plain"])]
     path.write_text('id,text\nP1,"hello\nfirst, second"\nP2,plain\n')
-    with pytest.raises(UserError, match=r"notes\.csv:2: .* whole rows stand before its cell ends, in li"):
+    with pytest.raises(
+        UserError, match=r"notes\.csv:2: .* whole rows stand before its cell ends, in li"
+    ):
         list(table.rows(path))
     path.write_text('"id","text"\n"P1","hello\nfirst, second"\n"P2","plain"\n')
-    assert list(table.rows(path))[0] == (2, ["P1", "hello\nfirst, second"])
+    assert next(iter(table.rows(path))) == (2, ["P1", "hello\nfirst, second"])

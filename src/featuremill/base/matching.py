@@ -30,9 +30,9 @@ MOST_REMEMBERED = 100_000
 FORMS: Mapping[str, Callable[[str], str]] = {
     "as accessions": accession,
     "in other capitals": str.lower,
-    "without versions": lambda id: re.sub(r"\.[0-9]+$", "", accession(id)),
-    "as entry names": lambda id: id.rpartition("|")[2],
-    "as first words": lambda id: accession(id.split(None, 1)[0]) if id.strip() else id,
+    "without versions": lambda name: re.sub(r"\.[0-9]+$", "", accession(name)),
+    "as entry names": lambda name: name.rpartition("|")[2],
+    "as first words": lambda name: accession(name.split(None, 1)[0]) if name.strip() else name,
 }
 """What to do to the names of a table and of the records so that they might be equal."""
 
@@ -48,8 +48,9 @@ class Matcher:
         has_samples: bool = False,
         log: logging.Logger | None = None,
     ) -> None:
-        """`line_of` has each name's line in the table `path`; `of` says what is
-        met: "record of results/my". If these have samples, names and ids are `<sample>/<id>`. Warnings go to `log`, if any."""
+        """`line_of` has each name's line in the table `path`; `of` says what is met, such as
+        "record of results/my". If these have samples, names and ids are `<sample>/<id>`. Warnings
+        go to `log`, if any."""
         self._path, self._line_of, self._of, self._log = path, line_of, of, log
         self._has_samples = has_samples
         self._id_of: dict[str, str] = {}

@@ -132,7 +132,7 @@ OTHER = Kind(
 )
 """Of every reason whose head no other kind has."""
 MISSING_WORDS = frozenset(
-    "NA <NA> N/A n/a #N/A #NA NaN nan -NaN -nan NaT None NULL Null null".split()
+    "NA <NA> N/A n/a #N/A #NA NaN nan -NaN -nan NaT None NULL Null null".split()  # noqa: SIM905
 )
 """What R, pandas, Python, SQL, JSON and spreadsheets write for a value that is not there. Peptides
 are written in capitals, so of these only NA could be one; NAN and NIL are read as peptides."""

@@ -114,7 +114,8 @@ class Records(Section):
     `sample` and `file`, and others that are kept as the sample's own. See docs/samples.md."""
     inputs: tuple[str, ...] = Field(default=(), validate_default=True)
     """File or files with the records: FASTA (.fa, .fasta, .faa), tables (.csv, .tsv, .parquet) or
-    flat files (.gb, .gbk, .embl); .gz and .zst are read as they are. Required without `samples`."""
+    flat files (.gb, .gbk, .embl, .dat); .gz and .zst are read as they are. Required without
+    `samples`."""
 
     @field_validator("run")
     @classmethod

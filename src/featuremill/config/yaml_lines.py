@@ -12,7 +12,7 @@ from featuremill.base.errors import UserError
 from featuremill.config import problems
 
 MAX_VALUES = 10_000
-"""Values in a config file, aliases unfolded; an honest one has dozens."""
+"""Values that aliases may add to a config file; an honest one has none."""
 Places = Mapping[tuple[str, ...], str]
 """File and line of each key in YAML, by the path that leads to it."""
 
@@ -21,7 +21,8 @@ def load(source: str, text: str) -> tuple[dict[str, Any], Places]:
     """Return the mapping that the YAML `text` holds, and the places of its keys."""
     try:
         document = yaml.compose(text, yaml.SafeLoader)
-        if document is not None and _size(document, {}) > MAX_VALUES:
+        written: dict[int, float] = {}
+        if document is not None and _size(document, written) - len(written) > MAX_VALUES:
             raise UserError(
                 f"{source}: its aliases (*) unfold into more than {MAX_VALUES:,} values, or into "
                 "themselves; write out what they stand for."

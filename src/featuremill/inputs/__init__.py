@@ -45,6 +45,9 @@ FORMATS = (
     Format("GenBank", "flatfile", (".gb", ".gbk", ".gbff", ".genbank", ".gp", ".gpff")),
     Format("EMBL", "flatfile", (".embl",)),
 )
+FLAT = Format("flat file", "flatfile", ())
+"""A file whose first line says so; its name says nothing."""
+FLAT_NAMES = {"swiss": "UniProt", "embl": "EMBL", "pir": "NBRF/PIR"}
 SPREADSHEETS = (".xlsx", ".xls", ".xlsm", ".ods")
 COMPRESSED = (".gz", ".bgz", ".zst", ".bz2", ".xz")
 
@@ -161,7 +164,7 @@ def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[
 
 def columns_taken(path: Path, options: BaseModel) -> str:
     """Return in words which columns of the table `path` are read; "" for other formats."""
-    if not isinstance(options, TableOptions | RowOptions) or not _is_table(path):
+    if not isinstance(options, TableOptions | RowOptions) or not is_table(path):
         return ""
     names = import_module(_module(format_of(path))).names_of(path)
     return _kind_of(options).taken(path, names).described
@@ -174,7 +177,7 @@ def names_in_table(path: Path, what: str) -> list[str]:
         UserError: it cannot be read, or is no table; `what` is read from one.
     """
     source.check(path)
-    if not _is_table(path):
+    if not is_table(path):
         raise UserError(f"{path}: {what} are read from a table; give a .csv, .tsv or .parquet.")
     names: list[str] = import_module(_module(format_of(path))).names_of(path)
     return names
@@ -220,7 +223,8 @@ def _suffix(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def _is_table(path: Path) -> bool:
+def is_table(path: Path) -> bool:
+    """Return whether `path` is a table, by its suffix."""
     return format_of(path).module in ("table", "parquet")
 
 
@@ -233,12 +237,30 @@ def _reader(path: Path, kind: kinds.Kind) -> ModuleType:
     if isinstance(kind, kinds.Rows):
         _refuse_no_table(path, format)
     elif format in (FASTA, FASTQ):  # by their first line: a name says little of them
-        line = _first_line(path) if kind.has_fastq else ""
-        format = FASTQ if line.startswith("@") and not line.startswith(source.SAM) else FASTA
-        if format is FASTA:
+        line = _first_line(path)
+        is_fastq = kind.has_fastq and line.startswith("@") and not line.startswith(source.SAM)
+        format = FASTQ if is_fastq else FASTA
+        if format is FASTA and not (kind.fasta == kinds.PROTEINS.fasta and _flat(path, line)):
             return import_module(kind.fasta)
+        format = FLAT if format is FASTA else FASTQ
     # Imported when needed: pandas, pyarrow and Biopython take longer to load than most inputs.
     return import_module(_module(format))
+
+
+def _flat(path: Path, first: str) -> str:
+    """Return which flat file `path` is, by its `first` line; "" where it is none."""
+    if not first.startswith("ID   ") and first[3:4] != ";":
+        return ""
+    from featuremill.inputs.flatfile import format_of as flat_format  # it imports Biopython
+
+    return flat_format(path)
+
+
+def name_of(path: Path) -> str:
+    """Return what kind of input `path` is, for people."""
+    format = format_of(path)
+    flat = _flat(path, _first_line(path)) if format is FASTA else ""
+    return FLAT_NAMES[flat] if flat else format.name
 
 
 def _first_line(path: Path) -> str:

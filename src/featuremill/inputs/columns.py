@@ -94,15 +94,11 @@ def has_id(names: Sequence[str]) -> bool:
     return bool(_matches(names, IDS))
 
 
-def find_id(
-    path: Path, names: Sequence[str], remedy: str = "call the right one 'id'"
-) -> int:
+def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 'id'") -> int:
     """Return where the id stands in `names`; UserError with a `remedy` where that is not clear."""
     places = _matches(names, IDS)
     if not places:
-        raise UserError(
-            f"{path}: no column is the id column among {listed(names)}; {remedy}."
-        )
+        raise UserError(f"{path}: no column is the id column among {listed(names)}; {remedy}.")
     if len(places) > 1:
         found = listed([names[place] for place in places])
         raise UserError(

@@ -7,6 +7,7 @@ first word of the header, the description the rest of it.
 from __future__ import annotations
 
 import io
+import itertools
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,7 @@ from featuremill.inputs.kinds import Sequences
 from featuremill.inputs.letters import LATIN_1
 from featuremill.workload import Record
 
+LINES_LOOKED_AT = 3_000
 LOOKALIKES = {
     source.SAM: "is a SAM file of alignments",
     ("@",): "looks like FASTQ, which holds nucleotide reads",
@@ -33,6 +35,7 @@ LOOKALIKES = {
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
     """Stream the records of a FASTA file."""
+    _refuse_labels(path)
     name, make = str(path), kind.make
     with source.open_text(path, errors="surrogateescape") as text:
         lines, meter = _Lines(path, text, kind.readable), source.meter_of(text)
@@ -43,6 +46,30 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                 header, note = as_unicode(header)
             id, description = (*header.split(None, 1), "", "")[:2]
             yield make(id, description, letters, name, lines.headers.popleft(), note)
+
+
+def _refuse_labels(path: Path) -> None:
+    """Refuse records with a line of labels, as predictors of structure and topology write them:
+    each has two lines of one length, which is not that of all records, as a wrapped line's is."""
+    lengths: list[list[int]] = []
+    place = 0
+    with source.open_text(path, errors="surrogateescape") as text:
+        for number, line in enumerate(itertools.islice(text, LINES_LOOKED_AT), 1):
+            line = line.lstrip().lstrip("\ufeff").rstrip()
+            if line[:1] == ">":
+                if lengths and len(lengths[-1]) != 2:
+                    return
+                lengths.append([])
+            elif lengths and line and line[0] not in "#;":
+                lengths[-1].append(len(line))
+                place = place or number + 1
+    if len(lengths[-1] if lengths else ()) != 2:
+        lengths = lengths[:-1]  # the rest of it was not looked at
+    if len({length for length, _ in lengths}) > 1 and all(one == two for one, two in lengths):
+        raise UserError(
+            f"{path}:{place}: each record has two lines of one length, so the second one is of "
+            "labels and no sequence; take the lines of labels out."
+        )
 
 
 def as_unicode(header: str) -> tuple[str, str]:

@@ -1,4 +1,5 @@
-"""GenBank and EMBL flat files, read by Biopython: entries, or the proteins that they code.
+"""Flat files (GenBank, EMBL, UniProt, PIR), read by Biopython: entries, or the proteins that they
+code.
 
 Where proteins are wanted, each CDS with a /translation is one record, called by its /protein_id,
 else its /locus_tag; features without a translation (pseudogenes) are no proteins and are passed
@@ -9,9 +10,10 @@ line is its number in the file.
 from __future__ import annotations
 
 import io
+import itertools
+import re
 import warnings
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 from Bio import SeqIO
@@ -23,14 +25,16 @@ from featuremill.inputs.fasta import as_unicode
 from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
+PIR = re.compile(r">(P1|F1|DL|DC|RL|RC|N1|N3|XX);")
+"""How a header of NBRF/PIR begins; a title is in the next line, and * ends the sequence."""
 MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
 """What an entry may take: that of the human chromosome 1 has some 400 MB."""
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    """Stream the records of a GenBank, GenPept or EMBL file."""
+    """Stream the records of a GenBank, GenPept, EMBL, UniProt or PIR file."""
     taken = _whole if kind.of_entries else _proteins
-    format = "embl" if ".embl" in path.name.lower() else "genbank"
+    format = format_of(path)
     number = 0
     with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
         meter = source.meter_of(text)
@@ -47,10 +51,30 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
         )
 
 
+def format_of(path: Path) -> str:
+    """Return what Biopython calls the format of `path`; "" where the file does not look like one
+    that has it, and the suffix says nothing."""
+    with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
+        lines = (line for line in text if line.strip())
+        first = next(lines, "")
+        if first.startswith("ID   "):
+            return "swiss" if first.rstrip().endswith(" AA.") else "embl"
+        if PIR.match(first):
+            entry = list(itertools.takewhile(lambda line: line[0] != ">", lines))
+            return "pir" if entry and entry[-1].rstrip().endswith("*") else ""
+        if ".embl" in path.name.lower():
+            return "embl"
+        return "genbank" if first.startswith("LOCUS  ") or _is_named(path) else ""
+
+
+def _is_named(path: Path) -> bool:
+    return any(suffix in path.name.lower() for suffix in (".gb", ".gp", ".genbank"))
+
+
 def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRecord]:
     """Stream the entries of the file; Biopython's small complaints about its form are dropped."""
     entries = SeqIO.parse(text, format)
-    for number in count(1):
+    for number in itertools.count(1):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:

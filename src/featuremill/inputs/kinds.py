@@ -60,7 +60,8 @@ class Sequences(NamedTuple):
 
 PROTEINS = Sequences(
     protein,
-    "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl)",
+    "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl, "
+    ".dat)",
     columns.SEQUENCES,
 )
 NUCLEOTIDES = Sequences(

@@ -22,7 +22,6 @@ from featuremill.base.reasons import is_missing
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.inputs import NamedColumns, columns, format_of, rows, source, table
-from featuremill.store.failed import Failure
 
 ID = "id"
 """In place of a column of groups: each record is one."""
@@ -180,6 +179,13 @@ def _doubts(names: Collection[str]) -> Iterator[str]:
             yield f"{listed(some)} count as different labels; write them alike if they are one"
 
 
+class HasId(Protocol):
+    """A record without a vector."""
+
+    @property
+    def id(self) -> str: ...
+
+
 class HasIds(Protocol):
     """Features: ids of their rows, and records without a vector."""
 
@@ -187,7 +193,7 @@ class HasIds(Protocol):
 
     def ids_of(self, rows: npt.NDArray[np.int64]) -> list[str]: ...
 
-    def failures(self) -> Iterator[Failure]: ...
+    def failures(self) -> Iterator[HasId]: ...
 
 
 def by_record(

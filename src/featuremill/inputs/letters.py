@@ -50,8 +50,10 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
         id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:
         payload, reason, fixed = clean(letters)
-        if len(letters) < MOST_OF_A_WORD and reasons.is_missing(letters):
-            payload, reason, fixed = b"", reasons.ABSENT.reason(letters.strip()), ""
+        if len(letters) < MOST_OF_A_WORD:
+            word = letters.translate(NO_WHITESPACE)
+            if reasons.is_missing(word):
+                payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line)
         if reason and ">" in letters and ">" in SPECIAL_TOKEN.sub("", letters):

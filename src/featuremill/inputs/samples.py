@@ -16,13 +16,16 @@ from typing import NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
-from featuremill.inputs import NamedColumns, columns, labels, rows, source
+from featuremill.inputs import NamedColumns, columns, is_table, labels, rows, source
+from featuremill.workload import Record
 from featuremill.workload.outputs import ABOUT
 
 SAMPLE, FILE = "sample", "file"
 """The columns that a sheet has; all others are the samples' own."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
 """What samples.tsv has of each sample besides."""
+MOST_SAID = 5
+"""Wrong rows that a message tells one by one."""
 RESERVED = {"name", *ABOUT, *COUNTED}
 """Names of columns that results have themselves."""
 
@@ -75,12 +78,28 @@ class Sheet(NamedTuple):
     def refuse_missing(self, besides: Collection[str] = ()) -> None:
         """Refuse a file that is not there or cannot be read, with the line that names it; those
         `besides` may be gone."""
+        if wrong := self.missing(besides):
+            more = f" (and {len(wrong) - 1:,} more such rows)" if len(wrong) > 1 else ""
+            raise UserError(f"{wrong[0]}{more}")
+
+    def missing(self, besides: Collection[str] = ()) -> list[str]:
+        """Return a sentence for each file that is not there or cannot be read."""
+        wrong = []
         for row in self.rows:
             try:
                 if row.file not in besides:
                     source.check(Path(row.file))
             except UserError as error:
-                raise UserError(f"{self.path}:{row.line}: {error}") from None
+                wrong.append(f"{self.path}:{row.line}: {error}")
+        return wrong
+
+
+def is_sheet(path: Path) -> bool:
+    """Return whether the table at `path` has the columns of a sheet, and none of ids."""
+    if not path.is_file() or not is_table(path):
+        return False
+    names = labels.names_of(path)
+    return SAMPLE in names and FILE in names and not columns.has_id(names)
 
 
 def read(path: Path) -> Sheet:
@@ -112,41 +131,66 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
     told: dict[str, tuple[dict[str, str], int]] = {}
     in_small_letters: dict[str, tuple[str, int]] = {}
     options = NamedColumns(id_column=SAMPLE, names=(FILE, *own))
+    wrong: list[str] = []
     for record in rows([path], options):
-        sample, where = record.id, f"{path}:{record.line}"
-        if record.reason:
-            raise UserError(f"{where}: this row names no sample ({record.reason}); fix it.")
-        cells = {name: labels.text(cell) for name, cell in json.loads(record.payload).items()}
         try:
-            plain_name(sample)
-        except ValueError as error:
-            raise UserError(f"{where}: sample {clipped(sample)!r}: {error}.") from None
-        other, line = in_small_letters.setdefault(sample.lower(), (sample, record.line))
-        if other != sample:
-            raise UserError(
-                f"{where}: sample {sample!r} differs from {other!r} in line {line} only by capital "
-                "letters, and some file systems take both for one; rename one of them."
-            )
-        file = _file(cells.pop(FILE), where)
-        if (line := files[sample].setdefault(file, record.line)) != record.line:
-            raise UserError(
-                f"{where}: {file} is a file of sample {sample!r} in line {line} already; keep one."
-            )
-        known, line = told.setdefault(sample, (cells, record.line))
-        for name, cell in cells.items():
-            if cell != known[name]:
-                raise UserError(
-                    f"{where}: sample {sample!r} has {name} {clipped(cell)!r} here and "
-                    f"{clipped(known[name])!r} in line {line}; give all its rows the same."
-                )
+            _take(record, path, files, told, in_small_letters)
+        except UserError as error:
+            wrong.append(str(error))
+    if wrong:
+        # Those that `refuse_missing` finds later as well, so that one look at the sheet will do.
+        there = Sheet(path, {}, _rows_of(files))
+        wrong += there.missing()
+        more = len(wrong) - MOST_SAID
+        also = [f"And {error}" for error in wrong[1:MOST_SAID]]
+        raise UserError(" ".join([wrong[0], *also, *[f"And {more:,} more."] * (more > 0)]))
     samples = sorted(files)
     about = {SAMPLE: samples} | {n: [told[sample][0][n] for sample in samples] for n in own}
-    entries = [
+    return Sheet(path, about, _rows_of(files))
+
+
+def _rows_of(files: Mapping[str, Mapping[str, int]]) -> list[Row]:
+    return [
         Row(number, file, line)
-        for number, sample in enumerate(samples)
+        for number, sample in enumerate(sorted(files))
         for file, line in files[sample].items()
     ]
-    return Sheet(path, about, entries)
+
+
+def _take(
+    record: Record,
+    path: Path,
+    files: dict[str, dict[str, int]],
+    told: dict[str, tuple[dict[str, str], int]],
+    in_small_letters: dict[str, tuple[str, int]],
+) -> None:
+    """Add what a row says; raise UserError where it is wrong."""
+    sample, where = record.id, f"{path}:{record.line}"
+    if record.reason:
+        raise UserError(f"{where}: this row names no sample ({record.reason}); fix it.")
+    cells = {name: labels.text(cell) for name, cell in json.loads(record.payload).items()}
+    try:
+        plain_name(sample)
+    except ValueError as error:
+        raise UserError(f"{where}: sample {clipped(sample)!r}: {error}.") from None
+    other, line = in_small_letters.setdefault(sample.lower(), (sample, record.line))
+    if other != sample:
+        raise UserError(
+            f"{where}: sample {sample!r} differs from {other!r} in line {line} only by capital "
+            "letters, and some file systems take both for one; rename one of them."
+        )
+    file = _file(cells.pop(FILE), where)
+    if (line := files[sample].setdefault(file, record.line)) != record.line:
+        raise UserError(
+            f"{where}: {file} is a file of sample {sample!r} in line {line} already; keep one."
+        )
+    known, line = told.setdefault(sample, (cells, record.line))
+    for name, cell in cells.items():
+        if cell != known[name]:
+            raise UserError(
+                f"{where}: sample {sample!r} has {name} {clipped(cell)!r} here and "
+                f"{clipped(known[name])!r} in line {line}; give all its rows the same."
+            )
 
 
 def _file(cell: str, where: str) -> str:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
 import contextlib
 import datetime
 import io
+import lzma
 import os
 import stat
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import CONTROL, one_line
@@ -21,8 +24,12 @@ compressed file can unpack to more than any memory holds."""
 SAM = ("@HD\t", "@SQ\t", "@RG\t", "@PG\t", "@CO\t")
 """Beginnings of a file of alignments; no FASTQ file begins with them."""
 UTF8_MARK = b"\xef\xbb\xbf"
+SKIPPABLE = bytes(range(0x50, 0x60)), b"\x2a\x4d\x18"
+"""How a frame of zstd begins that holds no data, such as pzstd writes: one of the first, and the
+second."""
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""
+FULL_NAMES = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
 WEB_PAGE = "is a web page (HTML), probably a failed download"
 BINARY_HEADS = {
     b"%PDF": "is a PDF document",
@@ -34,6 +41,9 @@ BINARY_HEADS = {
     b"SQLite format 3": "is an SQLite database",
     b"BAM\x01": "is a BAM file of alignments",
     b"CRAM": "is a CRAM file of alignments",
+    b"Rar!": "is a rar archive",
+    b"7z\xbc\xaf": "is a 7z archive",
+    b"]\0\0": "is compressed by lzma, which is not read (compress it as .xz)",
 }
 """First bytes of files that people give by mistake, whatever the suffix says."""
 
@@ -51,10 +61,10 @@ class Meter(io.RawIOBase):
     """A byte stream whose every failure to read becomes `DamagedError`; so does a record without
     an end."""
 
-    def __init__(self, stream: Any, max_bytes: int) -> None:
+    def __init__(self, path: Path, stream: Any, max_bytes: int) -> None:
         self.num_open = 0
         """Bytes read since the reader last set this to 0, on having finished a record."""
-        self._stream = stream
+        self._path, self._stream = path, stream
         self._max_bytes = max_bytes
 
     def readable(self) -> bool:
@@ -64,7 +74,11 @@ class Meter(io.RawIOBase):
         try:
             # Not read(): when that fails, all that it had unpacked before the bad place is lost.
             data: bytes = self._stream.read1(len(buffer))
+        except DamagedError:
+            raise
         except EOFError:
+            if compression_of(self._path) == "gz":
+                _refuse_followed(self._path)
             raise DamagedError("is cut short", "download or copy it again") from None
         except OSError as error:
             if error.errno is not None:
@@ -91,7 +105,7 @@ class Meter(io.RawIOBase):
 
 def _corrupt(error: Exception) -> DamagedError:
     if "Not a gzipped file" in str(error):
-        return DamagedError("has other bytes after its gzip data", "compress or download it again")
+        return _followed("gz")
     return DamagedError(f"is corrupt ({error})", "download or copy it again")
 
 
@@ -109,6 +123,10 @@ def check(path: Path) -> None:
     try:
         status = path.stat()
     except FileNotFoundError:
+        if str(path) == "-":
+            raise UserError(
+                "-: records are read twice, so not from a pipe; save them to a file and name it."
+            ) from None
         kind = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
         where = f" (seen from where the command is started: {Path.cwd()})"
         seen = "" if path.is_absolute() else where
@@ -139,6 +157,8 @@ def compression_of(path: Path) -> str | None:
     """Return how `path` is compressed, from its first bytes, as its name may say anything."""
     with path.open("rb") as stream:
         head = stream.read(6)
+    if head[:1] in SKIPPABLE[0] and head[1:4] == SKIPPABLE[1]:
+        return "zst"
     return next((name for magic, name in COMPRESSIONS.items() if head.startswith(magic)), None)
 
 
@@ -154,7 +174,7 @@ def open_text(
     Raises UserError where the first bytes show that this is no text in UTF-8.
     """
     check(path)
-    with io.BufferedReader(Meter(_opened(path), max_bytes), BUFFER_SIZE) as buffered:
+    with io.BufferedReader(Meter(path, _opened(path), max_bytes), BUFFER_SIZE) as buffered:
         head = buffered.peek(BUFFER_SIZE)
         _check_head(path, head)
         if head.startswith(UTF8_MARK):
@@ -167,6 +187,8 @@ def _opened(path: Path) -> Any:
     compression = compression_of(path)
     if not compression:
         return path.open("rb")
+    if compression in ("xz", "bz2"):
+        return _Streams(path.open("rb"), compression)
     from xopen import xopen  # here: workers open no inputs
 
     return xopen(path, "rb", threads=0, format=compression)
@@ -178,7 +200,77 @@ def meter_of(text: io.TextIOWrapper) -> Meter:
     return meter
 
 
+class _Streams:
+    """The data of streams of xz or bzip2 that stand one behind another. Python's own readers end
+    in silence where bytes follow that are no stream, and with them what was in a damaged one."""
+
+    def __init__(self, file: BinaryIO, name: str) -> None:
+        self._file, self._name = file, name
+        self._now = self._new()
+
+    def _new(self) -> Any:
+        return lzma.LZMADecompressor() if self._name == "xz" else bz2.BZ2Decompressor()
+
+    def read1(self, size: int) -> bytes:
+        while True:
+            if self._now.eof:
+                if not (rest := self._rest()):
+                    return b""
+                self._now = self._new()
+                data: bytes = self._now.decompress(rest, size)
+            elif self._now.needs_input:
+                if not (more := self._file.read(BUFFER_SIZE)):
+                    raise EOFError
+                data = self._now.decompress(more, size)
+            else:
+                data = self._now.decompress(b"", size)
+            if data:
+                return data
+
+    def _rest(self) -> bytes:
+        """Return the beginning of the next stream; b"" where there is none."""
+        rest: bytes = self._now.unused_data + self._file.read(BUFFER_SIZE)
+        while self._name == "xz" and rest and not rest.strip(b"\0"):  # padding
+            rest = self._file.read(BUFFER_SIZE)
+        if self._name == "xz":
+            rest = rest.lstrip(b"\0")
+        magic = next(magic for magic, name in COMPRESSIONS.items() if name == self._name)
+        if rest and not rest.startswith(magic):
+            raise _followed(self._name)
+        return rest
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _followed(name: str) -> DamagedError:
+    problem = f"has other bytes after its {FULL_NAMES[name]} data"
+    return DamagedError(problem, "compress or download it again")
+
+
+def _refuse_followed(path: Path) -> None:
+    """Say so where a file that seems cut short is a whole one of gzip with other bytes behind it;
+    its reader takes them for the beginning of one more."""
+    with path.open("rb") as file:
+        unpacked = zlib.decompressobj(31)
+        while data := unpacked.unconsumed_tail or unpacked.unused_data or file.read(BUFFER_SIZE):
+            if unpacked.eof:
+                if not data.lstrip(b"\0"):
+                    return
+                if not data.startswith(b"\x1f\x8b\x08"):
+                    raise _followed("gz")
+                unpacked = zlib.decompressobj(31)
+            try:
+                unpacked.decompress(data, BUFFER_SIZE)
+            except zlib.error:
+                return
+
+
 def _check_head(path: Path, head: bytes) -> None:
+    if any(head.startswith(magic) for magic in COMPRESSIONS):
+        raise UserError(f"{path}: this is compressed twice; unpack it once (gzip -d, zstd -d).")
+    if head[257:262] == b"ustar":
+        raise UserError(f"{path}: these are files in one tar archive; unpack it and name them.")
     for magic, kind in BINARY_HEADS.items():
         if head.startswith(magic):
             raise UserError(f"{path}: this {kind}; give the sequences as FASTA or as a table.")

@@ -115,9 +115,9 @@ class _Lines(Iterator[Line]):
         if self._separator == TAB:
             return self._by_tabs(first)
         lines, cells, problem = self._quoted(first)
+        if len(lines) == 1 and len(cells) != self._width and self._is_row(first):
+            return self._plain(first)
         if problem:
-            if len(lines) == 1 and self._is_row(first) and problem == STANDS_ALONE:
-                return self._plain(first)
             where = "" if len(lines) == 1 else f" in line {lines[-1].number}"
             raise self._wrong(first.number, f"{problem}{where}")
         if len(lines) > 1 and (len(cells) != self._width or not self._is_one_row(lines)):

@@ -26,6 +26,7 @@ from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
+from featuremill.inputs.samples import is_sheet
 from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED
@@ -91,7 +92,9 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{output}: it exists already; add --force to overwrite it, or --output.")
     sheet = output.with_suffix(".tsv")
     if len(paths) == 1:
-        _write(arguments, name, output, {"inputs": [str(paths[0])]})
+        has_samples = not opens_any and is_sheet(paths[0])
+        records = {"samples": str(paths[0])} if has_samples else {"inputs": [str(paths[0])]}
+        _write(arguments, name, output, records)
         return
     if sheet.exists() and not arguments.force:
         raise UserError(f"{sheet}: it exists already; add --force to overwrite it, or --output.")
@@ -185,6 +188,13 @@ def _look(checked: config.Config) -> Survey:
         log.info("%s", line)
     if not survey.lengths:
         raise UserError(f"{names(paths)}: every record is refused, see above.")
+    if survey.only_id:
+        log.warning(
+            "%r is the id of all %s records, and they are different, so a run refuses them; an id "
+            "is the first word of a header, so give each record its own.",
+            survey.only_id[:60],
+            f"{survey.lengths.total():,}",
+        )
     if survey.tally.is_nucleotides:
         nucleotides.refuse(list(map(str, paths)), log)
     return survey

@@ -7,14 +7,18 @@ import json
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
+
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.progress import Progress
+from featuremill.base.reasons import CONFLICT, kind_of
+from featuremill.base.text import clipped
 from featuremill.config import Config
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
@@ -54,7 +58,7 @@ class Spooled:
             conflicts.refuse(self.folders, self.rows, repeated.conflicts, self.tally)
             self.rows = Rows(self.folders)
         if self.tally.records == self.tally.refused:
-            raise UserError(self._nothing_left())
+            raise UserError(self._nothing_left(repeated.conflicts))
         return repeated.repeats
 
     def counts(self, unique: int) -> Counts:
@@ -77,11 +81,15 @@ class Spooled:
             return lengths
         return lengths.model_copy(update={"unit": self._length_unit})
 
-    def _nothing_left(self) -> str:
+    def _nothing_left(self, in_conflict: Mapping[int, str]) -> str:
         inputs, tally = ", ".join(self._inputs), self.tally
         if not tally.records:
             return f"{inputs}: there is no record in the input; check the path in `inputs`."
         count, reason = min((-count, reason) for reason, count in tally.refusals.items())
+        if kind_of(reason) is CONFLICT:
+            first = np.array([min(in_conflict)], np.int64)
+            id = clipped(self.rows.take(first, ["id"])["id"][0].as_py())
+            reason += f", such as {id!r} (an id is the first word of a header)"
         all_of_them = f"all {tally.records:,} records were"
         if tally.records == 1:
             all_of_them = "the only record was"

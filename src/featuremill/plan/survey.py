@@ -31,12 +31,19 @@ class Survey:
         """How many good records have each length."""
         self.longest = (0, "")
         """Length and id of the longest good record."""
+        self.ids: set[str] = set()
+        """The first two ids of good records."""
+        self._payloads: set[bytes] = set()
         self.first_refused: dict[str, str] = {}
         """Where the first record stands that was refused for each reason."""
 
     def count(self, chunk: Chunk) -> None:
         """Count in the records of a chunk."""
         self.tally.count(chunk)
+        for of_chunk, kept in ((chunk.ids, self.ids), (chunk.payloads, self._payloads)):
+            good = iter(chunk.good(of_chunk))
+            while len(kept) < 2 and (value := next(good, None)) is not None:
+                kept.add(value)  # type: ignore[arg-type]
         self.lengths.update(chunk.good_lengths())
         for id, length, reason, place, line in zip(
             chunk.ids, chunk.lengths, chunk.reasons, chunk.sources, chunk.lines, strict=True
@@ -45,6 +52,11 @@ class Survey:
                 self.first_refused.setdefault(head_of(reason), f"{place}:{line}")
             elif length > self.longest[0]:
                 self.longest = length, id
+
+    @property
+    def only_id(self) -> str:
+        """The id that all good records have though they differ; "" where there is none."""
+        return next(iter(self.ids)) if len(self.ids) < len(self._payloads) else ""
 
     @property
     def median(self) -> int:
@@ -97,7 +109,7 @@ def surveyed(
 def _kind(path: Path) -> str:
     """Return what kind of file `path` is, for people, as in "FASTA, gz-compressed"."""
     compression = source.compression_of(path)
-    name = inputs.format_of(path).name
+    name = inputs.name_of(path)
     return f"{name}, {compression}-compressed" if compression else name
 
 

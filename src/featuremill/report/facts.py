@@ -93,7 +93,8 @@ def read(
     id_column: str = "",
 ) -> Facts:
     """Return the facts of the merged run in `root`; `label` is the column of `label_file` that
-    colours the map, by the ids in its `id_column`, if that is not found by its name. Without a file it is one of the sheet of samples, and their names if not given.
+    colours the map, by the ids in its `id_column`, if that is not found by its name. Without a
+    file it is one of the sheet of samples, and their names if not given.
 
     Raises:
         UserError: where there are no merged results, or no such column.

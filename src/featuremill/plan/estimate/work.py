@@ -13,7 +13,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import Config, files_of
-from featuremill.inputs import samples
+from featuremill.inputs import samples, source
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import read_records
 from featuremill.plan.shards import Cutter
@@ -80,8 +80,9 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
         reads = {"samples": files[0]} if config.samples else {"inputs": files}
         config = config.model_copy(update=reads)
     for path in map(Path, files_of(config)):
-        if not path.is_file():
+        if not path.exists():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
+        source.check(path)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as name:
         work = _read(Path(name), config)
     return work._replace(source=f"{named}, read now: there is no plan yet")

@@ -50,8 +50,8 @@ class Groups(Section):
     """Its column of groups, such as a gene or a type of cell. Without a table, a column of the
     sheet of samples, such as a site; if not given, each sample is a group."""
     id_column: str | None = None
-    """The table's column of ids, whole ones or accessions. If not given, it is found by its name, such as
-    `id`, `accession` or `entry`."""
+    """The table's column of ids, whole ones or accessions. If not given, it is found by its name,
+    such as `id`, `accession` or `entry`."""
     pool: Pools = ("mean",)
     """`mean`, `max` or `sum` over the members' vectors, or several of these."""
     of: str | None = None

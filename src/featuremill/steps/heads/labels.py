@@ -19,7 +19,6 @@ from featuremill.steps.heads import card
 from featuremill.store import command_line
 from featuremill.store.files import sha256_of
 
-
 log = logging.getLogger("featuremill.head")
 
 
@@ -41,9 +40,9 @@ def read(
     id_column: str = "",
 ) -> Labels:
     """Return the labels in `table` or, without one, those of the samples of these features, which
-    their sheet has in `column`. The table has ids in `id_column`, or where its name says; they are not
-    yet matched. Of samples, `group` may be a column of the sheet, too, and is the
-    sample if there is none.
+    their sheet has in `column`. The table has ids in `id_column`, or where its name says; they are
+    not yet matched. Of samples, `group` may be a column of the sheet, too, and is the sample if
+    there is none.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.

@@ -60,9 +60,8 @@ class Ids:
         id = next(r.id for r in contigs_in([Path(second[0])]) if r.line == second[1])
         raise UserError(
             f"{second[0]}:{second[1]}: the id {id[:60]!r} is also that of "
-            f"{first[0]}:{first[1]}, and ids of fragments begin with it; rename one, or translate "
-            "the "
-            "files one by one."
+            f"{first[0]}:{first[1]}, and ids of fragments begin with it; rename one or, if these "
+            "are the two reads of a pair, give their files as a sheet of samples (samples:)."
         )
 
     def _place(self, number: int) -> tuple[str, int]:
