@@ -93,8 +93,8 @@ def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
 
 
 def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Table:
-    """Return sequences with their ids, in columns of these names. Ids are the keys of a mapping, the
-    index of a Series, else numbers from 0."""
+    """Return sequences with their ids, in columns of these names. Ids are the keys of a mapping,
+    the index of a Series, else numbers from 0."""
     ids: Iterable[Any]
     if isinstance(inputs, Mapping):
         ids, texts = inputs.keys(), list(inputs.values())
