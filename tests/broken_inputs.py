@@ -260,6 +260,12 @@ BROKEN: list[Case] = [
         "error",
         "in.fa:1: there is a '>' inside this record's sequence",
     ),
+    Case(
+        "a special token, and two records run into one",
+        _file(f"{GOOD.strip()}<mask>>P2 next\n{INSULIN_A}\n"),
+        "error",
+        "in.fa:1: there is a '>' inside this record's sequence",
+    ),
     # Records that are refused.
     Case("empty record", _file(f">P1\n{GOOD}"), "refused", "empty sequence"),
     Case("last record empty", _with_good(">P1 nothing follows"), "refused", "empty sequence"),
@@ -271,6 +277,12 @@ BROKEN: list[Case] = [
         _with_good(">P1\nMKV LA#\nGG\n"),
         "refused",
         "not an amino acid: '#' at residue 6",
+    ),
+    Case(
+        "special token",
+        _with_good(">P1\nMKV<ma\nsk>LA<EOS>\n"),
+        "refused",
+        "not an amino acid: '<mask>' at residue 4",
     ),
     Case("digits", _with_good(">P1\n1 MKV\n"), "refused", "not an amino acid: '1' at residue 1"),
     Case(
@@ -309,6 +321,7 @@ BROKEN: list[Case] = [
     ),
     Case("RNA", _with_good(f">rna\n{GENE.replace('T', 'U')}\n"), "note", "looks like nucleotides"),
     Case("J", _with_good(f">P1\nMKVJ{INSULIN_A}j\n"), "note", "J read as X"),
+    Case("in turns", _with_good(">P1\nMdKpTvA\nvYqIa\n"), "note", "small letters take turns"),
     Case("only X", _with_good(f">P1\n{'X' * 50}\n"), "note", "no known residue"),
     Case("only gaps", _with_good(">P1\n---..\n"), "note", "no known residue"),
     Case(

@@ -85,7 +85,7 @@ KINDS = {
     "prostt5": Kind(
         "T5Encoder", t5(150, feed_forward_proj="relu", n_positions=512), spaced=1, rare_as_x=True
     ),
-    "ankh": Kind("T5Encoder", t5(144, feed_forward_proj="gated-gelu"), spaced=1, rare_as_x=True),
+    "ankh": Kind("T5Encoder", t5(144, feed_forward_proj="gated-gelu"), spaced=1),
     "modernbert": Kind(
         "ModernBert",
         {"model_type": "modernbert", **SIZES, "num_hidden_layers": 4, "intermediate_size": 96,

@@ -74,7 +74,7 @@ def test_a_residue_and_its_structure_are_one_token_as_in_transformers(saprot, tm
     options = {"structures": str(fasta(tmp_path / "3di.fa", structures))}
     model = loaded(saprot, per_residue=True, output_dtype="float32", **options)
     found = list(encoder.records([fasta(tmp_path / "in.fa", proteins)], model.options))
-    assert [record.length for record in found] == [6, 10, None]
+    assert [record.length for record in found] == [6, 10, 3]
     assert found[2].note == "no structure of this record, # for each residue"
     assert found[0].note == "letters that are not in the model's vocabulary"
     values = values_of(encoder, model, [record.payload for record in found], 512).to_pylist()
@@ -105,6 +105,13 @@ def test_structures_come_from_a_column_and_are_cut_with_their_residues(saprot, t
     assert whole == cut
 
 
+def test_a_structure_is_of_the_record_with_its_accession(saprot, tmp_path):
+    proteins = fasta(tmp_path / "in.fa", {"sp|P12345|ONE_HUMAN": "MKV", "two": "MKV"})
+    options, _ = resolved(saprot, structures=str(fasta(tmp_path / "3di.fa", {"P12345": "dpv"})))
+    one, two = encoder.records([proteins], options)
+    assert (one.payload, two.payload) == (b"MKV\ndpv", b"MKV")
+
+
 def test_a_structure_of_another_length_fails_its_record_alone(saprot, tmp_path):
     structures = fasta(tmp_path / "3di.fa", {"one": "dp", "two": "dpv"})
     options, _ = resolved(saprot, structures=str(structures))
@@ -114,12 +121,53 @@ def test_a_structure_of_another_length_fails_its_record_alone(saprot, tmp_path):
     assert one.payload == b"" and two.reason == ""
 
 
+def test_a_hash_is_a_letter_of_structure_wherever_a_line_breaks(saprot, tmp_path):
+    proteins = fasta(tmp_path / "in.fa", {"one": "MKVLA", "two": "MKVLA"})
+    text = "# of Foldseek\n>one\n##v\n#a\n; and\n\n>two with words\n#####\n"
+    (tmp_path / "3di.fa").write_text(text)
+    (tmp_path / "3di.tsv").write_text("id\tsequence\none\t##v#a\ntwo\t#####\n")
+    for name in ("3di.fa", "3di.tsv"):
+        options, _ = resolved(saprot, structures=str(tmp_path / name))
+        found = list(encoder.records([proteins], options))
+        assert [record.payload for record in found] == [b"MKVLA\n##v#a", b"MKVLA\n#####"]
+        assert not any(record.note or record.reason for record in found)
+
+
+def test_residues_and_their_structure_in_turns_are_read_as_the_two(saprot, tmp_path):
+    texts = {
+        "one": ("MdKpTvAv", b"MKTA\ndpvv", ""),
+        "two": ("Md#pT#\n##Av", b"MXTXA\ndp##v", ""),
+        "residues": ("MDKPTV", b"MDKPTV", ""),
+        "masked": ("MKTAYIAKqrqisf", b"MKTAYIAKQRQISF", ""),
+        "small": ("mdkptv", b"MDKPTV", ""),
+        "odd": ("MdKpTvA", b"", "do not take turns: 6 of 7 letters do"),
+        "torn": ("MdKpTvAvYIaAcK", b"", "do not take turns: 12 of 14 letters do"),
+        "no 3Di": ("MdKxTv", b"", "not a letter of 3Di: 'x' at letter 2"),
+        "hash": ("MKT#", b"", "not an amino acid: '#' at residue 4"),
+    }
+    inputs = fasta(tmp_path / "in.fa", {id.split()[0]: text for id, (text, *_) in texts.items()})
+    options, _ = resolved(saprot)
+    for record, (_, payload, reason) in zip(
+        encoder.records([inputs], options), texts.values(), strict=True
+    ):
+        assert (
+            record.payload == payload and reason in record.reason and bool(reason) != bool(payload)
+        )
+    lengths = [record.length for record in encoder.records([inputs], options)]
+    assert lengths[:3] == [4, 5, 6]
+    structures = {"one": "dpvv", "two": "ddddd", "residues": "dddddd"}
+    beside, _ = resolved(saprot, structures=str(fasta(tmp_path / "3di.fa", structures)))
+    one, two, residues, *_ = encoder.records([inputs], beside)
+    assert one.payload == b"MKTA\ndpvv" and residues.payload == b"MDKPTV\ndddddd"
+    assert two.reason == "it has two structures" and not two.payload
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
         (">one\ndpv\n>two\ndxv\n", r"3di.fa:3: the structure of 'two' .*'x' at letter 2"),
         (">one\ndpv\n>one\nddd\n", r"3di.fa:3: 'one' has two structures"),
-        (">other\ndpv\n", "none of its ids is one of the inputs"),
+        (">other\ndpv\n", "none of its 1 ids is a record of the inputs, whose first is 'one'"),
     ],
 )
 def test_a_file_of_structures_that_is_none_is_refused(saprot, tmp_path, text, part):
@@ -296,3 +344,53 @@ def test_ankh_3_has_a_prefix_for_features_unless_another_is_chosen(tmp_path):
         for prefix in ("", "[S2S]")
     )
     assert usual != other
+
+
+def test_letters_of_structure_are_small_ones_to_prostt5(tmp_path):
+    from transformers import T5EncoderModel
+
+    folder = write(tmp_path / "prostt5", "prostt5")
+    texts = {"small": "dpvvqaclvv", "capital": "DDPVVVVCVW", "mixed": "dpVVqacLWk"}
+    inputs = fasta(tmp_path / "3di.fa", texts | {"wrong": "dpvx", "hash": "#dpv"})
+    more = {"per_residue": True, "output_dtype": "float32", "prefix": "<fold2AA>"}
+    model = loaded(folder, **more)
+    *found, wrong, hash = encoder.records([inputs], model.options)
+    assert wrong.reason == "not a letter of 3Di: 'x' at letter 4" and not wrong.payload
+    assert hash.reason == "not a letter of 3Di: '#' at letter 1"
+    assert not any(record.note or record.reason for record in found)
+    rows = values_of(encoder, model, [record.payload for record in found], 512).to_pylist()
+    network = T5EncoderModel.from_pretrained(folder).eval()
+    fold2aa, first = 148, len(T5_PIECES)  # of 3Di, in the order of their letters
+    for text, row in zip(texts.values(), rows, strict=True):
+        own = [first + "acdefghiklmnpqrstvwy".index(letter) for letter in text.lower()]
+        with torch.inference_mode():
+            state = network(torch.tensor([[fold2aa, *own, 1]])).last_hidden_state[0, 1:-1]
+        assert relative_l2(torch.tensor(row["residues_layer_3"]), state) <= FP32_L2
+
+
+def test_small_letters_of_3di_before_residues_are_noticed(tmp_path):
+    folder = write(tmp_path / "prostt5", "prostt5")
+    texts = {"3di": "dpvvqaclvv", "residues": "DPVVQACLVV", "rare": "dpvux"}
+    options, _ = resolved(folder)
+    found = list(encoder.records([fasta(tmp_path / "in.fa", texts)], options))
+    assert [record.payload for record in found] == [b"DPVVQACLVV", b"DPVVQACLVV", b"DPVUX"]
+    notes = ["small letters read as residues, not as 3Di", "", "U, Z, O and B read as X"]
+    assert [record.note for record in found] == notes
+
+
+@pytest.mark.parametrize("prefix", ["<pad>", "<unk>", "</s>", "[S2S]", "<+>"])
+def test_a_prefix_is_one_that_the_network_s_authors_use(tmp_path, prefix):
+    folder = write(tmp_path / "prostt5", "prostt5")
+    with pytest.raises(UserError, match=r"options.prefix: .* take one of <AA2fold>, <fold2AA>\."):
+        resolved(folder, prefix=prefix)
+
+
+def test_ankh_has_rare_residues_and_the_other_t5s_read_x(tmp_path):
+    inputs = fasta(tmp_path / "in.fa", {"one": "MUZOB"})
+    for name, letters in (("ankh", "MUZOB"), ("prott5", "MXXXX")):
+        folder = write(tmp_path / name, name)
+        model = loaded(folder)
+        tokens = [T5_PIECES.index(f"▁{letter}") for letter in letters]
+        assert model.vocabulary.tokens(b"MUZOB").tolist() == [*tokens, 1]
+        (record,) = encoder.records([inputs], model.options)
+        assert record.note == ("U, Z, O and B read as X" if name == "prott5" else "")

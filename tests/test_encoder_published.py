@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
+from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import architectures, padding, vocabulary
 
@@ -165,6 +166,21 @@ def test_the_weights_tell_a_gate_that_the_config_does_not(folders, tmp_path):
         for model in (loaded(path, "nucleotides") for path in (folder, folders["nt2"]))
     ]
     assert np.array_equal(*values)
+
+
+def test_an_element_is_on_the_strand_that_the_prefix_says(folders):
+    letters = demo_proteins(1, 60)[0][:40]
+    tensors = load_file(folders["glm2"] / "model.safetensors")
+    for prefix, strand in (("", 33), ("<+>", 33), ("<->", 34)):
+        model = loaded(folders["glm2"], "proteins", pool=["mean", "mean_all", "cls"], prefix=prefix)
+        ids = [strand, *tokens_of("glm2", letters)[1:]]
+        state = published.hidden_states("glm2", tensors, ids)[-1]
+        (row,) = values_of(encoder, model, [letters.encode()], 512).to_pylist()
+        expected = {"mean": state[1:].mean(0), "mean_all": state.mean(0), "cls": state[0]}
+        for pool, vector in expected.items():
+            assert relative_l2(torch.tensor(row[f"{pool}_layer_3"]), vector.float()) <= FP32_L2
+    with pytest.raises(UserError, match=r"take one of <\+>, <->\."):
+        loaded(folders["glm2"], "proteins", prefix="<mask>")
 
 
 def test_glm2_s_tokens_are_known_where_its_folder_has_none(folders):

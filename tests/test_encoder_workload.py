@@ -85,7 +85,7 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
     letters = sequences(KINDS[name])
     reference = Reference(folders(name), name)
     expected = [reference.hidden_states(text) for text in letters]
-    words = vocabulary.of(folders(name), KINDS[name].config["model_type"])
+    words = loaded(folders(name), name).vocabulary
     for text in letters:
         assert words.tokens(text.encode()).tolist() == reference.ids(text), text
     exact = loaded(folders(name), name)
@@ -138,7 +138,7 @@ def test_a_network_of_a_published_one_s_size_is_that_of_transformers(tmp_path, n
 def test_tokens_are_those_of_the_models_own_tokenizer(folders, name):
     kind = KINDS[name]
     reference = Reference(folders(name), name)
-    words = vocabulary.of(folders(name), kind.config["model_type"])
+    words = loaded(folders(name), name).vocabulary
     drawn = random.Random(3)
     for length in (6, 7, 30, 200):
         common = "ACGT" if kind.alphabet == "nucleotides" else LETTERS["proteins"]
@@ -466,6 +466,14 @@ def words_for_a_vocabulary(folder):
         (nothing_named, "there are no weights in this folder"),
         (a_part_missing, "it names model-00001.safetensors, which is not there"),
         (lambda f: (f / "model.safetensors").write_bytes(b"<html>"), "cannot be read safely"),
+        (
+            lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/x"),
+            "it is a git-lfs pointer, and the weights themselves were not fetched",
+        ),
+        (
+            lambda f: edit_tensors(f, lambda t: rename(t, lambda name: f"module.{name}")),
+            "are those of a DistributedDataParallel .* take the prefix off",
+        ),
         (no_vocabulary, "there is no vocabulary"),
         (more_tokens_than_vectors, "its vocabulary has 70 tokens, and its network takes 69"),
         (words_for_a_vocabulary, "neither letters nor k-mers"),

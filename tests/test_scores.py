@@ -22,6 +22,7 @@ from esmc_models import esmc as esmc_model
 from esmc_models import save_package, save_research
 from safetensors.torch import load_file
 
+import featuremill
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
@@ -31,6 +32,7 @@ from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, scores
 from featuremill.workloads.scores import heat_maps, passes, variants
+from featuremill.workloads.scores.options import MARGINALS
 
 CPU = cpu()
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -140,6 +142,10 @@ class EsmC(FairEsm):
         return torch.log_softmax(logits, dim=-1)[0, :, : len(ALPHABET)]
 
 
+def payload_of(letters, names):
+    return variants.payload_of(letters, [variants.Row(name, name) for name in names])
+
+
 LISTED = ["M1A", "K2C:A4G:I6W", "T3V", "A4G", "Q22Y:M1L"]
 EVERYTHING = {
     "dtype": "fp32",
@@ -154,11 +160,12 @@ EVERYTHING = {
 def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
     reference, name = network
     names = [variant if variant[0] != "Q" else "M1L:Q22Y" for variant in LISTED]
-    payload = variants.payload_of(PROTEINS[0].encode(), names)
+    payload = payload_of(PROTEINS[0].encode(), names)
     (row,) = computed(name, cache, [payload], **EVERYTHING)
     assert [each["variant"] for each in row["variants"]] == names
     for each in row["variants"]:
-        assert len(each) == 4
+        assert list(each)[1:4] == [f"{kind}_marginal" for kind in MARGINALS]
+        assert each["read_as"] == each["variant"] and each["reason"] is None
         for kind in ("wildtype", "masked", "mutant"):
             expected = reference.marginal(kind, PROTEINS[0], each["variant"])
             assert each[f"{kind}_marginal"] == pytest.approx(expected, abs=1e-5)
@@ -186,7 +193,7 @@ def test_all_substitutions_are_scored_as_fair_esm_does(network, cache):
 def test_a_long_protein_is_scored_in_windows_as_fair_esm_scores_each_window(network, cache):
     reference, name = network
     protein = "MKTAYIAKQRQISFVK"
-    payload = variants.payload_of(protein.encode(), ["M1A", "R10W", "A7G:I12V"])
+    payload = payload_of(protein.encode(), ["M1A", "R10W", "A7G:I12V"])
     asked = EVERYTHING | {"long": "chunk", "max_residues": 6, "likelihood": [], "positions": "none"}
     (row,) = computed(name, cache, [payload], **asked)
     # Each variant in the window around it; unmasked, each residue in the nearest of those that
@@ -229,6 +236,35 @@ def test_what_is_told_of_proteins_and_residues_is_of_fair_esm(network, cache):
     every = reference.every("wildtype", chosen[0])[:, tokens]
     np.testing.assert_allclose(other["log_probabilities"], every, atol=1e-5)
     check_positions(other["positions"], chosen[0], reference.every("masked", chosen[0]))
+
+
+def test_rows_of_a_table_have_the_scores_of_their_variants(network, cache, tmp_path):
+    reference, name = network
+    table = tmp_path / "v.csv"
+    written = ["K2C", "WT", "A4G:I6W", "p.Lys2Cys", "I6W:A4G", "K2*", "K2C"]
+    told = "".join(f"{text},{number}.5\n" for number, text in enumerate(written))
+    table.write_text(f"mutant,measured\n{told}")
+    more = {"variants": "listed", "variants_file": str(table), "marginals": ["wildtype", "masked"]}
+    given = scores.Options(model=name, **more)
+    (tmp_path / "in.fa").write_text(f">a\n{PROTEINS[0]}\n")
+    (record,) = scores.records([tmp_path / "in.fa"], given)
+    first = variants.payload_of(b"MKVLA", [variants.Row("M1V", "M1V", "", ("x",))])
+    plain = payload_of(b"MKVLA", [])
+    one, none, row = computed(name, cache, [first, plain, record.payload], dtype="fp32", **more)
+    assert none["variants"] == [] and one["variants"][0]["measured"] == "x"
+    assert [each["variant"] for each in row["variants"]] == written
+    assert [each["measured"] for each in row["variants"]] == [f"{n}.5" for n in range(7)]
+    named = ["K2C", None, "A4G:I6W", "K2C", "A4G:I6W", None, "K2C"]
+    for each, substitutions in zip(row["variants"], named, strict=True):
+        assert each["read_as"] == substitutions
+        assert bool(each["reason"]) == (substitutions is None)
+        for kind in ("wildtype", "masked"):
+            found = each[f"{kind}_marginal"]
+            if substitutions is None:
+                assert found is None
+            else:
+                expected = reference.marginal(kind, PROTEINS[0], substitutions)
+                assert found == pytest.approx(expected, abs=1e-5)
 
 
 def check_positions(found, protein, every):
@@ -283,7 +319,7 @@ def test_an_esm_c_of_true_width_scores_as_transformers_does(tmp_path, shape):
 
 def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
     payloads = [protein.encode() for protein in PROTEINS[:2]]
-    listed = [variants.payload_of(payloads[0], names) for names in ([], ["K2C:A4G", "A4G", "A4C"])]
+    listed = [payload_of(payloads[0], names) for names in ([], ["K2C:A4G", "A4G", "A4C"])]
     asked = [
         {"marginals": ["wildtype"]},
         {"marginals": ["masked", "mutant"]},
@@ -329,11 +365,12 @@ def test_variants_come_from_a_file_by_id_or_accession(write):
     listed = write("v.csv", 'id,mutant\nP35309,K2A\nb,"A1C, p.D3E:a1g;"\nP35309,K2A M1L\nb,\n')
     fasta = write("in.fa", ">sp|P35309|A\nMKTAYI\n>b\nACDEFGHIKL\n")
     one, other = read(fasta, variants_file=str(listed))
-    assert (one.payload, one.length) == (b"MKTAYI\nK2A M1L", 6)
-    assert other.payload == b"ACDEFGHIKL\nA1C A1G:D3E"
+    assert (variants.parts_of(one.payload), one.length) == ((b"MKTAYI", ["K2A", "M1L"]), 6)
+    assert [row[0] for row in variant_rows(one)] == ["K2A", "K2A", "M1L"]
+    assert variants.parts_of(other.payload) == (b"ACDEFGHIKL", ["A1C", "A1G:D3E"])
     everywhere = write("one.tsv", "mutation\tDMS_score\nK2A\t0.5\n")
     (same,) = read(write("c.fa", ">c\nMKTAYI\n"), variants_file=str(everywhere))
-    assert same.payload == b"MKTAYI\nK2A"
+    assert variant_rows(same) == [("K2A", "K2A", "", ("0.5",))]
     with pytest.raises(UserError, match=r"v.csv:3: no protein of the inputs is called 'b'; take"):
         read(write("d.fa", ">P35309\nMKTAYI\n"), variants_file=str(listed))
 
@@ -358,7 +395,17 @@ def test_variants_come_from_a_column_of_the_inputs(write):
         ("I6V", "a variant beyond max_residues: I6V, of 5"),
         ("K2del", "an insertion or a deletion: 'K2del'"),
         ("K2_T3insA", "an insertion or a deletion: 'K2_T3insA'"),
-        ("K2*", "an insertion or a deletion: 'K2*'"),
+        ("K2*", "a stop in place of a residue: 'K2*'"),
+        ("p.Lys2Ter", "a stop in place of a residue: 'p.Lys2Ter'"),
+        ("T3G:K2*", "a stop in place of a residue: 'T3G:K2*'"),
+        ("p.Lys2fsTer5", "an insertion or a deletion: 'p.Lys2fsTer5'"),
+        ("WT", "the wild type, or no change of a residue: 'WT'"),
+        ("_wt", "the wild type, or no change of a residue: '_wt'"),
+        ("p.Lys2=", "the wild type, or no change of a residue: 'p.Lys2='"),
+        ("p.(=)", "the wild type, or no change of a residue: 'p.(=)'"),
+        ("K2K", "the wild type, or no change of a residue: 'K2K'"),
+        ("K2A_T3G", "not a substitution: 'K2A_T3G'"),
+        ("p.?", "not a substitution: 'p.?'"),
         ("K2X", "not a substitution: 'K2X'"),
         ("K2", "not a substitution: 'K2'"),
         ("2A", "not a substitution: '2A'"),
@@ -387,6 +434,158 @@ def test_variants_may_be_written_as_hgvs_does(write):
     table = write("in.csv", f"id,sequence,variant\na,MKTAYI,{cell}\n")
     (record,) = read(table)
     assert variants.parts_of(record.payload)[1] == ["K2A", "I6V", "T3S:A4G"]
+    cell = '"p.[Lys2Ala;Thr3Gly] p.[(Ile6Val);(Ala4Gly)]",NP_000537.3:p.Lys2Ala'
+    table = write("in.csv", f"id,sequence,variant,other\na,MKTAYI,{cell}\n")
+    (record,) = read(table)
+    assert variants.parts_of(record.payload)[1] == ["K2A:T3G", "A4G:I6V"]
+    (record,) = read(table, variant_column="other")
+    assert variants.parts_of(record.payload)[1] == ["K2A"]
+
+
+def variant_rows(record):
+    return [tuple(row) for row in variants.rows_of(record.payload)]
+
+
+def test_a_row_without_a_score_is_refused_alone_and_listed(write, caplog):
+    table = "mutant,score\nWT,0\nK2A,1.5\nK2*,\nT3G:A4C,2\nA4C:T3G,3\np.Lys2Ala,1\nA9G,1\nM1A,7\n"
+    listed = write("v.csv", table)
+    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+    assert variants.parts_of(record.payload) == (b"MKTAYI", ["K2A", "T3G:A4C", "M1A"])
+    assert variant_rows(record) == [
+        ("WT", "", "the wild type, or no change of a residue: 'WT'", ("0",)),
+        ("K2A", "K2A", "", ("1.5",)),
+        ("K2*", "", "a stop in place of a residue: 'K2*'", (None,)),
+        ("T3G:A4C", "T3G:A4C", "", ("2",)),
+        ("A4C:T3G", "T3G:A4C", "", ("3",)),
+        ("p.Lys2Ala", "K2A", "", ("1",)),
+        ("A9G", "", "a variant beyond the end: A9G, and the protein has 6 residues", ("1",)),
+        ("M1A", "M1A", "", ("7",)),
+    ]
+    assert (record.reason, record.length) == ("", 6)
+    assert record.note == (
+        "variants without a score: 3 of 8, the first is the wild type, or no change of a residue: "
+        "'WT' (line 2)"
+    )
+    assert f"'a': {record.note}" in caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("cells", "reason"),
+    [
+        (
+            "K12A T13G A14C",
+            "a variant beyond the end: K12A, and the protein has 10 residues (the first of 3 "
+            "variants, and none has a score, and all positions fit if each is 10 less)",
+        ),
+        (
+            "M4A T6G A7C",
+            "another residue stands there: M4A, and residue 4 of the protein is A (the first of 3 "
+            "variants, and none has a score, and all positions fit if each is 3 less)",
+        ),
+        (
+            "A1G T2G Y3F",
+            "another residue stands there: A1G, and residue 1 of the protein is M (the first of 3 "
+            "variants, and none has a score, so positions may be counted from elsewhere)",
+        ),
+        (
+            "K2* WT",
+            "a stop in place of a residue: 'K2*' (the first of 2 variants, and none has a score)",
+        ),
+    ],
+)
+def test_a_protein_without_a_variant_that_fits_is_refused_with_what_may_help(write, cells, reason):
+    rows = "".join(f"a,{cell}\n" for cell in cells.split())
+    listed = write("v.csv", f"id,variant\n{rows}")
+    (record,) = read(write("in.fa", ">a\nMKTAYIGKQR\n"), variants_file=str(listed))
+    assert (record.reason, record.payload) == (reason, b"")
+
+
+def test_a_cell_of_several_variants_is_taken_apart_with_a_note(write):
+    for cell in ("K2A;T3G", "K2A, T3G", "K2A T3G"):
+        listed = write("v.tsv", f"mutant\tscore\nM1A\t1\n{cell}\t2\n")
+        (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+        assert [row[0] for row in variant_rows(record)] == ["M1A", "K2A", "T3G"]
+        head, _, told = record.note.partition(": ")
+        assert head == (
+            "cells of several variants, each scored by itself (a colon makes one variant of "
+            "substitutions)"
+        )
+        assert told == f"1, the first is {cell!r} at line 3"
+
+
+TWO_PROTEINS = ">P1\nMKTAYI\n>P2\nMIVEQC\n"
+
+
+@pytest.mark.parametrize("name", ["protein", "gene", "UniProtKB", "Uniprot AC", "label"])
+def test_variants_of_several_proteins_need_to_say_whose_they_are(write, name, caplog):
+    listed = write("v.csv", f"{name},variant\nP1,M1V\nP2,M1L\n")
+    fasta = write("in.fa", TWO_PROTEINS)
+    with pytest.raises(UserError, match=rf"v.csv: .* more than one protein, .* '{name}', .*set id"):
+        read(fasta, variants_file=str(listed))
+    with caplog.at_level("INFO", "featuremill.scores"):
+        one, two = read(fasta, variants_file=str(listed), id_column=name)
+    assert (one.payload, two.payload) == (b"MKTAYI\nM1V", b"MIVEQC\nM1L")
+    assert f"variants from column 'variant', their proteins from '{name}'" in caplog.text
+    with pytest.raises(UserError, match=r"v.csv: there is no column 'other'"):
+        read(fasta, variants_file=str(listed), id_column="other")
+    with pytest.raises(UserError, match=r"v.csv:3: .* called 'P2'.* or set id_column .* 'id'"):
+        listed = write("v.csv", f"{name},id,variant\nb,P1,M1V\na,P2,M1L\n")
+        read(write("one.fa", ">P1\nMKTAYI\n"), variants_file=str(listed))
+
+
+def test_the_id_column_of_variants_may_be_named_in_memory(write, surroundings):
+    listed = write("v.csv", "protein,mutant,measured\nP2,M1L,0.5\nP1,M1V,1\nP1,K2*,2\n")
+    options = {"variants": "listed", "variants_file": str(listed), "id_column": "protein"}
+    with pytest.warns(UserWarning, match="1 record: variants without a score"):
+        table = featuremill.compute({"P1": "MKTAYI", "P2": "MIVEQC"}, "scores", options)
+    found = {id: [each["variant"] for each in row] for id, row in table["variants"].items()}
+    assert found == {"P1": ["M1V", "K2*"], "P2": ["M1L"]}
+    assert [each["measured"] for each in table.loc["P1", "variants"]] == ["1", "2"]
+
+
+def test_an_accession_of_two_proteins_is_refused(write):
+    listed = write("v.csv", "id,variant\nP12345,K2A\n")
+    fasta = write("in.fa", ">sp|P12345|ONE_HUMAN\nMKV\n>tr|P12345|TWO_MOUSE\nMKT\n")
+    with pytest.raises(
+        UserError,
+        match=r"v.csv:2: 'P12345' is the accession of more than one protein of the inputs",
+    ):
+        read(fasta, variants_file=str(listed))
+
+
+def test_what_variants_do_is_no_id_of_their_protein(write):
+    listed = write("v.csv", "variant,label\nM1V,benign\nK2A,pathogenic\n")
+    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed))
+    assert variant_rows(record) == [
+        ("M1V", "M1V", "", ("benign",)),
+        ("K2A", "K2A", "", ("pathogenic",)),
+    ]
+
+
+def test_a_table_of_inputs_may_repeat_a_protein_for_each_variant(write):
+    rows = ["P1,MKTAYI,K2A,1", "P2,MIVEQC,I2V,0", "P1,MKTAYI,T3G,2", "P1,MKTAYI,K2A,3", "P2,MIV,,"]
+    table = write("long.csv", "\n".join(["id,sequence,mutant,score", *rows, ""]))
+    one, two, other = read(table)
+    assert one.payload.startswith(b"MKTAYI\nK2A T3G\n") and (one.id, one.line) == ("P1", 2)
+    assert [row[0] for row in variant_rows(one)] == ["K2A", "T3G", "K2A"]
+    assert two.payload == b"MIVEQC\nI2V" and other.payload == b"MIV\n"  # which plan refuses
+    one, *_ = read(table, columns=["score"])
+    assert [row[3] for row in variant_rows(one)] == [("1",), ("2",), ("3",)]
+
+
+def test_columns_that_come_along_have_names_of_their_own(write):
+    names = "id,variant,read_as,score,mutated_sequence,wildtype_marginal"
+    listed = write("v.csv", f"{names}\na,K2A,x,1,MATAYI,0.5\n")
+    options = scores.Options(variants="listed", variants_file=str(listed))
+    settled = scores.with_columns(options)
+    assert settled.columns == ("read_as", "score", "wildtype_marginal")
+    assert scores.schema(settled, None).field("variants").type.value_type.names == [
+        *("variant", "wildtype_marginal", "read_as"),
+        *("table_read_as", "score", "table_wildtype_marginal", "reason"),
+    ]
+    with pytest.raises(UserError, match=r"two columns would be called 'table_variant'"):
+        named = ("variant", "table_variant")
+        scores.with_columns(options.model_copy(update={"columns": named}))
 
 
 @pytest.mark.parametrize(
@@ -505,7 +704,8 @@ class TestScores(WorkloadContract):
         assert main(["export", str(folder), "--to", "variant_scores", "position_scores"]) == 0
         found = pd.read_csv(folder / "variant_scores.tsv", sep="\t")
         kinds = [f"{kind}_marginal" for kind in ("wildtype", "masked", "mutant")]
-        assert list(found) == ["id", "variant", *kinds]
+        assert list(found) == ["id", "variant", *kinds, "read_as", "reason"]
+        assert found["variant"].tolist() == found["read_as"].tolist()
         assert found["id"].tolist() == [row["id"] for row in rows for _ in row["variants"]]
         several = [row["variants"][1] for row in rows]
         assert all(":" in each["variant"] for each in several)

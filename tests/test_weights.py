@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save_file
 from featuremill.base.errors import UserError
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
+from featuremill.workloads.encoder import folder as folder_of_encoder
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.folder import ALPHABET as TOKENS
@@ -480,7 +481,15 @@ def changed(key, value):
         (without("layers.1.fc1.bias"), "no tensor layers.1.fc1.bias"),
         (without("emb_layer_norm_after.weight"), "no tensor emb_layer_norm_after.weight"),
         (changed("layers.0.fc2.weight", lambda v: v[:, 1:]), r"shape \(16, 63\) and not"),
-        (changed("embed_tokens.weight", lambda v: v[:20]), r"shape \(20, 16\)"),
+        (
+            changed("embed_tokens.weight", lambda v: v[:20]),
+            "has 20 rows, where an ESM-2 has 33",
+        ),
+        (lambda s: {f"module.{k}": v for k, v in s.items()}, r"of a Distri.* take the prefix off"),
+        (
+            lambda s: {f"_orig_mod.{k}": v for k, v in s.items()},
+            "those of a torch.compile",
+        ),
         (changed("k_proj.bias", lambda v: v.double()), "float64"),
         (changed("1.self_attn.rot_emb.inv_freq", lambda v: v / 2), "differ in their rotary"),
         (changed("inv_freq", lambda v: v[:3]), "do not fit"),
@@ -499,6 +508,28 @@ def test_other_networks_are_refused(cache, tmp_path, tiny, change, reason):
     with pytest.raises(UserError, match=reason) as caught:
         weights.convert(str(path), cache)
     assert str(caught.value).startswith(f"{path}: this is not a usable ESM-2 checkpoint: ")
+
+
+def test_what_stands_in_place_of_weights_is_named(cache, tmp_path, tiny):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 26\n"
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(pointer)
+        with pytest.raises(UserError, match=rf"{name}: .* it is a git-lfs pointer.* git lfs pull"):
+            weights.convert(str(folder), cache)
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    (adapter / "adapter_config.json").write_text("{}")
+    save_file({"lora_A.weight": torch.ones(2)}, adapter / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"adapter: this is an adapter \(LoRA\).*merge_and_unload"):
+        weights.convert(str(adapter), cache)
+    with pytest.raises(UserError, match=r"adapter: this is an adapter \(LoRA\)"):
+        folder_of_encoder.config_of(adapter)
+    of_trainer = {"epoch": 1, "state_dict": {"model.x": torch.ones(2)}}
+    torch.save(of_trainer, tmp_path / "light.ckpt")
+    with pytest.raises(UserError, match=r"a checkpoint of a trainer .* without a prefix"):
+        weights.convert(str(tmp_path / "light.ckpt"), cache)
 
 
 @pytest.mark.parametrize(

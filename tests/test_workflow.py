@@ -397,7 +397,12 @@ def test_the_closing_words_name_what_has_no_features(tmp_path):
     path.write_text(json.dumps(manifest))
     said = closing_words(str(tmp_path))
     assert said.startswith("\n1 of 1 record has features:\n")
-    assert "failed.tsv" not in said and "duplicate" not in said
+    assert "failed.tsv" not in said and "duplicate" not in said and "notes.tsv" not in said
+    manifest["notes"] = {"longer than 1023 residues, truncated": 2, "J read as X": 1}
+    path.write_text(json.dumps(manifest))
+    said = closing_words(str(tmp_path))
+    assert f"{tmp_path}/notes.tsv: 2 records: longer than 1023 residues, truncated\n" in said
+    assert f"{tmp_path}/notes.tsv: 1 record: J read as X\n" in said
 
 
 def test_snakemakes_tidying_behind_our_own_failures_is_not_told():

@@ -56,6 +56,8 @@ def _made(results: str, delivery: Delivery) -> str:
     counts = delivery.counts
     if counts.failed or counts.refused:
         files.append(f"{results}/failed.tsv: the records without features")
+    for note, count in list(delivery.notes.items())[:MOST_KINDS]:
+        files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
     return f"\n{counts.told}:\n{lines}\n{_caution(delivery)}"
 

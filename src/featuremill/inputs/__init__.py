@@ -144,11 +144,16 @@ def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Reco
     return _stream(inputs, _kind(options))
 
 
-def spelled(inputs: Sequence[Path], make: letters.Make, options: TableOptions) -> Iterator[Record]:
+def spelled(
+    inputs: Sequence[Path],
+    make: letters.Make,
+    options: TableOptions,
+    fasta: str = kinds.PROTEINS.fasta,
+) -> Iterator[Record]:
     """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
-    them (`featuremill.inputs.letters.maker`)."""
+    them (`featuremill.inputs.letters.maker`). `fasta` is a module as of `nucleotides`."""
     chosen = columns.Named(options.id_column, options.sequence_column)
-    return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen))
+    return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
 
 
 def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:

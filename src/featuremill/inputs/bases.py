@@ -16,7 +16,7 @@ from featuremill.inputs.letters import (
     WHITESPACE,
     Cleaned,
     maker,
-    show,
+    show_at,
 )
 
 ALPHABET = b"ACGTRYSWKMBDHVN"
@@ -51,7 +51,8 @@ def _reason(letters: str, num_before: int) -> str:
     stranger = _STRANGER.search(plain)
     assert stranger, plain
     kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    return kind.reason(f"{show(stranger.group())} at base {num_before + stranger.start() + 1}")
+    place = stranger.start()
+    return kind.reason(f"{show_at(plain, place)} at base {num_before + place + 1}")
 
 
 def _is_protein(letters: str) -> bool:

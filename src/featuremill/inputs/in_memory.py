@@ -58,9 +58,9 @@ def write(
             f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
             f"path of a file, or {other}."
         )
-    pq.write_table(_table_of_sequences(inputs), path)
-    chosen = {"id_column", "sequence_column"} & type(options).model_fields.keys()
-    return path, options.model_copy(update=dict.fromkeys(chosen, ""))
+    wanted = [getattr(options, name, "") for name in ("id_column", "sequence_column")]
+    pq.write_table(_table_of_sequences(inputs, wanted[0] or "id", wanted[1] or "sequence"), path)
+    return path, options
 
 
 def is_a(value: Any, module: str, name: str) -> bool:
@@ -92,9 +92,9 @@ def _table_of(frame: Any, options: WorkloadOptions) -> pa.Table:
         ) from None
 
 
-def _table_of_sequences(inputs: Any) -> pa.Table:
-    """Return sequences with their ids: the keys of a mapping, the index of a Series, else numbers
-    from 0."""
+def _table_of_sequences(inputs: Any, id_name: str, sequence_name: str) -> pa.Table:
+    """Return sequences with their ids, in columns of these names. Ids are the keys of a mapping,
+    the index of a Series, else numbers from 0."""
     ids: Iterable[Any]
     if isinstance(inputs, Mapping):
         ids, texts = inputs.keys(), list(inputs.values())
@@ -117,7 +117,7 @@ def _table_of_sequences(inputs: Any) -> pa.Table:
             f"inputs[{names[0]}]: {texts[0]} is a file, and a list of strings holds sequences; "
             "give files as pathlib.Path."
         )
-    columns_of = {"id": names, "sequence": texts}
+    columns_of = {id_name: names, sequence_name: texts}
     return pa.table(
         {name: pa.array(map(_utf8, each), pa.large_string()) for name, each in columns_of.items()}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -14,6 +15,8 @@ from featuremill.workload import Record
 UPPER_CASE = bytes.maketrans(b"abcdefghijklmnopqrstuvwxyz", b"ABCDEFGHIJKLMNOPQRSTUVWXYZ")
 WHITESPACE = b" \t\n\r\x0b\x0c"
 NO_WHITESPACE = str.maketrans("", "", WHITESPACE.decode())
+SPECIAL_TOKEN = re.compile("<(?:mask|unk|pad|cls|eos|bos|sep|null_[0-9]+)>", re.IGNORECASE)
+"""As users of language models write them among the letters."""
 MOST_OF_A_WORD = 12
 """Longer sequences are not looked at for words."""
 LATIN_1 = "header read as Latin-1"
@@ -35,8 +38,8 @@ class Make(Protocol):
     ) -> Record:
         """Return the record of these letters, refused where they are none of the alphabet.
 
-        Raises UserError for NUL bytes and for a '>' among the letters: they hide lost or merged
-        records, which no single refused record would account for.
+        Raises UserError for NUL bytes and for a '>' among the letters that ends no special token:
+        they hide lost or merged records, which no single refused record would account for.
         """
 
 
@@ -53,7 +56,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
                 payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line)
-        if reason and ">" in letters:
+        if reason and ">" in letters and ">" in SPECIAL_TOKEN.sub("", letters):
             raise UserError(
                 f"{source}:{line}: there is a '>' inside this record's sequence, so two records "
                 "have run into one; put a line break before it."
@@ -73,6 +76,12 @@ def wrong_id(id: str) -> str:
     if not id.isprintable() and (control := CONTROL.search(id)):
         return reasons.ID.reason(f"U+{ord(control.group()):04X}", reasons.UNPRINTABLE_ID)
     return ""
+
+
+def show_at(letters: str, place: int) -> str:
+    """Return how to print the letter at `place`, or the special token there as a whole."""
+    token = SPECIAL_TOKEN.match(letters, place)
+    return f"'{token.group()}'" if token else show(letters[place])
 
 
 def show(letter: str) -> str:

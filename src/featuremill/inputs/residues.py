@@ -16,7 +16,7 @@ from featuremill.inputs.letters import (
     WHITESPACE,
     Cleaned,
     maker,
-    show,
+    show_at,
 )
 
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
@@ -25,10 +25,14 @@ GAPS = "gaps (- or .) are kept and count as residues"
 END_DROPPED = "* at the end dropped"
 J_AS_X = "J read as X"
 NUCLEOTIDES = "looks like nucleotides"
+PAIRS = (
+    "capital and small letters take turns, as in SaProt's combined sequence, but all are residues"
+)
 UNKNOWN = "no known residue"
 
 _LETTERS = ALPHABET.decode() + "J"
 _STRANGER = re.compile(f"[^{re.escape(_LETTERS + _LETTERS.lower())}]")
+_PAIRED = re.compile("(?:[A-Z][a-z]){5,}")
 MIN_NUCLEOTIDES = 30
 """Shorter sequences are not judged: there are real peptides of A, C, G and T alone."""
 
@@ -51,6 +55,8 @@ def clean(letters: str) -> Cleaned:
         notes.append(UNKNOWN)
     elif b"-" in payload or b"." in payload:
         notes.append(GAPS)
+    if not letters.isupper() and _PAIRED.fullmatch(letters.translate(NO_WHITESPACE)):
+        notes.append(PAIRS)
     return Cleaned(payload, "", "; ".join(notes))
 
 
@@ -72,10 +78,10 @@ def _reason(letters: str) -> str:
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues
-    letter, number = stranger.group(), stranger.start() + 1
-    if letter == "*":
-        return reasons.STOP.reason(f"residue {number}")
-    return reasons.LETTERS.reason(f"{show(letter)} at residue {number}")
+    place = stranger.start()
+    if stranger.group() == "*":
+        return reasons.STOP.reason(f"residue {place + 1}")
+    return reasons.LETTERS.reason(f"{show_at(residues, place)} at residue {place + 1}")
 
 
 protein = maker(clean)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,16 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 INDEX = ".index.json"
 NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 """A name on Hugging Face: owner/model."""
+ADAPTER = "adapter_config.json"
+"""What peft writes beside an adapter (LoRA), whose folder has no weights of the model itself."""
+POINTER = b"version https://git-lfs"
+"""How a file begins that git wrote in place of a large one."""
+NO_WEIGHTS = (
+    "it is a git-lfs pointer, and the weights themselves were not fetched (type git lfs pull in "
+    "its folder, or download it with hf download)"
+)
+WRAPPERS = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile"}
+"""What trainers put before the name of each tensor."""
 FILES = (".pt", ".pth", ".bin", ".safetensors", ".ckpt")
 """Suffixes of files with weights. A text with one of them is not a name."""
 
@@ -86,6 +97,33 @@ def json_of(path: Path, whose: str = "an encoder's") -> dict[str, Any]:
     return content
 
 
+def is_pointer(path: Path) -> bool:
+    """Return whether git-lfs has yet to replace the file `path` by what it stands for."""
+    with path.open("rb") as file:
+        return file.read(len(POINTER)) == POINTER
+
+
+def wrapped(names: Sequence[str]) -> str:
+    """Return why tensors with these names are those of a wrapped network; "" where they are not."""
+    first, *others = names or [""]
+    for prefix, wrapper in WRAPPERS.items():
+        if first.startswith(prefix) and all(name.startswith(prefix) for name in others):
+            return (
+                f"its tensors are those of a {wrapper} (their names begin with {prefix!r}); save "
+                "the state_dict of the network in it, or take the prefix off each name"
+            )
+    return ""
+
+
+def refuse_adapter(folder: Path) -> None:
+    """Raise UserError if `folder` has an adapter and no network."""
+    if (folder / ADAPTER).is_file():
+        raise UserError(
+            f"{folder}: this is an adapter (LoRA) of a network, without its weights; merge it into "
+            "the network (merge_and_unload of peft), save that, and give its folder."
+        )
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
@@ -105,6 +143,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
         if missing := [file.name for file in files if not file.is_file()]:
             raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
         return files
+    refuse_adapter(folder)
     raise UserError(
         f"{folder}: there are no weights in this folder; it needs {SAFETENSORS[0]}, "
         f"{PICKLES[0]}, or one of their indexes with its parts."

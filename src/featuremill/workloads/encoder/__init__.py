@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from featuremill import SNAKEFILE
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import LENGTH
-from featuremill.inputs import TableOptions, regions, sequences
+from featuremill.inputs import TableOptions, regions, sequences, spelled
+from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import alike, parts_of
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.encoder import architectures, memory, structures, vocabulary
+from featuremill.workloads.encoder import architectures, fasta, memory, structures, vocabulary
 from featuremill.workloads.encoder.options import Options
 from featuremill.workloads.esm2 import folder as esm2_folder
 
@@ -61,7 +62,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "2"
+VERSION = "3"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
@@ -69,7 +70,7 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-REASONS = (structures.OTHER_LENGTH, *regions.REASONS)
+REASONS = (*structures.REASONS, *regions.REASONS)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends and its config says no more."""
 NO_BASES = b"EFILPQ"
@@ -107,7 +108,9 @@ class Result(NamedTuple):
 
 def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
-    words = vocabulary.of(folder, facts.config["model_type"], prefix)
+    # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
+    passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
+    words = vocabulary.of(folder, facts.config["model_type"], prefix, passes_rare)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
@@ -121,19 +124,30 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    found = sequences(inputs, options)
+    facts, words = _opened(folder, options.prefix)
+    found = _spelled(inputs, options, words)
     if options.structures:
         chosen = TableOptions(
             id_column=options.id_column if options.structure_column else "",
             sequence_column=options.structure_column,
         )
-        letters = structures.read(Path(options.structures), chosen)
-        found = structures.added(found, letters, options.structures)
-    checked = _checked(found, options, *_opened(folder, options.prefix))
+        found = structures.added(found, structures.read(Path(options.structures), chosen))
+    checked = _checked(found, options, facts, words)
     if options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
     else:
         yield from checked
+
+
+def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
+    """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    if words.is_of_structure:
+        return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
+    if words.with_structure:
+        return spelled(inputs, maker(structures.clean_pairs), options, fasta.__name__)
+    if words.has_3di:
+        return spelled(inputs, maker(structures.clean_beside), options)
+    return sequences(inputs, options)
 
 
 def _checked(
@@ -148,7 +162,8 @@ def _checked(
             continue
         parts = parts_of(record.payload)
         letters, notes = words.spelled(parts.letters, options.alphabet), [record.note]
-        record = record._replace(payload=parts._replace(letters=letters).payload)
+        payload = parts._replace(letters=letters).payload
+        record = record._replace(payload=payload, length=len(letters))
         most = options.max_residues
         if most is not None and len(letters) > most:
             if options.long == "refuse":
@@ -226,7 +241,7 @@ def _settled(options: Options, folder: Path) -> Options:
 
 def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> None:
     """Raise UserError where the vocabulary is of residues and bases are meant, or the other way."""
-    has_residues = set(NO_BASES) <= set(words.letters)
+    has_residues = set(NO_BASES) <= set(words.letters.upper())
     if alphabet == "proteins" and not has_residues:
         raise UserError(
             f"options.alphabet: proteins: the vocabulary in {folder} lacks residues, as a network "

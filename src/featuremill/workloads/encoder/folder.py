@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
-from featuremill.workload.hugging_face import CONFIG, checkpoint_files, json_of
+from featuremill.workload.hugging_face import (
+    CONFIG,
+    NO_WEIGHTS,
+    checkpoint_files,
+    is_pointer,
+    json_of,
+    refuse_adapter,
+    wrapped,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,6 +36,8 @@ def config_of(folder: Path) -> dict[str, Any]:
             f"options.model: {folder}: this is a file; give the folder that holds it, with its "
             f"{CONFIG} and its vocabulary."
         )
+    if not (folder / CONFIG).is_file():
+        refuse_adapter(folder)
     config = json_of(folder / CONFIG)
     if not isinstance(config.get("model_type"), str):
         raise UserError(f"{folder / CONFIG}: it names no model_type; take the one of the model.")
@@ -43,6 +53,8 @@ def tensors_of(folder: Path) -> dict[str, Tensor]:
         if twice := tensors.keys() & found.keys():
             raise UserError(f"{path}: it has {min(twice)}, as another part does; download both.")
         tensors |= found
+    if problem := wrapped(list(tensors)):
+        raise UserError(f"{folder}: {problem}.")
     return tensors
 
 
@@ -55,6 +67,8 @@ def _opened(path: Path) -> dict[str, Tensor]:
             return dict(load_file(path))
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:  # bytes that are no checkpoint can end in any exception there is
+        if is_pointer(path):
+            raise UserError(f"{path}: {NO_WEIGHTS}.") from None
         reason = one_line(str(error)).partition(". ")[0][:120]
         raise UserError(
             f"{path}: this checkpoint cannot be read safely ({type(error).__name__}: {reason}); "

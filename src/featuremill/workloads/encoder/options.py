@@ -55,13 +55,15 @@ class Options(ResidueOptions, SequenceOptions):
     more than the network was trained with get a note."""
     structures: OptionFile | None = None
     """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
-    record without one gets `#` for each residue, and a note."""
+    record without one gets `#` for each residue, and a note. Inputs of residues and 3Di letters in
+    turns (`MdKpTv`) need none."""
     structure_column: str = ""
     """With `structures`: the column of a table that holds the letters. If not given, it is found as
     `sequence_column` is."""
     prefix: str = ""
-    """A special token in front of each sequence, such as `[S2S]` of Ankh 3. If not given, what the
-    authors have there for features: `[NLU]` for Ankh 3, `<AA2fold>` for ProstT5."""
+    """The token in front of each sequence. If not given, what the authors have there for features:
+    `[NLU]` for Ankh 3 (also `[S2S]`), `<AA2fold>` for ProstT5, `<+>` for gLM2 (`<->`: the other
+    strand). With `<fold2AA>`, ProstT5 reads 3Di letters in place of residues."""
     letters_per_token: int | None = Field(default=None, ge=1)
     """Letters that a token takes up, roughly; how many records make a batch is reckoned by it. If
     not given, what the vocabulary says: 1 for letters and overlapping k-mers, k for k-mers one

@@ -18,7 +18,7 @@ import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import spiece
+from featuremill.workloads.encoder import spiece, structures
 
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Ends = tuple[int, ...]
@@ -48,8 +48,14 @@ USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
 USUAL_PREFIXES = ("<AA2fold>", "[NLU]")
 """With which ProstT5 is told that residues follow, and not the alphabet of structures; and Ankh 3
 that features are wanted, and not a sequence completed."""
-PREFIXES = (*USUAL_PREFIXES, "<fold2AA>", "[S2S]")
-NO_STRUCTURE = "#"
+OF_STRUCTURE = "<fold2AA>"
+"""With which ProstT5 is told that letters of structure (3Di) follow, which are small ones."""
+STRANDS = ("<+>", "<->")
+"""gLM2's: of each element, the strand that it is on."""
+PREFIXES = (*USUAL_PREFIXES, OF_STRUCTURE, "[S2S]", *STRANDS)
+"""All that may stand in front of a sequence."""
+THREE_DI = structures.LETTERS
+NO_STRUCTURE = structures.NONE
 """Of the two letters of a token: a residue without a known structure, or a place without a known
 residue."""
 LEARNED_LETTERS = 4
@@ -84,10 +90,15 @@ class Vocabulary(NamedTuple):
     """Whether residues are capitals and bases small letters, so that it has both."""
     with_structure: Callable[[bytes, bytes], Ids] | None = None
     """The same as `own` of letters and those of their structure, which make a token together."""
+    has_3di: bool = False
+    """Whether residues are capitals and letters of structure small ones, so that it has both."""
+    is_of_structure: bool = False
+    """Whether it is told that the latter follow."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
         """Return letters of an alphabet as this vocabulary has them."""
-        return letters.lower() if self.has_small_bases and alphabet == "nucleotides" else letters
+        are_bases = self.has_small_bases and alphabet == "nucleotides"
+        return letters.lower() if are_bases or self.is_of_structure else letters
 
     @property
     def num_special(self) -> int:
@@ -114,9 +125,10 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def of(folder: Path, model_type: str, prefix: str = "") -> Vocabulary:
+def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = False) -> Vocabulary:
     """Return the vocabulary in `folder`, of an encoder of this type, with the token `prefix` in
-    front of each sequence; "": with the one that its authors have there, if any.
+    front of each sequence; "": with the one that its authors have there, if any. U, Z, O and B are
+    X to a BERT or T5, unless its authors pass them (`passes_rare`).
 
     Raises:
         UserError: there is none that can be read.
@@ -127,7 +139,8 @@ def of(folder: Path, model_type: str, prefix: str = "") -> Vocabulary:
         starts = {token for token in plain if token.startswith(WORD_START)}
         bare = {token: id for token, id in plain.items() if token not in starts}
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
-    first, last = _around(found, model_type, _prefix(found, prefix, folder))
+    prefix = _prefix(found, prefix, folder)
+    first, last = _around(found, model_type, prefix)
     pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
     known = {token.lstrip(JOINTS) for token in plain}
 
@@ -153,9 +166,14 @@ def of(folder: Path, model_type: str, prefix: str = "") -> Vocabulary:
 
         return make(alone, 1, with_structure=with_structure)
     if plain and max(map(len, plain)) == 1:
-        if rare_as_x := model_type in ("bert", "t5") and "X" in plain:
+        has_3di = model_type == "t5" and set(THREE_DI) <= known
+        if is_of_structure := has_3di and prefix == OF_STRUCTURE:
+            known = set(THREE_DI)
+        rare_as_x = model_type in ("bert", "t5") and "X" in plain and not passes_rare
+        if rare_as_x and not is_of_structure:
             known |= set("UZOB")
-        return make(_letters(plain, unknown, rare_as_x), 1, rare_as_x=rare_as_x)
+        more = {"has_3di": has_3di, "is_of_structure": is_of_structure, "rare_as_x": rare_as_x}
+        return make(_letters(plain, unknown, rare_as_x), 1, **more)
     if found.tokenizer is None:
         raise UserError(
             f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
@@ -251,8 +269,8 @@ def _prefix(found: _Found, chosen: str, folder: Path) -> str:
     Raises:
         UserError: the one that was chosen is not there.
     """
-    if chosen and not (SPECIAL.fullmatch(chosen) and chosen in found.ids):
-        there = [token for token in PREFIXES if token in found.ids]
+    there = [token for token in PREFIXES if token in found.ids]
+    if chosen and chosen not in there:
         remedy = f"take one of {', '.join(there)}" if there else "leave it out"
         raise UserError(
             f"options.prefix: the vocabulary in {folder} has no token {chosen!r} that may stand in "
@@ -268,6 +286,8 @@ def _around(found: _Found, model_type: str, prefix: str) -> tuple[Ends, Ends]:
         behind = behind if found.has_end else []
     else:
         before, behind = map(list, found.around)
+    if prefix in STRANDS:
+        before = [token for token in before if token not in STRANDS]
     if prefix and prefix not in before:
         before.insert(0, prefix)
     first, last = (

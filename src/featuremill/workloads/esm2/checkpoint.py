@@ -66,6 +66,11 @@ def _recognise(opened: Opened, names: layout.Names, has_head: bool) -> Checkpoin
     tensors, facts = opened.tensors, opened.facts
     _refuse_elders(opened)
     width = width_of(tensors, names.embedding)
+    if (rows := len(tensors[names.embedding])) != ESM2.num_rows:
+        raise ValueError(
+            f"its embedding has {rows} rows, where an ESM-2 has {ESM2.num_rows} (the workload "
+            "encoder computes a folder of such a network, docs/encoders.md)"
+        )
     count = num_layers(tensors, names.layer)
     refuse_other_sizes({"num_layers": count, "embed_dim": width}, facts)
     inv_freq, num_heads = _rotary(tensors, facts, count, width)

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from featuremill.base.errors import UserError
-from featuremill.workload.hugging_face import checkpoint_files
+from featuremill.workload.hugging_face import NO_WEIGHTS, POINTER, checkpoint_files, wrapped
 from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 
 FACTS = {
@@ -35,6 +35,11 @@ FACTS = {
 }
 """Names of the numbers of an architecture in fair-esm, Hugging Face and ESM C's research
 folders."""
+
+OF_A_TRAINER = (
+    "it is a checkpoint of a trainer (such as Lightning); save what is in its state_dict alone, "
+    "with the network's own names of tensors, without a prefix such as 'model.'"
+)
 
 
 class Opened(NamedTuple):
@@ -57,6 +62,8 @@ def open_checkpoint(
         for key, tensor in opened.tensors.items()
     ):
         raise refusal(path, "it holds no dictionary of tensors", kind)
+    if problem := wrapped(list(opened.tensors)):
+        raise refusal(path, problem, kind)
     facts = facts_of(path) | opened.facts
     return opened._replace(facts={FACTS.get(key, key): value for key, value in facts.items()})
 
@@ -100,6 +107,8 @@ def _pickle(path: Path, kind: Kind) -> Opened:
         raise refusal(path, _reason(path, error), kind) from None
     if not isinstance(raw, dict):
         return Opened({}, {})
+    if isinstance(raw.get("state_dict"), dict):
+        raise refusal(path, OF_A_TRAINER, kind)
     tensors = raw.get("model", raw)
     cfg = raw.get("cfg")
     settings = cfg.get("model") if isinstance(cfg, dict) else None
@@ -115,6 +124,8 @@ def _reason(path: Path, error: Exception) -> str:
         return f"{unreadable.strerror}"
     if not start:
         return "it is empty"
+    if start.startswith(POINTER):
+        return NO_WEIGHTS
     if start.startswith(b"<"):
         return "it is a web page"
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):

@@ -15,8 +15,9 @@ from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb, start_ahead
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import sources as CHECKPOINTS
+from featuremill.workloads.scores.listed import records, with_columns
 from featuremill.workloads.scores.options import Options
-from featuremill.workloads.scores.variants import REASONS, parts_of, records
+from featuremill.workloads.scores.variants import REASONS, parts_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,7 +63,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "1"
+VERSION = "2"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
@@ -130,6 +131,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "model": weights.name,
         "dtype": networks.dtype_on(device, options.dtype),
         "max_residues": None if options.long == "full" else options.limit,
+        "columns": with_columns(options).columns,
     }
     return Options.model_validate(options.model_dump() | settled)
 

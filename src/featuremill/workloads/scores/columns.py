@@ -38,8 +38,11 @@ def schema(options: Options) -> pa.Schema:
     """Return the columns; `options` are resolved ones."""
     fields: dict[str, pa.DataType] = {}
     if kinds := options.kinds:
-        scores = {f"{kind}_marginal": pa.float32() for kind in kinds}
-        fields[VARIANTS] = pa.list_(pa.struct({"variant": pa.string(), **scores}))
+        row = {"variant": pa.string(), **{f"{kind}_marginal": pa.float32() for kind in kinds}}
+        if options.variants == "listed":
+            others = dict.fromkeys(options.carried_as, pa.string())
+            row |= {"read_as": pa.string(), **others, "reason": pa.string()}
+        fields[VARIANTS] = pa.list_(pa.struct(row))
     for kind in LIKELIHOODS:
         if kind in options.likelihood:
             fields[f"{kind}_log_likelihood"] = fields[f"{kind}_perplexity"] = pa.float64()
@@ -75,7 +78,25 @@ def _variants(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
     ]
     struct = schema(options).field(VARIANTS).type.value_type
     columns = [pa.array(names, pa.string()), *map(numbers, scores)]
+    if options.variants == "listed":
+        return _rows([work for work, _ in pairs], columns, struct)
     return _lists(columns, struct, [len(work.names) for work, _ in pairs])
+
+
+def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
+    """Return a list a protein of the rows of its table; `columns` are of its distinct variants."""
+    rows = [row for work in works for row in work.rows]
+    places, start = list[int | None](), 0
+    for work in works:
+        place_of = {name: start + place for place, name in enumerate(work.names)}
+        places += [place_of.get(row.variant) for row in work.rows]
+        start += len(work.names)
+    read_as, *scores = (column.take(pa.array(places, pa.int64())) for column in columns)
+    num_others = len(struct) - len(columns) - len(("read_as", "reason"))
+    others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others
+    texts = [[row.text for row in rows], *others, [row.reason or None for row in rows]]
+    variants, *more = (pa.array(text, pa.string()) for text in texts)
+    return _lists([variants, *scores, read_as, *more], struct, [len(work.rows) for work in works])
 
 
 def _likelihoods(pairs: Sequence[tuple[Work, Rows]], source: str) -> list[pa.Array]:

@@ -61,11 +61,15 @@ def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[F
 
 def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
     for batch in batches:
-        _, score, *_ = batch.schema.field(VARIANTS).type.value_type
+        struct = batch.schema.field(VARIANTS).type.value_type
+        score = struct[1].name
+        variant = "read_as" if struct.get_field_index("read_as") >= 0 else "variant"
         for id, length, rows in zip(*batch.columns, strict=True):
-            if len(rows.values):
-                columns = (rows.values.field(name).to_pylist() for name in ("variant", score.name))
-                yield Protein(id.as_py(), length.as_py(), score.name, list(map(Scored, *columns)))
+            columns = (rows.values.field(name).to_pylist() for name in (variant, score))
+            found = dict(pair for pair in zip(*columns, strict=True) if pair[0])
+            if found:
+                scored = list(map(Scored, *zip(*found.items(), strict=True)))
+                yield Protein(id.as_py(), length.as_py(), score, scored)
 
 
 def figure(number: int, protein: Protein) -> Figure:

@@ -23,6 +23,8 @@ LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
     {"pseudo": "masked", "one_pass": "wildtype"}
 )
 """In the order of their columns, each with the passes that it is of."""
+TAKEN = ("id", "sample", "variant", "read_as", "reason")
+"""Columns beside the scores of a listed variant."""
 
 
 class Options(TableOptions):
@@ -40,13 +42,17 @@ class Options(TableOptions):
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
     variants_file: OptionFile | None = None
     """With `listed`: a table (CSV, TSV, Parquet) of the variants, with a column of the proteins'
-    ids or accessions. Without such a column, its variants are of every protein. If not given, the
-    inputs are tables with a column of variants."""
+    ids or accessions: `id_column`, or found by its name. Only where the inputs are one protein, it
+    needs none. If not given, the inputs are tables with a column of variants, in one row of a
+    protein or in several that repeat its sequence."""
     variant_column: str = ""
     """With `listed`: the column of the variants, such as `A123T`; `A123T:G45D` is one variant with
     two substitutions. A cell may hold several variants, with a space, a comma or a semicolon
     between. If not given, the only one of `variant`, `variants`, `mutant`, `mutants`, `mutation`,
     `mutations`, `substitution`, `substitutions`."""
+    columns: tuple[str, ...] | None = None
+    """With `listed`: columns of the table that come along with each variant, as text. If not given,
+    all others of `variants_file`, but those with `seq` in their names; none of inputs."""
     marginals: tuple[Marginal, ...] = Field(default=("wildtype",), min_length=1)
     """Scores of a variant, one or several (Meier et al. 2021): log-probabilities of the new
     residues, less those of the old ones. They are read off the protein as it is (`wildtype`, one
@@ -88,7 +94,7 @@ class Options(TableOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse what contradicts itself and what would have no effect."""
-        for name in ("variants_file", "variant_column"):
+        for name in ("variants_file", "variant_column", "columns"):
             self._refuse_idle(name, self.variants != "listed", f"variants: {self.variants}")
         self._refuse_idle("marginals", self.variants == "none", "variants: none")
         self._refuse_idle("max_residues", self.long == "full", "long: full")
@@ -105,6 +111,17 @@ class Options(TableOptions):
     def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
         if is_idle and getattr(self, name) != type(self).model_fields[name].default:
             raise ValueError(f"{name} has no effect with {because}; leave it out")
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """Columns of the table that come along; of settled options, all of them."""
+        return self.columns or ()
+
+    @property
+    def carried_as(self) -> list[str]:
+        """Their names beside the scores."""
+        taken = {*TAKEN, *(f"{kind}_marginal" for kind in MARGINALS)}
+        return [f"table_{name}" if name in taken else name for name in self.carried]
 
     def delivers(self) -> set[Kind]:
         """Return what comes out: tables of variants or numbers, and a matrix."""

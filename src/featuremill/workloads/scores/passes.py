@@ -22,7 +22,13 @@ import numpy.typing as npt
 
 from featuremill.workloads.esm2.tokens import MASK, Tokens, tokenize
 from featuremill.workloads.scores.options import Marginal, Options
-from featuremill.workloads.scores.variants import AMINO_ACIDS, parts_of, substitutions
+from featuremill.workloads.scores.variants import (
+    AMINO_ACIDS,
+    Row,
+    parts_of,
+    rows_of,
+    substitutions,
+)
 
 Places = npt.NDArray[np.int64]
 Numbers = npt.NDArray[Any]
@@ -56,6 +62,8 @@ class Work(NamedTuple):
     masked_of_V: Places
     """Which of `masked` is each variant's."""
     has_mutants: bool
+    rows: list[Row]
+    """Of the table, each with its variant; none where all are scored."""
 
 
 def num_passes(payload: bytes, options: Options) -> int:
@@ -112,6 +120,7 @@ def work_of(payload: bytes, options: Options) -> Work:
     return Work(
         *(seen, options.width(len(seen)), names, bounds, places_S, letters_S),
         *(wildtype, masked, masked_of_V, has_mutants),
+        rows_of(payload) if options.variants == "listed" else [],
     )
 
 

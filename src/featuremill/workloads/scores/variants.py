@@ -1,46 +1,35 @@
-"""Proteins with their variants as records: what is read, and why a variant cannot be scored.
+"""Variants: how tables write them, how payloads hold them, and why one cannot be scored.
 
-A payload is the protein's letters; behind them, after a line break, its listed variants with a
-space between. In a variant, substitutions stand in the order of their positions.
+A payload is the protein's letters; behind them, after a line break, its distinct listed variants
+with a space between, whose substitutions stand in the order of their positions. Where the rows of
+the table are not these texts one for one, they follow as JSON after another line break.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from Bio.Data.IUPACData import protein_letters_3to1
 
-from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import clipped
-from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
-from featuremill.inputs.residues import protein
-from featuremill.workload import Record
 from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
-NAMES = (
-    (
-        "variant",
-        "variants",
-        "mutant",
-        "mutants",
-        "mutation",
-        "mutations",
-        "substitution",
-        "substitutions",
-    ),
-)
-"""Names of a column of variants."""
-BETWEEN = re.compile(r"[\s,;]+")
+BETWEEN = re.compile(r"[\s,;]+(?![^\[]*\])")
+"""What stands between the variants of a cell; brackets hold the substitutions of one (HGVS)."""
 OF_THREE = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
 """A substitution as HGVS writes it, such as Ala123Thr, in capitals."""
 SUBSTITUTION = re.compile(r"([A-Z])([1-9][0-9]{0,8})([A-Z])")
-NO_SUBSTITUTION = re.compile(r"DEL|INS|DUP|FS|TER|[*=?_-]")
+JOINED = re.compile("[_+/|&]")
+"""What some tables have between the substitutions of a variant."""
+WILD_TYPES = frozenset(("WT", "_WT", "_WTM", "_SY", "WILDTYPE", "WILD-TYPE", "WILD_TYPE"))
+AS_IT_WAS = re.compile(r"([A-Z]{1,3}[0-9]+)?=")
+A_STOP = re.compile(r"([A-Z]{1,3}[0-9]+)?(\*|TER|STOP)")
+NO_SUBSTITUTION = re.compile("DEL|INS|DUP|FS|EXT|[_-]")
 NOT_ONE = Kind(
     "variant",
     ("not a substitution",),
@@ -52,6 +41,17 @@ INDEL = Kind(
     ("an insertion or a deletion",),
     "Marginals are of substitutions alone. Take this variant out, or give its whole sequence as a "
     "protein and set likelihood: pseudo.",
+)
+NO_CHANGE = Kind(
+    "no_change",
+    ("the wild type, or no change of a residue",),
+    "Marginals are differences from the wild type, whose own would be 0. Take the row out, or "
+    "leave it without a score.",
+)
+STOP = Kind(
+    "stop_variant",
+    ("a stop in place of a residue",),
+    "The network has no token for a stop. Take the row out, or leave it without a score.",
 )
 WILD_TYPE = Kind(
     "wild_type",
@@ -67,7 +67,9 @@ BEYOND = Kind(
     "Fix the position. Beyond max_residues, set long: chunk or long: full. Farther apart than a "
     "window, set long: full.",
 )
-REASONS = (NOT_ONE, INDEL, WILD_TYPE, BEYOND)
+REASONS = (NOT_ONE, INDEL, NO_CHANGE, STOP, WILD_TYPE, BEYOND)
+LEAST_PLACES = 3
+"""Fewer positions fit a shifted numbering by chance."""
 
 
 class Substitution(NamedTuple):
@@ -77,90 +79,61 @@ class Substitution(NamedTuple):
     letter: str
 
 
-class _WrongError(Exception):
+class Row(NamedTuple):
+    """A variant as a row of a table has it."""
+
+    text: str
+    variant: str = ""
+    """As payloads have it; empty where there is a reason."""
+    reason: str = ""
+    others: tuple[str | None, ...] = ()
+    """The values of the columns that come along."""
+
+
+class WrongError(Exception):
     """Says in a reason why a variant cannot be scored."""
 
 
-class _Listed:
-    """The variants of a table, by the id or accession of their protein."""
+class Changed(NamedTuple):
+    """A substitution as it is written, its position counted from 1."""
 
-    def __init__(self, path: Path, options: Options) -> None:
-        names = names_in_table(path, "variants")
-        place = columns.one(path, names, options.variant_column, NAMES, "variant")
-        column = names[place]
-        self._path = path
-        self._has_ids = columns.has_id(names)
-        id_column = names[columns.find_id(path, names)] if self._has_ids else column
-        self._cells: dict[str, list[str]] = {}
-        self._lines: dict[str, int] = {}
-        for record in rows([path], NamedColumns(id_column=id_column, names=(column,))):
-            cell = "" if record.reason else str(json.loads(record.payload)[column] or "")
-            if record.reason and self._has_ids:
-                raise UserError(
-                    f"{path}:{record.line}: this row has no id of a protein ({record.reason}); "
-                    "fix it."
-                )
-            if cell.strip():
-                id = record.id if self._has_ids else ""
-                self._cells.setdefault(id, []).append(cell)
-                self._lines.setdefault(id, record.line)
-        if not self._cells:
-            raise UserError(f"{path}: there is no variant in the column {column!r}; fill it in.")
-        self._left = set(self._cells)
+    old: str
+    position: int
+    new: str
 
-    def of(self, id: str) -> list[str]:
-        """Return the cells of a protein."""
-        key = id if self._has_ids else ""
-        if key not in self._cells:
-            key = accession(id)
-        self._left.discard(key)
-        return self._cells.get(key, [])
-
-    def refuse_strangers(self) -> None:
-        """Raise UserError where variants are of no protein that there is."""
-        if self._left:
-            first = min(self._left, key=self._lines.__getitem__)
-            more = f" (and {len(self._left) - 1} more ids)" if len(self._left) > 1 else ""
-            raise UserError(
-                f"{self._path}:{self._lines[first]}: no protein of the inputs is called "
-                f"{clipped(first)!r}{more}; take its variants out, or add the protein."
-            )
+    def __str__(self) -> str:
+        return f"{self.old}{self.position}{self.new}"
 
 
-def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
-    if options.variants != "listed":
-        for record in proteins(inputs, options):
-            yield _sized(record, options)
-    elif options.variants_file is None:
-        for record, cell in _rows_with_variants(inputs, options):
-            yield _with_variants(record, [cell], options)
-    else:
-        listed = _Listed(Path(options.variants_file), options)
-        for record in proteins(inputs, options):
-            yield _with_variants(record, listed.of(record.id), options)
-        listed.refuse_strangers()
-
-
-def accession(id: str) -> str:
-    """Return the accession in an id."""
-    import pyarrow as pa
-
-    from featuremill.base.accession import accessions
-
-    found: str = accessions(pa.array([id]))[0].as_py()
-    return found
-
-
-def payload_of(letters: bytes, variants: Sequence[str]) -> bytes:
-    """Return the payload of a protein with `variants`, each of them once."""
-    return b"\n".join([letters, " ".join(dict.fromkeys(variants)).encode()])
+def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
+    """Return the payload of a protein with the variants of `rows`."""
+    listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
+    parts = [letters, " ".join(listed).encode()]
+    if rows != [Row(variant, variant) for variant in listed]:
+        numbers = {variant: number for number, variant in enumerate(listed)}
+        told = [[row.text, row.reason or numbers[row.variant], *row.others] for row in rows]
+        parts.append(json.dumps(told, separators=(",", ":")).encode())
+    return b"\n".join(parts)
 
 
 def parts_of(payload: bytes) -> tuple[bytes, list[str]]:
-    """Return the letters of a payload and its listed variants."""
-    letters, _, listed = payload.partition(b"\n")
-    return letters, listed.decode().split()
+    """Return the letters of a payload and its distinct listed variants."""
+    letters, *more = payload.split(b"\n", 2)
+    return letters, more[0].decode().split() if more else []
+
+
+def rows_of(payload: bytes) -> list[Row]:
+    """Return the rows of a table that a payload has, as `payload_of` was given them."""
+    _, listed = parts_of(payload)
+    parts = payload.split(b"\n", 2)
+    if len(parts) < 3:
+        return [Row(variant, variant) for variant in listed]
+    return [
+        Row(text, "", told, tuple(others))
+        if isinstance(told, str)
+        else Row(text, listed[told], "", tuple(others))
+        for text, told, *others in json.loads(parts[2])
+    ]
 
 
 def substitutions(variant: str) -> list[Substitution]:
@@ -168,79 +141,80 @@ def substitutions(variant: str) -> list[Substitution]:
     return [Substitution(int(part[1:-1]) - 1, part[-1]) for part in variant.split(":")]
 
 
-def _rows_with_variants(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, str]]:
-    """Yield the proteins of tables, each with its cell of variants."""
-    for path in inputs:
-        if format_of(path).module not in ("table", "parquet"):
-            raise UserError(
-                f"{path}: variants: listed needs a table of variants; set variants_file under "
-                "options, or give a table with a column of variants."
-            )
-    for path in inputs:
-        names = names_in_table(path, "variants")
-        chosen = columns.Named(options.id_column, options.sequence_column)
-        found = columns.find(path, names, chosen)
-        place = columns.one(path, names, options.variant_column, NAMES, "variant")
-        id, letters, cell = names[found.id], names[found.sequence], names[place]
-        for row in rows([path], NamedColumns(id_column=id, names=(letters, cell))):
-            values = {} if row.reason else json.loads(row.payload)
-            text = str(values.get(letters) or "")
-            record = protein(row.id, "", text, row.source, row.line)
-            yield record, str(values.get(cell) or "")
+def read(text: str) -> list[Changed]:
+    """Return the substitutions of a variant as they are written.
+
+    Raises:
+        WrongError: it is none.
+    """
+    written = text.upper()
+    before, _, after = written.partition(":P.")  # as NP_000537.3:p.Lys2Ala
+    first = before.removeprefix("P.").strip("()[]")
+    if after and not (SUBSTITUTION.fullmatch(first) or OF_THREE.fullmatch(first)):
+        written = f"P.{after}"
+    if "[" in written:
+        written = written.replace(";", ":")
+    return [_changed(part.removeprefix("P.").strip("()[]"), text) for part in written.split(":")]
 
 
-def _with_variants(record: Record, cells: Sequence[str], options: Options) -> Record:
-    """Return the record of a protein and its variants, or why one of these cannot be scored."""
-    sized = _sized(record, options)
-    if record.reason:
-        return sized
-    letters = record.payload
-    texts = [text for cell in cells for text in BETWEEN.split(cell) if text]
-    try:
-        variants = [_checked(text, letters, options) for text in texts]
-    except _WrongError as wrong:
-        return sized._replace(payload=b"", reason=str(wrong))
-    return sized._replace(payload=payload_of(letters, variants))
+def _changed(part: str, text: str) -> Changed:
+    if long := OF_THREE.fullmatch(part):
+        part = "".join(protein_letters_3to1.get(each.title(), each) for each in long.groups())
+    match = SUBSTITUTION.fullmatch(part)
+    if match and match[3] in AMINO_ACIDS:
+        return Changed(match[1], int(match[2]), match[3])
+    kind = NOT_ONE
+    if part in WILD_TYPES or AS_IT_WAS.fullmatch(part):
+        kind = NO_CHANGE
+    elif A_STOP.fullmatch(part):
+        kind = STOP
+    elif not match and NO_SUBSTITUTION.search(part):
+        is_joined = all(map(SUBSTITUTION.fullmatch, JOINED.split(part)))
+        kind = NOT_ONE if is_joined else INDEL
+    raise WrongError(kind.reason(repr(clipped(text))))
 
 
-def _sized(record: Record, options: Options) -> Record:
-    length = len(record.payload)
-    note = record.note
-    if options.width(length) < length:
-        is_cut = options.long == "truncate"
-        how = "truncated (option long computes all)" if is_cut else "in windows"
-        cut = f"longer than {options.limit} residues, {how}"
-        note = "; ".join(filter(None, [note, cut]))
-    return record._replace(note=note, length=length)
-
-
-def _checked(text: str, letters: bytes, options: Options) -> str:
+def checked(changes: Sequence[Changed], letters: bytes, options: Options) -> str:
     """Return a variant as payloads have it.
 
     Raises:
-        _WrongError: when it is none, or not one of this protein.
+        WrongError: it is not one of this protein.
     """
-    found: Mapping[int, str] = {}
-    for part in text.upper().split(":"):
-        part = part.removeprefix("P.").strip("()")
-        if long := OF_THREE.fullmatch(part):
-            part = "".join(protein_letters_3to1.get(each.title(), each) for each in long.groups())
-        match = SUBSTITUTION.fullmatch(part)
-        if not match or match[3] not in AMINO_ACIDS:
-            kind = NOT_ONE if match or not NO_SUBSTITUTION.search(part) else INDEL
-            raise _WrongError(kind.reason(repr(clipped(text))))
-        position = int(match[2])
+    found: dict[int, Changed] = {}
+    text = clipped(":".join(map(str, changes)))
+    for change in changes:
+        position = change.position
         if position > len(letters):
-            raise _WrongError(BEYOND.reason(f"{part}, and the protein has {len(letters)} residues"))
-        if match[1] != (stands := chr(letters[position - 1])):
-            raise _WrongError(
-                WILD_TYPE.reason(f"{part}, and residue {position} of the protein is {stands}")
-            )
+            told = f"{change}, and the protein has {len(letters)} residues"
+            raise WrongError(BEYOND.reason(told))
+        if change.old != (stands := chr(letters[position - 1])):
+            told = f"{change}, and residue {position} of the protein is {stands}"
+            raise WrongError(WILD_TYPE.reason(told))
         if position > options.seen(len(letters)):
-            raise _WrongError(BEYOND.reason(f"{part}, of {options.limit}", TRUNCATED))
+            raise WrongError(BEYOND.reason(f"{change}, of {options.limit}", TRUNCATED))
         if position in found:
-            raise _WrongError(NOT_ONE.reason(f"{clipped(text)} changes residue {position} twice"))
-        found = {**found, position: part}
+            raise WrongError(NOT_ONE.reason(f"{text} changes residue {position} twice"))
+        if change.new == change.old:
+            raise WrongError(NO_CHANGE.reason(repr(text)))
+        found[position] = change
     if set(options.kinds) - {"wildtype"} and max(found) - min(found) >= options.width(len(letters)):
-        raise _WrongError(BEYOND.reason(f"{clipped(text)}, of {options.limit}", APART))
-    return ":".join(found[position] for position in sorted(found))
+        raise WrongError(BEYOND.reason(f"{text}, of {options.limit}", APART))
+    return ":".join(str(found[position]) for position in sorted(found))
+
+
+def shift(changes: Sequence[Changed], letters: bytes) -> int | None:
+    """Return what must be added to all positions so that each names the residue that stands there;
+    None where nothing, or more than one number, does that."""
+    stands = letters.decode()
+    places = sorted({(change.position, change.old) for change in changes})
+    if len(places) < LEAST_PLACES:
+        return None
+    first, old = places[0]
+    fits = [
+        number - first
+        for number, letter in enumerate(stands, 1)
+        if letter == old
+        and places[-1][0] + number - first <= len(stands)
+        and all(stands[place + number - first - 1] == each for place, each in places)
+    ]
+    return fits[0] if len(fits) == 1 else None
