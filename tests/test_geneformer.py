@@ -219,6 +219,16 @@ def test_numbers_that_stand_twice_in_a_matrix_are_added_up(place, tmp_path, form
     assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
 
 
+@pytest.mark.parametrize(("names", "told"), [("ab", ""), ("aab", "1 cell has"), ("aaabb", "3 ce")])
+def test_cells_of_one_name_are_warned_of(place, tmp_path, caplog, names, told):
+    counts = some_counts(len(names), len(GENES), seed=2)
+    cells_of_names = cells_of(counts, GENES, names=[*names])
+    path = write_cells(tmp_path / "a.h5ad", cells_of_names)
+    assert [record.id for record in read(path, options_of(place))] == [*names]
+    assert ("adata.obs_names_make_unique()" in caplog.text) == bool(told)
+    assert told in caplog.text
+
+
 @pytest.mark.parametrize(("num_unknown", "is_told"), [(9, False), (49, True)])
 def test_a_file_of_genes_that_the_model_hardly_knows_is_warned_of(
     place, tmp_path, caplog, num_unknown, is_told

@@ -13,6 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
+from featuremill.base import reasons
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.config import Config
@@ -85,10 +86,13 @@ class Spooled:
         all_of_them = f"all {tally.records:,} records were"
         if tally.records == 1:
             all_of_them = "the only record was"
-        return (
-            f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; "
-            "check that the input is what the workload expects."
-        )
+        remedy = "check that the input is what the workload expects."
+        if reasons.kind_of(reason) is reasons.CONFLICT:
+            remedy = (
+                "give each record an id of its own, or, where files use the same ids, list the "
+                "files in a sheet of samples (samples: in place of inputs:)."
+            )
+        return f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; {remedy}"
 
 
 def read_records(

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import one_line
+from featuremill.base.words import counted
 from featuremill.inputs.letters import wrong_id
 from featuremill.workload import Record
 from featuremill.workloads.geneformer import h5ad
@@ -68,6 +69,14 @@ def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
     cut = f"more than {genes.most:,} genes, truncated"
     with h5ad.opened(path, options.counts, options.gene_column) as file:
         token_of_column = _tokens_of(path, options, file, genes)
+        if repeats := file.num_repeats():
+            log.warning(
+                "%s: %s the name of an earlier one, and cells of one name are refused; give each "
+                "its own (in Python, adata.obs_names_make_unique()), or keep runs in files of "
+                "their own and list these in a sheet of samples",
+                path,
+                counted(repeats, "cell has", "cells have"),
+            )
         for block in file.blocks():
             _refuse_no_counts(path, options, file, block)
             for number, (name, tokens) in enumerate(_ranked(block, token_of_column, genes)):
