@@ -773,7 +773,9 @@ def test_a_head_that_guesses_is_called_so():
     )
     known["accuracy_gain"] = [0.02, -0.04, 0.07]
     said = page.warning_of(card.Card(**known))
-    assert "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 %" in said
+    assert (
+        "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 %" in said
+    )
     assert "interval of the difference is -0.040 to 0.070)" in said
     known["accuracy_gain"] = [0.02, 0.01, 0.07]  # each draw is compared with itself
     assert not page.warning_of(card.Card(**known))

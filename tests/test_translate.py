@@ -220,8 +220,9 @@ def check(contigs_of, place, by, options):
 
 
 dna = st.one_of(
-    st.lists(st.sampled_from(["ATG", "GCC", "TAA", "N" * 9, "N" * 10, "N" * 13, "A"]), max_size=30)
-    .map("".join),
+    st.lists(
+        st.sampled_from(["ATG", "GCC", "TAA", "N" * 9, "N" * 10, "N" * 13, "A"]), max_size=30
+    ).map("".join),
     st.text("ACGT", max_size=120),
     st.text("ACGTNRYSWKMBDHV", max_size=60),
     # Few stops, and starts: long frames, on either strand.
@@ -255,7 +256,10 @@ ORFS = st.builds(
 @example(sequences=[STOPS], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(sequences=["N" * 30], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(
-    sequences=["GCC" * 9 + "N" * 11 + "GCC" * 9], way=("orfs", {"min_residues": 2}), batch=9, block=1
+    sequences=["GCC" * 9 + "N" * 11 + "GCC" * 9],
+    way=("orfs", {"min_residues": 2}),
+    batch=9,
+    block=1,
 )
 @example(sequences=["N" * 30, "ACGNNN" * 5], way=("chunks", {"window": 9}), batch=30, block=1)
 @example(
@@ -738,7 +742,8 @@ if sys.argv[1] == "-v":
 told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 lines = open(told["-i"]).read().split()
 names = [line[1:] for line in lines[::2]]
-open("told.txt", "a").write(" ".join([told["-p"], told.get("-g", ""), *sys.argv[-1:], *names]) + "\\n")
+words = [told["-p"], told.get("-g", ""), sys.argv[-1], *names]
+open("told.txt", "a").write(" ".join(words) + "\\n")
 if "9" in names:
     sys.exit("no memory")
 with open(told["-a"], "w") as out:

@@ -62,9 +62,7 @@ def macro_f1(predicted_N: Labels, true_N: Labels) -> float:
     return float(np.mean(2 * np.diag(table)[present] / wrong[present]))
 
 
-def auc(
-    score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_], folds_N: Labels
-) -> float:
+def auc(score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_], folds_N: Labels) -> float:
     """Return the chance that a positive has a higher score than a negative of its fold; ties count
     half. NaN if no fold has both.
 

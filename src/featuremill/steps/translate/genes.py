@@ -2,8 +2,8 @@
 
 Both are under the GPL and run as processes, with the same options and the same output. Contigs go
 there numbered, so nothing hangs on what they are called. Proteins are the program's own (M for any
-start codon, X for what it cannot tell); coordinates leave out the stop codon. Runs of N are masked (-m): it would
-read genes through gaps of scaffolds.
+start codon, X for what it cannot tell); coordinates leave out the stop codon. Runs of N are masked
+(-m), or it would read genes through the gaps of scaffolds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What mne does not say of an EDF: the sampling rate of each channel, and gaps between data records.
+"""What mne does not say of an EDF: each channel's sampling rate, and gaps between data records.
 
 mne gives all channels the highest rate and reads an EDF+D as if nothing were missing. EDF: Kemp et
 al. 1992, doi:10.1016/0013-4694(92)90009-7; EDF+, with annotations in the samples of a channel of

@@ -391,7 +391,9 @@ def _mapped(path: Path, name: str) -> Samples:
             shape, is_fortran, dtype = read(header)
             num_header = header.tell()
         if dtype.hasobject:
-            raise UserError(f"{path}: its array {DATA!r} has objects of Python in it; save numbers.")
+            raise UserError(
+                f"{path}: its array {DATA!r} has objects of Python in it; save numbers."
+            )
         file.seek(member.header_offset + 26)  # of the local header: two lengths, then these
         lengths = struct.unpack("<HH", file.read(4))
         start = member.header_offset + 30 + sum(lengths) + num_header
