@@ -555,7 +555,7 @@ def test_a_seam_of_two_recordings_is_in_no_segment(tmp_path):
     whole.save(tmp_path / "j_raw.fif", verbose="ERROR")
     found = read(tmp_path / "j_raw.fif", **QUICK)
     assert [bool(record.reason) for record in found[::3]] == [False, True, False, False]
-    assert "boundary, 3 to 3 s" in found[3].reason
+    assert "boundary, at 3 s" in found[3].reason
     thirds = read(tmp_path / "j_raw.fif", **QUICK | {"segment_seconds": 1.5})
     assert not any(record.reason for record in thirds)
     beside = [signals.signal_of(thirds[place].payload) for place in (3, 6)]  # on either side

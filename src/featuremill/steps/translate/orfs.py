@@ -3,7 +3,7 @@
 An end of the contig stands for the start or the stop that may lie beyond it: a frame that is open
 there begins with its first whole codon, or ends with its last. The stop codon is no part of the
 fragment, and a start codon is the residue that it is anywhere (GTG is V), as it is unknown whether
-a protein really begins there. A run of `GAP_LETTERS` N stands for letters that nobody has read, and
+a protein really begins there. A run of `GAP_LETTERS` N stands for unknown letters, and
 parts a contig as its ends do.
 """
 

@@ -189,7 +189,8 @@ def _reason(spans: Sequence[Span], start: int, stop: int, rate_hz: float) -> str
     for span in spans:
         if span.start < stop and span.stop > start:
             first, last = span.start / rate_hz, span.stop / rate_hz
-            return BAD_SPAN.reason(f"{clipped(one_line(span.name))}, {first:g} to {last:g} s")
+            when = f"{first:g} to {last:g} s" if last > first else f"at {first:g} s"
+            return BAD_SPAN.reason(f"{clipped(one_line(span.name))}, {when}")
     return ""
 
 
