@@ -178,4 +178,6 @@ class Orfs(NamedTuple):
 
 def _parted(letters: bytes) -> bytes:
     """Return `letters` with each gap as letters whose codons are END."""
+    if b"N" * GAP_LETTERS not in letters:  # a much faster search
+        return letters
     return GAP.sub(lambda gap: BETWEEN[:1] * len(gap[0]), letters)
