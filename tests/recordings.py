@@ -48,8 +48,25 @@ def write_brainvision(path, data, rate_hz=RATE_HZ, channels=CHANNELS):
 
 def write_edf(path, data, rate_hz=RATE_HZ, channels=CHANNELS):
     """Write EDF (Kemp et al. 1992), a data record a second; the numbers are volts."""
-    num_channels, num_samples = data.shape
-    per_record = int(rate_hz)
+    return write_edf_of(path, list(data), [rate_hz] * len(data), channels)
+
+
+def write_edf_of(path, signals, rates_hz, channels, kind="", annotations=None):
+    """The same of channels with rates of their own. `kind` is EDF+C or EDF+D; `annotations` returns
+    those of a data record, by its number (Kemp and Olivan 2003), which stand between the first
+    channel and the others."""
+    per_record, channels, signals = list(map(int, rates_hz)), list(channels), list(signals)
+    num_records = len(signals[0]) // per_record[0]
+    blocks = [
+        signal.reshape(num_records, -1).astype("<i2")
+        for signal in (np.asarray(signal) for signal in signals)
+    ]
+    if annotations is not None:
+        texts = [annotations(number).ljust(120, b"\0") for number in range(num_records)]
+        channels.insert(1, "EDF Annotations")
+        per_record.insert(1, 60)
+        blocks.insert(1, np.frombuffer(b"".join(texts), "<i2").reshape(num_records, -1))
+    num_channels = len(channels)
 
     def fields(width, *values):
         return b"".join(str(value).ljust(width).encode() for value in values)
@@ -58,14 +75,13 @@ def write_edf(path, data, rate_hz=RATE_HZ, channels=CHANNELS):
         return fields(width, *[value] * num_channels)
 
     head = [
-        *(fields(8, 0), fields(80, "X", "X"), fields(8, "01.01.20", "00.00.00")),
-        *(fields(8, 256 * (1 + num_channels)), fields(44, "")),
-        *(fields(8, num_samples // per_record, 1), fields(4, num_channels)),
+        *(fields(8, 0), fields(80, "X X X X", "Startdate X X X X")),
+        *(fields(8, "01.01.20", "00.00.00"), fields(8, 256 * (1 + num_channels))),
+        *(fields(44, kind), fields(8, num_records, 1), fields(4, num_channels)),
         *(fields(16, *channels), each(80, ""), each(8, "V"), each(8, -32768), each(8, 32767)),
-        *(each(8, -32768), each(8, 32767), each(80, ""), each(8, per_record), each(32, "")),
+        *(each(8, -32768), each(8, 32767), each(80, ""), fields(8, *per_record), each(32, "")),
     ]
-    records = data.reshape(num_channels, -1, per_record).transpose(1, 0, 2)
-    path.write_bytes(b"".join(head) + records.astype("<i2").tobytes())
+    path.write_bytes(b"".join(head) + np.hstack(blocks).tobytes())
     return path
 
 

@@ -56,6 +56,8 @@ def test_it_is_what_the_definitions_say(seed, num_records, labels):
     assert found.num_neighbours == min(10, len(known) - 1)
     assert found.silhouette == pytest.approx(silhouette_of(*chosen), abs=1e-9)
     assert found.purity == pytest.approx(purity_of(*chosen, found.num_neighbours), abs=1e-12)
+    # With all others as neighbours, purity is that by chance.
+    assert found.chance == pytest.approx(purity_of(*chosen, len(known) - 1), abs=1e-12)
 
 
 def test_what_cannot_be_told_is_not_told():

@@ -7,11 +7,15 @@ import pickle
 import re
 import tarfile
 import time
+import warnings
+from pathlib import Path
 from types import MappingProxyType
 
+import anndata
 import h5py
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -30,6 +34,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import Desk, Verbs
 from pypi import fetched
+from scipy import sparse
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
@@ -180,6 +185,48 @@ def test_older_ids_are_mapped_and_counts_of_one_gene_are_added_up(place, tmp_pat
     assert alone != wanted
     unmapped = read(path, options_of(place))
     assert [cells.cell_of(record.payload).tokens.tolist() for record in unmapped] == alone
+
+
+@pytest.mark.parametrize("form", ["csr", "csc"])
+@pytest.mark.parametrize("is_mapped", [False, True])
+def test_numbers_that_stand_twice_in_a_matrix_are_added_up(place, tmp_path, form, is_mapped):
+    """scipy and anndata allow a sparse matrix several entries of one place: they are its parts."""
+    counts = some_counts(9, len(GENES), seed=8) * 2
+    parts = sparse.coo_matrix(counts)
+    half = np.arange(parts.nnz) % 3 > 0  # the others are whole
+    kept = [np.concatenate((one, one[half])) for one in (parts.row, parts.col)]
+    values = np.concatenate((np.where(half, 1, parts.data), (parts.data - 1)[half]))
+    order = np.lexsort(kept if form == "csc" else kept[::-1])
+    rows, columns = (one[order] for one in kept)
+    outer, inner = (columns, rows) if form == "csc" else (rows, columns)
+    edges = np.searchsorted(outer, np.arange(counts.shape[form == "csc"] + 1))
+    of = {"csr": sparse.csr_matrix, "csc": sparse.csc_matrix}[form]
+    matrix = of((values[order], inner, edges), shape=counts.shape)
+    path = write_cells(tmp_path / "clean.h5ad", cells_of(counts, GENES, form=form))
+    with h5py.File(path, "r+") as file:
+        for name in ("data", "indices", "indptr"):
+            del file["X"][name]
+            file["X"][name] = getattr(matrix, name)
+    assert len(matrix.data) > np.count_nonzero(counts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert np.array_equal(anndata.read_h5ad(path).X.toarray(), counts)
+    mapping = tmp_path / "mapping.json"
+    mapping.write_text(json.dumps({name: name for name in GENES}))
+    more = {"gene_mapping": str(mapping)} if is_mapped else {}
+    found = read(path, options_of(place, **more))
+    wanted = [list(each) for each in expected_tokens(counts, GENES, place, "V2")]
+    assert [cells.cell_of(record.payload).tokens.tolist() for record in found] == wanted
+
+
+@pytest.mark.parametrize(("names", "told"), [("ab", ""), ("aab", "1 cell has"), ("aaabb", "3 ce")])
+def test_cells_of_one_name_are_warned_of(place, tmp_path, caplog, names, told):
+    counts = some_counts(len(names), len(GENES), seed=2)
+    cells_of_names = cells_of(counts, GENES, names=[*names])
+    path = write_cells(tmp_path / "a.h5ad", cells_of_names)
+    assert [record.id for record in read(path, options_of(place))] == [*names]
+    assert ("adata.obs_names_make_unique()" in caplog.text) == bool(told)
+    assert told in caplog.text
 
 
 @pytest.mark.parametrize(("num_unknown", "is_told"), [(9, False), (49, True)])
@@ -482,7 +529,7 @@ def test_shifts_are_those_of_transformers(place, version, perturb, shift):
         for shift in shifts:
             assert (shift["kind"], shift["tokens"]) == (perturb, len(own))
             token = tokens[shift["gene"]]
-            if token not in own:
+            if token not in own or (perturb == "overexpress" and token == own[0]):
                 num_absent += 1
                 assert np.isnan(shift["cosine"])
                 continue
@@ -571,15 +618,53 @@ def _encoded(counts, place, folder, names=GENES):
     return [cells.cell_of(r.payload).tokens.tolist() for r in read(path, options_of(place))]
 
 
-def test_the_only_gene_of_a_cell_can_be_moved_and_not_deleted(place, tmp_path):
+@pytest.mark.parametrize("perturb", ["delete", "overexpress"])
+@pytest.mark.parametrize("shift", ["pooled", "genes"])
+def test_the_only_gene_of_a_cell_can_be_neither_deleted_nor_moved(place, tmp_path, perturb, shift):
     counts = np.zeros((2, len(GENES)), np.float32)
     counts[0, 9] = counts[1, 9] = 1
     path = write_cells(tmp_path / "one.h5ad", cells_of(counts, GENES))
-    for perturb, is_there in (("delete", False), ("overexpress", True)):
-        _, values = computed(place, "V1", path, perturb=perturb, shift="pooled")
-        (first, second) = values.column("shifts").to_pylist()
-        assert np.isfinite(first[0]["cosine"]) == is_there
-        assert first[0]["gene"] == second[0]["gene"] == GENES[9]
+    _, values = computed(place, "V1", path, perturb=perturb, shift=shift)
+    (first, second) = values.column("shifts").to_pylist()
+    assert np.isnan(first[0]["cosine"])
+    assert first[0]["gene"] == second[0]["gene"] == GENES[9]
+
+
+def test_a_gene_that_is_first_already_is_not_overexpressed(place, tmp_path):
+    """As in Geneformer, which leaves out index 0; statistics count the other cells alone."""
+    state = str(tmp_path / "states.json")
+    Path(state).write_text(json.dumps({"ill": [1.0] * 32}))
+    more = {"perturb": "overexpress", "states": state}
+    records, values = computed(place, "V2", **more)
+    tokens, _ = tables(place, "V2")
+    every = values.column("shifts").to_pylist()
+    rows = [row for shifts in every for row in shifts]
+    for record, shifts in zip(records, every, strict=True):
+        own = cells.cell_of(record.payload).tokens.tolist()
+        is_first = [tokens[shift["gene"]] == own[0] for shift in shifts]
+        assert is_first == [True] + [False] * (len(own) - 1)
+        assert [np.isnan(shift["cosine"]) for shift in shifts] == is_first
+        assert [np.isnan(shift["shift"]) for shift in shifts] == is_first
+        assert max(shift["cosine"] for shift in shifts[1:]) < 1 - 1e-9
+    target = Target(tmp_path / "s.parquet", values.schema, len(records), {})
+    writer = gene_statistics.Writer(target)
+    ids = pa.array([record.id for record in records])
+    writer.write(pa.table({"id": ids, "shifts": values.column("shifts")}))
+    writer.close()
+    counted = pd.read_parquet(tmp_path / "s.parquet").set_index("gene").cells
+    moved = pd.DataFrame(rows).dropna().groupby("gene").size()
+    assert counted[counted > 0].sort_index().to_dict() == moved.to_dict()
+    assert sum(counted) == len(rows) - len(records)
+
+
+def test_genes_together_that_are_first_already_are_not_overexpressed(place):
+    records = read(place / "cells.h5ad", options_of(place))
+    first, second = cells.cell_of(records[0].payload).tokens.tolist()[:2]
+    options = options_of(place, perturb="overexpress", genes=[*KNOWN[:2]], together=True)
+    own = cells.cell_of(records[0].payload).tokens
+    for chosen, is_moved in ([first, second], False), ([second, first], True), ([second], True):
+        cell = cells.Cell(np.array(chosen), own)
+        assert bool(cells.possible(cell, options)) == is_moved
 
 
 def test_a_cell_is_computed_once_a_block_beside_its_perturbations(place, monkeypatch):
@@ -602,8 +687,6 @@ def test_a_cell_is_computed_once_a_block_beside_its_perturbations(place, monkeyp
 @pytest.fixture
 def shifts_block():
     """Return blocks of records with shifts as merge hands them on, and the long table."""
-    import pyarrow as pa
-
     chosen = np.random.default_rng(5)
     blocks, rows = [], []
     for start in (0, 30, 60):
@@ -647,8 +730,6 @@ def test_the_long_table_and_its_statistics_are_those_of_pandas(shifts_block, tmp
 
 
 def test_with_states_the_statistics_are_of_the_shifts_towards_each(tmp_path):
-    import pyarrow as pa
-
     schema = pa.schema({"shifts": pa.list_(geneformer.SHIFT_TOWARDS)})
     told = {"kind": "delete", "cosine": 0.9, "tokens": 7}
     found = [("A", "ill", 0.5), ("A", "ill", 0.1), ("B", "ill", -0.2), ("A", "well", float("nan"))]

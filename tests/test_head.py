@@ -51,7 +51,7 @@ from featuremill.steps.heads.card import Card
 from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
 from featuremill.steps.heads.joined import Joined
 from featuremill.steps.heads.predict import _refuse_other_recipes
-from featuremill.steps.heads.train import _examples, _refuse_unfit
+from featuremill.steps.heads.train import Examples, _examples, _refuse_unfit, judged
 from featuremill.store.results import Results
 
 COLUMN = ["--vectors", "composition"]
@@ -774,9 +774,92 @@ def test_a_head_that_guesses_is_called_so():
     known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
     assert "No better than guessing: " in page.warning_of(card.Card(**known))
     known["scores"]["auc"][1] = 0.51
-    assert "no more often than always 'soil' (0.600)" in page.warning_of(card.Card(**known))
-    known["scores"]["accuracy"] = [0.75, 0.65, 0.84]
+    assert "no more often than always 'soil' (0.530 and 0.600)" in page.warning_of(
+        card.Card(**known)
+    )
+    known["scores"]["accuracy"] = [0.62, 0.55, 0.69]
+    assert "not certainly right more often than always 'soil' (0.620 and 0.600)" in page.warning_of(
+        card.Card(**known)
+    )
+    known["accuracy_gain"] = [0.02, -0.04, 0.07]
+    said = page.warning_of(card.Card(**known))
+    assert (
+        "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 %" in said
+    )
+    assert "interval of the difference is -0.040 to 0.070)" in said
+    known["accuracy_gain"] = [0.02, 0.01, 0.07]  # each draw is compared with itself
     assert not page.warning_of(card.Card(**known))
+    known["scores"]["accuracy"] = [0.75, 0.65, 0.84]
+    del known["accuracy_gain"]
+    assert not page.warning_of(card.Card(**known))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "says"), [(0.4, 0.6, "0.400–0.600, holds 0.5"), (0.3, 0.4, "is below 0.5")]
+)
+def test_an_interval_below_that_of_guessing_is_called_so(low, high, says):
+    known = {"scores": {"accuracy": [0.6, 0.5, 0.7], "auc": [(low + high) / 2, low, high]}}
+    known |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "confusion": [[5, 5], [2, 8]]}
+    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
+    assert says in page.warning_of(card.Card(**known))
+
+
+def noise_labels(kind, seed):
+    """Return random classes of 120 records: 20 of six, or eight records of a rare one."""
+    order = np.random.default_rng(seed).permutation(120)
+    return order % 20 if kind == "20 classes" else (order < 8).astype(np.int64)
+
+
+class Means:
+    """A head of classes' means: it fits in no time."""
+
+    setting, bounds, patience = "none", (1.0, 1.0), 1
+
+    def candidates(self, x, y, num_classes):
+        yield fitting.Candidate(1.0, self.fit(x, y, 1.0, num_classes))
+
+    def fit(self, x, y, setting, num_classes):
+        found = network_of.standardisation(x)
+        standard = network_of.standardised(found, x)
+        means = [standard[y == number].mean(0) for number in range(num_classes)]
+        return found | {"weight": np.stack(means), "bias": np.zeros(num_classes)}
+
+
+@pytest.mark.parametrize("kind", ["20 classes", "8 of 120"])
+def test_random_labels_have_an_auc_of_a_half(kind):
+    """Scores of all folds together have less, since each fold's head has seen least of the classes
+    that it is asked for."""
+    within, pooled = [], []
+    for seed in range(16):
+        y, each = noise_labels(kind, seed), np.arange(120)
+        x = np.random.default_rng(100 + seed).normal(size=(120, 8)).astype(np.float32)
+        scores = out_of_fold(Means(), x, y, each, each)
+        names = [str(number) for number in range(scores.shape[1])]
+        told, gain, _ = judged(scores, Examples(names, names, x, y, each, each, names))
+        value, low, high = told["auc"]
+        assert low <= value <= high
+        within.append(value)
+        pooled.append(figures.mean_auc(scores, y, np.zeros(120, np.int64)))
+        most = np.bincount(y).max() / 120
+        assert gain.value == pytest.approx(told["accuracy"].value - most)
+    noise = np.std(within) / np.sqrt(len(within))
+    assert abs(np.mean(within) - 0.5) < 3 * noise < 0.15
+    assert np.mean(pooled) < np.mean(within) - noise
+
+
+def test_an_auc_within_folds_compares_records_of_one_fold():
+    scores = np.array([3.0, 1.0, 2.0, 0.0, 9.0, 1.0, 1.0])
+    is_positive = np.array([True, False, False, True, True, True, False])
+    folds = np.array([0, 0, 0, 0, 1, 2, 2])
+    pairs = [
+        (scores[i] > scores[j]) + (scores[i] == scores[j]) / 2
+        for i in range(7)
+        for j in range(7)
+        if is_positive[i] and not is_positive[j] and folds[i] == folds[j]
+    ]
+    assert len(pairs) == 5
+    assert figures.auc(scores, is_positive, folds) == pytest.approx(np.mean(pairs))
+    assert np.isnan(figures.auc(scores, folds == 0, folds))
 
 
 def test_a_column_of_the_same_width_and_recipe_is_another():
@@ -812,9 +895,12 @@ def test_an_interval_counts_no_draw_without_a_figure():
     groups = np.array(["a", "a", "b", "c"])
     is_positive = np.array([True, False, False, False])
     scores = np.array([3.0, 1.0, 2.0, 0.0])
-    found = intervals.bootstrap(lambda i: figures.auc(scores[i], is_positive[i]), groups)
+    one_fold = np.zeros(4, np.int64)
+    found = intervals.bootstrap(
+        lambda i: figures.auc(scores[i], is_positive[i], one_fold[i]), groups
+    )
     assert found == (1.0, 1.0, 1.0)
-    assert np.isnan(figures.auc(scores, np.zeros(4, bool)))
+    assert np.isnan(figures.auc(scores, np.zeros(4, bool), one_fold))
 
 
 # ---- the page ----

@@ -330,6 +330,66 @@ def test_numbers_patterns_and_references_mean_what_the_schema_says(tmp_path, par
             reader.fields(f'{{"a": {text}}}')
 
 
+NULLABLE = [
+    {"type": "string", "nullable": True},
+    {"enum": ["x", "y"], "nullable": True},
+    {"$ref": "#/$defs/text", "nullable": True},
+    {"type": "array", "items": {"type": "string", "nullable": True}, "nullable": True},
+    {"type": "object", "properties": {"nullable": {"type": "null"}}, "nullable": True},
+]
+
+
+@pytest.mark.parametrize("part", NULLABLE)
+def test_what_is_nullable_may_be_null(place, part):
+    schema = {"type": "object", "properties": {"a": part, "nullable": {"type": "string"}}}
+    defs = {"text": {"type": "string", "nullable": False}}
+    (place / "schema.json").write_text(json.dumps({**schema, "$defs": defs}))
+    read = replies.read("schema.json")
+    replies.refuse_wrong(read, "schema.json")
+    reader = replies.reader(read)
+    assert reader.fields('{"a": null}')["a"] is None
+    with pytest.raises(replies.NotValid):
+        reader.fields('{"nullable": null}')
+    with pytest.raises(replies.NotValid):
+        reader.fields('{"a": 3}')
+    from llguidance import LLMatcher
+
+    model = loaded()
+    matcher = LLMatcher(model.engine._words, replies.grammar(read))
+    assert matcher.try_consume_tokens(model.tokenizer('{"a": null}')["input_ids"]) > 5
+
+
+def test_a_list_that_is_nullable_is_a_column_of_lists(place):
+    schema_of(place, a=NULLABLE[3], b=NULLABLE[0])
+    fields = llm_json.schema(asked(), None).field("fields").type
+    assert fields == pa.struct({"a": pa.list_(pa.string()), "b": pa.string()})
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda schema: {"name": "visit", "strict": True, "schema": schema},
+        lambda schema: {"type": "json_schema", "json_schema": {"name": "v", "schema": schema}},
+    ],
+)
+def test_a_schema_in_openai_s_wrapper_is_that_schema(place, wrap):
+    plain = replies.read("schema.json")
+    (place / "wrapped.json").write_text(json.dumps(wrap(json.loads(
+        (place / "schema.json").read_text()
+    ))))  # fmt: skip
+    assert replies.read("wrapped.json") == plain
+
+
+def test_a_discriminator_is_a_note(place):
+    kinds = [
+        {"type": "object", "properties": {"kind": {"const": name}}, "required": ["kind"]}
+        for name in "xy"
+    ]
+    discriminator = {"propertyName": "kind", "mapping": {"x": "#/$defs/x"}}
+    schema_of(place, a={"oneOf": kinds, "discriminator": discriminator})
+    replies.refuse_wrong(replies.read("schema.json"), "schema.json")
+
+
 def test_a_row_with_an_empty_required_column_is_refused_without_a_prompt(place):
     (place / "some.csv").write_text('id,note,age\na,fine,3\nb,  ,3\nc,"",4\nd,well,\n')
     options = asked(required_columns=["note", "age"])
@@ -395,6 +455,49 @@ def test_a_prompt_is_rendered_from_the_columns_that_it_names(place):
     assert prompts.read("prompt.jinja").columns == ["Age (years)", "note", "sex"]
     assert [record.payload for record in found] == [b"X 7, f", b"X 7, f", b"Y 8"]
     assert [record.length for record in found] == [6, 6, 3]
+
+
+NAMES_OF_JINJA = ("range", "dict", "namespace", "cycler", "joiner", "lipsum", "loop", "caller")
+
+
+@pytest.mark.parametrize("name", NAMES_OF_JINJA)
+def test_a_column_with_a_name_of_jinja_is_the_column(place, name):
+    template = f"{{{{ test }}}}: {{{{ {name} }}}}{{% if {name} %}}!{{% endif %}}"
+    rows = [{"id": "a", "test": "sodium", name: "135-145"}, {"id": "b", "test": "x", name: "3"}]
+    found = records_of(place, template, rows)
+    assert [record.payload for record in found] == [b"sodium: 135-145!", b"x: 3!"]
+    alone = records_of(place, f"{{{{ {name} }}}}", rows)
+    assert [record.payload for record in alone] == [b"135-145", b"3"]
+
+
+def test_a_function_of_jinja_that_is_called_is_that_function(place):
+    template = '{% for i in range(2) %}{{ i }}{% endfor %}{{ dict(a=note).a }} {{ row["range"] }}'
+    rows = [{"id": "a", "note": "x", "range": "7"}]
+    assert [record.payload for record in records_of(place, template, rows)] == [b"01x 7"]
+    assert prompts.read("prompt.jinja").columns == ["note", "range"]
+    without = "{% block a %}{{ note }}{% endblock %}{{ self.a() }}{{ range(2) | list }}"
+    rows = [{"id": "a", "note": "x"}]
+    assert [record.payload for record in records_of(place, without, rows)] == [b"xx[0, 1]"]
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        *("{{ note.upper }}", "{{ note | map('upper') }}", "{{ 'a' ~ note.upper }}"),
+        *("{{ [note.upper] }}", "{{ note.upper | upper }}", "{{ note.upper | e }}"),
+    ],
+)
+def test_no_object_stands_in_a_prompt(place, template):
+    with pytest.raises(UserError, match="an object of Python would stand in the prompt") as error:
+        records_of(place, template, [{"id": "a", "note": MARKER}])
+    assert str(error.value).startswith("options.prompt: prompt.jinja: ")
+    assert "0x" not in str(error.value) and MARKER not in str(error.value)
+
+
+def test_a_text_about_an_object_is_a_text(place):
+    text = "it says <object object at 0x7f00>"
+    (record,) = records_of(place, "{{ note }}", [{"id": "a", "note": text}])
+    assert record.payload.decode() == text
 
 
 @pytest.mark.parametrize(
@@ -507,6 +610,11 @@ WRONG = {
     "another file": (
         wrong("prompt.jinja", "{% include 'x' %}{{ a }}"), {}, "includes another file"),
     "the whole row": (wrong("prompt.jinja", "{{ row }}"), {}, "row stands in it as more than"),
+    "a column and a function": (
+        wrong("prompt.jinja", "{{ note }}{{ range }}{{ range(3) }}"), {},
+        'range is also a name of Jinja\'s own; write {{ row["range"] }} for the column'),
+    "a column that Jinja hides": (
+        wrong("prompt.jinja", "{{ self }}"), {}, 'write {{ row["self"] }} for the column'),
     "chance": (wrong("prompt.jinja", "{{ note | random }}"), {}, "No filter named 'random'"),
     "no JSON": (
         wrong("schema.json", '{\n"type": }'), {}, "options.json_schema: schema.json:2: this is no"),
@@ -518,6 +626,12 @@ WRONG = {
         with_property({"type": "string", "maxLenght": 3}), {},
         "schema.json: 'maxLenght' is no keyword of JSON Schema and would have no effect; did you "
         "mean 'maxLength'?"),
+    "nullable of another type": (
+        with_property({"type": "string", "nullable": "yes"}), {},
+        'schema.json: nullable: "yes" is neither true nor false'),
+    "nullable at the top": (
+        wrong("schema.json", {"type": "object", "properties": {"a": {}}, "nullable": True}), {},
+        "nullable: true at its top level allows a reply without any property"),
     "a large bound": (
         with_property({"type": "integer", "minimum": 2**53 + 1}), {},
         "minimum: 9007199254740993 is beyond 2^53"),

@@ -301,8 +301,12 @@ def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeyp
     alone = make_plan(tmp_path / "alone", fasta)
     assert shard_names(result) == shard_names(alone)
     write_fasta(fasta, [("a", "MKV"), ("a", "MKT")])
-    with pytest.raises(UserError, match="all 2 records were refused, 2 because: the id stands"):
+    with pytest.raises(UserError, match="all 2 records were refused, 2 because: the id st") as told:
         make_plan(tmp_path, fasta)
+    assert str(told.value).endswith(
+        "; give each record an id of its own, or, where files use the same ids, list the files in "
+        "a sheet of samples (samples: in place of inputs:)."
+    )
     assert not (tmp_path / "store" / "spool").exists()
 
 

@@ -247,7 +247,7 @@ def test_a_column_colours_the_map_by_accession_too(
     assert "Coloured by family of labels.tsv.gz, which has a label for 4 of them." in page.text
     assert re.search(
         r"By these 2 labels, the silhouette of 4 records is -?\d\.\d{3} .*, and of each record's 3 "
-        r"nearest, [\d.]+ ?% have its label \(kNN purity\); distances are Euclidean",
+        r"nearest, [\d.]+ ?% have its label \(kNN purity; 50 ?% by chance\); distances are Eucl",
         page.text,
     )
     assert "<script>alert" not in page.source

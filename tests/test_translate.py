@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from itertools import pairwise, product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 
 import debian
@@ -122,19 +122,23 @@ def virnucpro_by_hand(id, sequence, window):
 
 
 def orfs_by_hand(id, sequence, code, min_residues, from_start):
-    """Yield the open reading frames, codon by codon."""
+    """Yield the open reading frames, codon by codon; ten N in a row part a contig."""
     starts = unambiguous_dna_by_id[code].start_codons
     number = 0
     for strand, letters in (("+", sequence), ("-", other_strand(sequence))):
+        runs = [(letter, len(list(run))) for letter, run in groupby(letters)]
+        is_gap = [letter == "N" and size > 9 for letter, size in runs for _ in range(size)]
         for frame in range(3):
-            begin, protein = frame, ""
+            begin, protein, opened = frame, "", frame
             for place in range(frame, len(letters) + 3, 3):
                 codon = letters[place : place + 3]
                 residue = residue_of(codon, code) if len(codon) == 3 else "*"
+                if any(is_gap[place : place + 3]):
+                    residue, opened = "*", place + 3
                 if residue != "*":
-                    is_begun = protein or not from_start or begin == frame or codon in starts
+                    is_begun = protein or not from_start or begin == opened or codon in starts
                     if is_begun and not protein:
-                        begin = place if begin != frame else frame
+                        begin = place
                     protein += residue if is_begun else ""
                     continue
                 if len(protein) >= min_residues:
@@ -216,6 +220,9 @@ def check(contigs_of, place, by, options):
 
 
 dna = st.one_of(
+    st.lists(
+        st.sampled_from(["ATG", "GCC", "TAA", "N" * 9, "N" * 10, "N" * 13, "A"]), max_size=30
+    ).map("".join),
     st.text("ACGT", max_size=120),
     st.text("ACGTNRYSWKMBDHV", max_size=60),
     # Few stops, and starts: long frames, on either strand.
@@ -247,6 +254,13 @@ ORFS = st.builds(
 )
 @example(sequences=["AA", "AAA"], way=("orfs", {"min_residues": 1}), batch=1, block=1)
 @example(sequences=[STOPS], way=("orfs", {"min_residues": 1}), batch=1, block=1)
+@example(sequences=["N" * 30], way=("orfs", {"min_residues": 1}), batch=1, block=1)
+@example(
+    sequences=["GCC" * 9 + "N" * 11 + "GCC" * 9],
+    way=("orfs", {"min_residues": 2}),
+    batch=9,
+    block=1,
+)
 @example(sequences=["N" * 30, "ACGNNN" * 5], way=("chunks", {"window": 9}), batch=30, block=1)
 @example(
     sequences=["ATGGCC" * 9 + "A", "CCNGGCRAC" * 4],
@@ -645,6 +659,36 @@ def test_what_is_done_is_left_as_it_is_and_anything_else_is_made_anew(tmp_path):
     check({"a": GENE * 8}, place, "chunks", {"window": 300})
 
 
+def test_no_frame_is_open_through_a_gap(tmp_path):
+    """Frames that end at a gap have its letters on no side; fewer N are residues X."""
+    one, other = "GCC" * 40, "GAA" * 40
+    contigs = {"gap": one + "N" * 900 + other, "few": one + "N" * 9 + other, "all": "N" * 3000}
+    path = write(tmp_path / "a.fna", contigs.items())
+    translate([path], tmp_path / "out", "orfs")
+    rows = written(tmp_path / "out")
+    forward = [row for row in rows if row[4:6] == ("+", 1)]
+    assert [(*row[1:4], row[6]) for row in forward] == [
+        ("gap", 0, 120, "A" * 40),
+        ("gap", 1020, 1140, "E" * 40),
+        ("few", 0, 249, "A" * 40 + "XXX" + "E" * 40),
+    ]
+    assert all(row[2:4] in ((0, 120), (1, 118), (2, 119), (1020, 1140), (1021, 1138), (1022, 1139))
+               for row in rows if row[1] == "gap")  # fmt: skip
+    assert [row["contig"] for row in listed(tmp_path / "out")] == ["all"]
+
+
+def test_what_an_earlier_way_cut_is_cut_again(tmp_path):
+    path, place = write(tmp_path / "a.fna", [("a", GENE * 9)]), tmp_path / "out"
+    for by, is_again in (("orfs", True), ("chunks", False)):
+        translate([path], place, by)
+        summary = place / "translate.json"
+        told = json.loads(summary.read_text())
+        del told["method"], told["seal"]
+        summary.write_text(json.dumps(told))
+        translate([path], place, by)
+        assert ("method" in json.loads(summary.read_text())) == is_again
+
+
 def test_after_a_kill_the_same_command_starts_anew(tmp_path, environment):
     path = write(tmp_path / "a.fna", [(f"c{n}", GENE * 40) for n in range(2000)])
     words = ("featuremill", "translate", "a.fna", "--output", "out", "--by", "orfs")
@@ -698,7 +742,8 @@ if sys.argv[1] == "-v":
 told = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 lines = open(told["-i"]).read().split()
 names = [line[1:] for line in lines[::2]]
-open("told.txt", "a").write(" ".join([told["-p"], told.get("-g", ""), *names]) + "\\n")
+words = [told["-p"], told.get("-g", ""), sys.argv[-1], *names]
+open("told.txt", "a").write(" ".join(words) + "\\n")
 if "9" in names:
     sys.exit("no memory")
 with open(told["-a"], "w") as out:
@@ -730,7 +775,7 @@ def test_genes_are_those_of_the_program(pretended_prodigal, tmp_path, monkeypatc
         ("a|x_1_gene_2", "a|x_1", 1, 10, "-", 2, "SAL", "AAGCCATGG"),
         ("a|x_1_gene_3", "a|x_1", 3, 9, "-", 3, "SH", "AGCCAT"),
     ]
-    assert Path("told.txt").read_text() == "meta  0 1\nmeta  0 1\n"
+    assert Path("told.txt").read_text() == "meta  -m 0 1\nmeta  -m 0 1\n"
     assert [row["reason"] for row in listed(tmp_path / "out")] == ["no gene found"] * 3
     assert done.program == "Prodigal V0: pretended"
     assert done.options == {"procedure": "meta"}
@@ -745,7 +790,7 @@ def test_a_genome_too_small_to_learn_from_is_refused(pretended_prodigal, tmp_pat
     sequences = {"a": "CCCATGGCTTAACC" * 2000, "b": "CCCC"}
     path = write(tmp_path / "b.fna", sequences.items())
     done = translate([path], tmp_path / "out", "genes", procedure="single", code=4)
-    assert Path("told.txt").read_text() == "single 4 0 1\n"
+    assert Path("told.txt").read_text() == "single 4 -m 0 1\n"
     assert done.options == {"procedure": "single", "code": 4} and done.fragments == 3
 
 
@@ -879,7 +924,7 @@ def test_the_genes_of_a_phage_are_those_that_prodigal_writes(phage, tmp_path):
     path = write(tmp_path / "in.fna", pieces.items())
     for procedure in ("meta", "single"):
         out = tmp_path / procedure
-        command = ["prodigal", "-q", "-i", path, "-p", procedure]
+        command = ["prodigal", "-q", "-m", "-i", path, "-p", procedure]
         for kind in "ado":
             command += [f"-{kind}", tmp_path / f"{procedure}.{kind}"]
         subprocess.run(command, check=True)

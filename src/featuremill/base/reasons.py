@@ -123,7 +123,8 @@ ID = Kind("id", ("no id", UNPRINTABLE_ID), "Give the record an id of its own in 
 CONFLICT = Kind(
     "conflict",
     ("the id stands for two different sequences",),
-    "Give one of them another id in the input, or remove one; the reason names the other's place.",
+    "Give one of them another id in the input, or remove one; the reason names the other's place. "
+    "Where files use the same ids, list the files in a sheet of samples.",
 )
 OTHER = Kind(
     "other",

@@ -86,17 +86,20 @@ class Spooled:
         if not tally.records:
             return f"{inputs}: there is no record in the input; check the path in `inputs`."
         count, reason = min((-count, reason) for reason, count in tally.refusals.items())
-        if kind_of(reason) is CONFLICT:
-            first = np.array([min(in_conflict)], np.int64)
-            id = clipped(self.rows.take(first, ["id"])["id"][0].as_py())
-            reason += f", such as {id!r} (an id is the first word of a header)"
+        is_conflict = kind_of(reason) is CONFLICT
         all_of_them = f"all {tally.records:,} records were"
         if tally.records == 1:
             all_of_them = "the only record was"
-        return (
-            f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; "
-            "check that the input is what the workload expects."
-        )
+        remedy = "check that the input is what the workload expects."
+        if is_conflict:
+            first = np.array([min(in_conflict)], np.int64)
+            id = clipped(self.rows.take(first, ["id"])["id"][0].as_py())
+            reason += f", such as {id!r} (an id is the first word of a header)"
+            remedy = (
+                "give each record an id of its own, or, where files use the same ids, list the "
+                "files in a sheet of samples (samples: in place of inputs:)."
+            )
+        return f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; {remedy}"
 
 
 def read_records(

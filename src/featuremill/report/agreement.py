@@ -26,6 +26,8 @@ class Agreement(NamedTuple):
     of the nearest other label; 0 where a label has one record (Rousseeuw 1987)."""
     purity: float
     """Mean share of the `num_neighbours` nearest others that have the record's own label."""
+    chance: float
+    """The same of others drawn at random."""
     num_records: int
     num_labels: int
     num_neighbours: int
@@ -59,7 +61,8 @@ def agreement(vectors_ND: npt.NDArray[Any], labels: Sequence[str | None]) -> Agr
         nearest = np.argpartition(distances, num_neighbours - 1, axis=1)[:, :num_neighbours]
         shares.append((code_N[nearest] == code_N[rows, None]).mean(axis=1))
     silhouette, purity = (float(np.concatenate(pieces).mean()) for pieces in (silhouettes, shares))
-    return Agreement(silhouette, purity, len(chosen), len(names), num_neighbours)
+    chance = float((sizes * (sizes - 1)).sum() / (len(chosen) * (len(chosen) - 1)))
+    return Agreement(silhouette, purity, chance, len(chosen), len(names), num_neighbours)
 
 
 def _silhouettes(distances_RN: Any, code_R: Any, starts_L: Any, sizes_L: Any) -> Any:

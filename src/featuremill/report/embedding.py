@@ -239,5 +239,6 @@ def _agreement(projection: Projection, labels: Labels) -> str:
         f" By these {agreed.num_labels:,} labels, the silhouette of {agreed.num_records:,} records "
         f"is {agreed.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and "
         f"of each record's {agreed.num_neighbours} nearest, {words.share(agreed.purity, 1)} have "
-        "its label (kNN purity); distances are Euclidean, between all numbers of the vectors."
+        f"its label (kNN purity; {words.share(agreed.chance, 1)} by chance); distances are "
+        "Euclidean, between all numbers of the vectors."
     )

@@ -104,6 +104,9 @@ class Card(JsonFile):
     the predictor did not see."""
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The same figures for guessing by the frequencies of the classes."""
+    accuracy_gain: list[float] = []  # noqa: RUF012
+    """The accuracy less that of always the most frequent class, and its 95 % interval, over the
+    same draws of groups; empty in earlier heads."""
     reliability: list[Bin] = []  # noqa: RUF012
     """How often a class is right, by its score for records of unseen groups; with two classes, the
     second."""

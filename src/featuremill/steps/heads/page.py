@@ -26,8 +26,8 @@ TERMS = (
     ("macro F1", "the mean over classes of F1: a rare class counts as much as a common one"),
     (
         "AUC",
-        "the chance that a record of a class has a higher score for it than a record of another; "
-        "of more than two classes, the mean",
+        "the chance that a record of a class has a higher score for it than a record of another "
+        "that the same head scored; of more than two classes, the mean",
     ),
     (
         "Brier score",
@@ -89,18 +89,27 @@ def warning_of(card: Card) -> str:
     """Return a warning to read before predictions are used; "" for none."""
     if card.is_guessing:
         _, low, high = card.scores["auc"]
+        place = "holds" if high >= (guess := card.guesses.get("auc", 0.5)) else "is below"
         return (
-            f"No better than guessing: the 95 % interval of the AUC, {low:.3f}–{high:.3f}, holds "
-            "0.5. Do not use its predictions."
+            f"No better than guessing: the 95 % interval of the AUC, {low:.3f}–{high:.3f}, {place} "
+            f"{guess:g}. Do not use its predictions."
         )
-    if card.scores["accuracy"][1] <= (guess := card.guesses["accuracy"]):
-        most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
-        return (
-            f"The predicted class is right no more often than always {clipped(most)!r} "
-            f"({guess:.3f}), although the scores order records better than chance. For a rare "
-            "class, choose a threshold of its score."
-        )
-    return ""
+    (accuracy, least, _), guess = card.scores["accuracy"], card.guesses["accuracy"]
+    gain, low, high = card.accuracy_gain or (accuracy - guess, least - guess, 1.0)
+    if low > 0:
+        return ""
+    most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
+    often = "not certainly right more often" if gain > 0 else "right no more often"
+    more = (
+        f", and the 95 % interval of the difference is {low:.3f} to {high:.3f}"
+        if gain > 0 and card.accuracy_gain
+        else ""
+    )
+    return (
+        f"The predicted class is {often} than always {clipped(most)!r} ({accuracy:.3f} and "
+        f"{guess:.3f}{more}), although the scores order records better than chance. For a rare "
+        "class, choose a threshold of its score."
+    )
 
 
 def _lead(card: Card) -> str:

@@ -141,7 +141,7 @@ def train(chosen: Chosen) -> card.Card:
     )
     learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
     scores_NC = out_of_fold(kind, *learnt)
-    scores, confusion = judged(scores_NC, examples)
+    scores, gain, confusion = judged(scores_NC, examples)
     num_classes = len(examples.classes)
     fitted = chosen_and_fitted(kind, *learnt, num_classes)
     counts = {
@@ -179,6 +179,7 @@ def train(chosen: Chosen) -> card.Card:
             counts=counts,
             scores={name: [*estimate] for name, estimate in scores.items()},
             guesses=figures.of_guesses(examples.y_N, num_classes),
+            accuracy_gain=[*gain],
             reliability=[
                 card.Bin(
                     class_name=examples.classes[one.number],
@@ -338,19 +339,24 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
 
 def judged(
     scores_NC: npt.NDArray[np.float64], examples: Examples
-) -> tuple[dict[str, Estimate], npt.NDArray[np.int64]]:
-    """Return the figures of the predictions, with their intervals, and the confusion table."""
+) -> tuple[dict[str, Estimate], Estimate, npt.NDArray[np.int64]]:
+    """Return the figures of the predictions, with their intervals; how much more often they are
+    right than always the most frequent class; and the confusion table."""
     predicted_N, y_N = scores_NC.argmax(1), examples.y_N
+    folds_N = outer_folds(examples.groups_N, y_N)
+    is_most_N = y_N == np.bincount(y_N).argmax()
+    gain_N = (predicted_N == y_N).astype(np.float64) - is_most_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
         "macro_f1": lambda i: figures.macro_f1(predicted_N[i], y_N[i]),
-        "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i]),
+        "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i], folds_N[i]),
         "brier": lambda i: figures.brier(scores_NC[i], y_N[i]),
     }
     scores = {
         name: bootstrap(statistic, examples.groups_N) for name, statistic in statistics.items()
     }
-    return scores, figures.confusion(predicted_N, y_N, len(examples.classes))
+    gain = bootstrap(lambda i: float(gain_N[i].mean()), examples.groups_N)
+    return scores, gain, figures.confusion(predicted_N, y_N, len(examples.classes))
 
 
 def _write_missing(path: Path, missing: Sequence[Lacking], has_samples: bool) -> None:

@@ -14,6 +14,7 @@ from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
     LOCK,
+    METHODS,
     PROTEINS,
     SHEETS,
     SUMMARY,
@@ -56,6 +57,11 @@ class SECTION(Section):
     def options(self) -> dict[str, int | str]:
         """What is given of the options, by name."""
         return self.model_dump(exclude={"by"}, exclude_none=True)
+
+    @property
+    def method(self) -> int:
+        """The version of the way to cut."""
+        return METHODS.get(self.by, 1)
 
     @property
     def words(self) -> list[str]:
@@ -149,7 +155,9 @@ def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
     from featuremill.steps.translate.folder import Translation
 
     found = Translation.find(folder / SUMMARY)
-    return found is None or not found.is_of_files(inputs, late)
+    if found is None or found.method != METHODS.get(found.by, 1):
+        return True
+    return not found.is_of_files(inputs, late)
 
 
 def _figures(folder: Path) -> Mapping[str, int]:

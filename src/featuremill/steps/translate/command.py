@@ -112,6 +112,7 @@ def translate(
     options = settled(by, told, _typed)
     way, program = _way(by, options, elsewhere or folder)
     about: dict[str, Any] = {"by": by, "options": options, "program": program}
+    about["method"] = names.METHODS.get(by, 1)
     if isinstance(of, Path):
         made = _translated_samples(of, folder, about, way, elsewhere)
     else:

@@ -81,6 +81,8 @@ class Translation(JsonFile):
     options: dict[str, int | str]
     program: str
     """Version of the program that found genes; empty for the other ways."""
+    method: int = 1
+    """The version of the way `by` (`METHODS`)."""
     inputs: list[InputFile]
     contigs: Contigs
     nucleotides: int

@@ -2,7 +2,8 @@
 
 Both are under the GPL and run as processes, with the same options and the same output. Contigs go
 there numbered, so nothing hangs on what they are called. Proteins are the program's own (M for any
-start codon, X for what it cannot tell); coordinates leave out the stop codon.
+start codon, X for what it cannot tell); coordinates leave out the stop codon. Runs of N are masked
+(-m), or it would read genes through the gaps of scaffolds.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Genes(NamedTuple):
         words = [self.program, *files, "-p", self.procedure]
         if self.procedure == "single":
             words += ["-g", str(self.code)]
+        words.append("-m")
         done = subprocess.run(words, capture_output=True, text=True, errors="replace")
         if done.returncode:
             said = " ".join(done.stderr.split())[-300:]

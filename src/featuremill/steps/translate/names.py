@@ -10,5 +10,8 @@ a translation of its own, in a folder `sample=<name>`."""
 OF_SAMPLE = "sample="
 """How the name of such a folder begins."""
 FILES = (PROTEINS, NUCLEOTIDES, FRAGMENTS, UNTRANSLATED)
+METHODS = {"orfs": 2, "genes": 2}
+"""The version of a way to cut, 1 if none is here: raised when equal contigs and options give other
+fragments."""
 LOCK = ".translate.lock"
 """Is there while a process works in the folder, and after a kill: so the folder is ours."""

@@ -3,11 +3,13 @@
 An end of the contig stands for the start or the stop that may lie beyond it: a frame that is open
 there begins with its first whole codon, or ends with its last. The stop codon is no part of the
 fragment, and a start codon is the residue that it is anywhere (GTG is V), as it is unknown whether
-a protein really begins there.
+a protein really begins there. A run of `GAP_LETTERS` N stands for unknown letters, and
+parts a contig as its ends do.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
@@ -27,6 +29,9 @@ from featuremill.steps.translate.genetic_code import (
 )
 
 STRANDS = "+-"
+GAP_LETTERS = 10
+"""The fewest N in a row that are a gap: NCBI takes them for one."""
+GAP = re.compile(rb"N{%d,}" % GAP_LETTERS)
 LONG = BATCH_LETTERS
 """A contig of more letters is translated by itself, a piece of a frame at a time."""
 
@@ -84,8 +89,9 @@ class Orfs(NamedTuple):
             fragments: list[Fragment] = []
             cuts.append((contig, fragments))
             numbers, size = count(1), len(contig.payload)
+            parted = _parted(contig.payload)
             for strand in STRANDS if size >= 3 else "":
-                letters = contig.payload if strand == "+" else reverse_complement(contig.payload)
+                letters = parted if strand == "+" else reverse_complement(parted)
                 for frame in range(min(3, size - 2)):
                     whole = letters[frame : size - (size - frame) % 3]
                     about = (contig, fragments, numbers, strand, frame, True, whole)
@@ -96,7 +102,7 @@ class Orfs(NamedTuple):
     def _of_long(self, contig: Record) -> Iterator[Cut]:
         """Yield the fragments of a contig, piece by piece; each but the last ends with a stop."""
         yield contig, []  # it comes at least once
-        length, numbers = len(contig.payload), count(1)
+        length, numbers, parted = len(contig.payload), count(1), _parted(contig.payload)
         for strand in STRANDS:
             for frame in range(3):
                 place, size = frame, 3 * BATCH_LETTERS
@@ -104,9 +110,9 @@ class Orfs(NamedTuple):
                 while place < last:
                     end = min(place + size, last)
                     if strand == "+":
-                        letters = contig.payload[place:end]
+                        letters = parted[place:end]
                     else:
-                        letters = reverse_complement(contig.payload[length - end : length - place])
+                        letters = reverse_complement(parted[length - end : length - place])
                     if end < last:
                         num_codons = self.code.translated(letters).rfind(STOP) + 1
                         if not num_codons:
@@ -127,7 +133,8 @@ class Orfs(NamedTuple):
         residues = self.code.residues[found]
         sizes = np.array([len(stretch.letters) // 3 for stretch in stretches], np.int64)
         firsts = np.cumsum(sizes + 1) - sizes - 1
-        begins, ends = self._places(found, residues, firsts, [s.is_open for s in stretches])
+        continued = firsts[np.array([not stretch.is_open for stretch in stretches], np.bool_)]
+        begins, ends = self._places(found, residues, continued)
         owners = np.searchsorted(firsts, begins, "right") - 1
         text = residues.tobytes()
         for owner, begin, end in zip(*(a.tolist() for a in (owners, begins, ends)), strict=True):
@@ -146,12 +153,12 @@ class Orfs(NamedTuple):
         self,
         found: npt.NDArray[np.uint16],
         residues: npt.NDArray[np.uint8],
-        firsts: npt.NDArray[np.int64],
-        are_open: list[bool],
+        continued: npt.NDArray[np.int64],
     ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return where open reading frames begin and end among codons.
 
-        `found` and `residues` are of all codons; `firsts` are the first ones of stretches.
+        `found` and `residues` are of all codons; `continued` are the first ones of stretches before
+        which a stop is known.
         """
         ends = np.flatnonzero((residues == STOP) | (residues == END))
         ends = np.append(ends, len(residues))
@@ -161,8 +168,16 @@ class Orfs(NamedTuple):
         if self.from_start:
             starts = np.append(np.flatnonzero(self.code.is_start[found]), len(residues))
             starts = starts[np.searchsorted(starts, begins)]
-            is_open = np.isin(begins, firsts[np.array(are_open, np.bool_)])
+            is_after_end = np.append(True, residues[:-1] == END)[begins]
+            is_open = is_after_end & ~np.isin(begins, continued)
             begins = np.where(is_open, begins, starts)
             is_long = ends - begins >= self.min_residues
             begins, ends = begins[is_long], ends[is_long]
         return begins, ends
+
+
+def _parted(letters: bytes) -> bytes:
+    """Return `letters` with each gap as letters whose codons are END."""
+    if b"N" * GAP_LETTERS not in letters:  # a much faster search
+        return letters
+    return GAP.sub(lambda gap: BETWEEN[:1] * len(gap[0]), letters)

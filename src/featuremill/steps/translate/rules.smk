@@ -29,6 +29,7 @@ rule translate:
         folder=subpath(output.summary, parent=True),
         inputs=lambda wildcards, input: translate.words_of_inputs(input, mill.project),
         options=mill.steps["translate"].words,
+        method=mill.steps["translate"].method,  # so that Snakemake sees another one
     shell:
         "exec featuremill translate {params.inputs:q} --output {params.folder:q} {params.options:q}"
         " --log-file {log:q}"

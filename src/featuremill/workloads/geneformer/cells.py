@@ -20,6 +20,7 @@ import numpy.typing as npt
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.base.text import one_line
+from featuremill.base.words import counted
 from featuremill.inputs.letters import wrong_id
 from featuremill.workload import Record
 from featuremill.workloads.geneformer import h5ad
@@ -68,6 +69,14 @@ def records(path: Path, options: Options, genes: Genes) -> Iterator[Record]:
     cut = f"more than {genes.most:,} genes, truncated"
     with h5ad.opened(path, options.counts, options.gene_column) as file:
         token_of_column = _tokens_of(path, options, file, genes)
+        if repeats := file.num_repeats():
+            log.warning(
+                "%s: %s the name of an earlier one, and cells of one name are refused; give each "
+                "its own (in Python, adata.obs_names_make_unique()), or keep runs in files of "
+                "their own and list these in a sheet of samples",
+                path,
+                counted(repeats, "cell has", "cells have"),
+            )
         for block in file.blocks():
             _refuse_no_counts(path, options, file, block)
             for number, (name, tokens) in enumerate(_ranked(block, token_of_column, genes)):
@@ -140,12 +149,11 @@ def _ranked(
     is_known = (tokens >= 0) & (block.values > 0)
     edges = np.concatenate(([0], np.cumsum(is_known)))[block.edges]
     tokens, values = tokens[is_known], block.values[is_known]
-    scores = values / genes.medians[tokens]
     for name, start, end in zip(block.names, edges[:-1], edges[1:], strict=True):
-        own, ranks = tokens[start:end], scores[start:end]
-        if genes.mapping is not None:
-            own, places = np.unique(own, return_inverse=True)
-            ranks = np.bincount(places, values[start:end]) / genes.medians[own]
+        # A gene may stand in a cell twice: two ids that are mapped to one, or two numbers of a
+        # sparse matrix, which are its parts.
+        own, places = np.unique(tokens[start:end], return_inverse=True)
+        ranks = np.bincount(places, values[start:end]) / genes.medians[own]
         yield name, own[np.lexsort((own, -ranks))]
 
 
@@ -182,15 +190,16 @@ def perturbations(cell: Cell, options: Options) -> list[Tokens]:
 
 
 def possible(cell: Cell, options: Options) -> list[Perturbed]:
-    """Return the cell after each possible perturbation: its genes are in the cell, and a deletion
-    leaves another gene."""
+    """Return the cell after each possible perturbation: its genes are in the cell, a deletion
+    leaves another gene, and what is overexpressed is not first already."""
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
     every = []
     for number, tokens in enumerate(perturbations(cell, options)):
         own = [places[token] for token in tokens.tolist() if token in places]
         kept = np.delete(np.arange(len(cell.tokens)), own)
-        is_left = len(kept) or options.perturb == "overexpress"
-        if len(own) == len(tokens) and is_left:
+        is_moved = own != list(range(len(own)))
+        is_possible = is_moved if options.perturb == "overexpress" else len(kept)
+        if len(own) == len(tokens) and is_possible:
             front = tokens if options.perturb == "overexpress" else tokens[:0]
             every.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
     return every

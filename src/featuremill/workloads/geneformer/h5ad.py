@@ -94,6 +94,11 @@ class Cells:
             raise UserError(f"{self._path}: {self._counts} is no matrix; write the file again.")
         return int(shape[0]), int(shape[1])
 
+    def num_repeats(self) -> int:
+        """Return how many cells have the name of an earlier one."""
+        names = _texts(self._obs, _index_of(self._obs))
+        return len(names) - len(set(names))
+
     def blocks(self) -> Iterator[Block]:
         """Yield all cells."""
         kind = _text(self._matrix.attrs.get("encoding-type", "array"))

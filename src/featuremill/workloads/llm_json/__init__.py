@@ -55,7 +55,7 @@ __all__ = [
     "weights",
 ]
 
-VERSION = "1"
+VERSION = "2"
 ATTRIBUTES = ("dtype",)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "characters"
@@ -151,6 +151,8 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
             reason = _empty(row, options.required_columns)
             text = "" if reason else prompt.of(row)
             payload = text.encode()
+        except UserError:
+            raise
         except Exception as error:  # a template can raise anything, and quotes its data
             payload, reason = b"", REFUSED.reason(f"the template raised {type(error).__name__}")
         if not reason and not text.strip():

@@ -5,6 +5,7 @@ Messages contain the class of an error, never the content of a row, which may be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,28 +15,43 @@ from featuremill.base.text import one_line
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from jinja2.nodes import Node
     from jinja2.nodes import Template as Tree
 
 ROW = "row"
 """The variable with all columns, for names that are no variables."""
 BY_CHANCE = ("random", "lipsum")
 """Functions of Jinja that give another prompt each time."""
+OBJECT = re.compile(r" at 0x[0-9a-f]+(>|&gt;)", re.IGNORECASE)
+"""The end of the text of an object that is none, such as a method: its address, which is another
+one in each process."""
 
 
 class Prompt(NamedTuple):
     """A parsed template."""
 
+    path: str
     template: Template
+    variables: frozenset[str]
+    """The columns that stand in it as variables."""
     columns: Sequence[str]
-    """The columns in the template, sorted."""
+    """These, and those that it takes from `row`, sorted."""
 
     def of(self, row: Mapping[str, Any]) -> str:
         """Return the prompt of a row.
 
         Raises:
+            UserError: an object stands where a text should.
             Exception: of any class, if the template cannot be filled in.
         """
-        return self.template.render({**row, ROW: row})
+        text = self.template.render({**{name: row[name] for name in self.variables}, ROW: row})
+        if OBJECT.search(text) and not any(OBJECT.search(str(value)) for value in row.values()):
+            raise UserError(
+                f"options.prompt: {self.path}: an object of Python would stand in the prompt where "
+                "a text should; write () after the name of a method, and | list or | join after a "
+                "filter that gives several values."
+            )
+        return text
 
 
 def read(path: str) -> Prompt:
@@ -51,9 +67,11 @@ def read(path: str) -> Prompt:
     for name in BY_CHANCE:
         jinja.filters.pop(name, None)
         jinja.globals.pop(name, None)
+    names_none = jinja.overlay()
+    names_none.globals = {}  # so that Jinja counts its functions among a template's variables
     try:
         text = Path(path).read_text("utf-8")
-        tree, template = jinja.parse(text), jinja.from_string(text)
+        tree, template = names_none.parse(text), jinja.from_string(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"options.prompt: {path}: it cannot be read ({error}); check the file."
@@ -63,16 +81,19 @@ def read(path: str) -> Prompt:
         raise UserError(
             f"options.prompt: {path}:{error.lineno}: {problem}; fix the template there."
         ) from None
-    columns = _columns(tree, set(jinja.globals), path)
+    variables = _variables(tree, set(jinja.globals), path)
+    columns = sorted({*(variables - {ROW}), *_of_row(tree, variables, path)})
     if not columns:
         raise UserError(
             f"options.prompt: {path}: this template names no column, so all rows would have the "
             "same prompt; write {{ a column }} where its value is to stand."
         )
-    return Prompt(template, columns)
+    return Prompt(path, template, variables - {ROW}, columns)
 
 
-def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
+def _variables(tree: Tree, functions: set[str], path: str) -> frozenset[str]:
+    """Return the variables of a template. A name of one of Jinja's `functions` is that function
+    where it is called, and else a column."""
     from jinja2 import meta, nodes
 
     if any(True for _ in meta.find_referenced_templates(tree)):
@@ -80,9 +101,34 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
             f"options.prompt: {path}: it includes another file, and only this one is read; put "
             "that one's text into it."
         )
-    names = meta.find_undeclared_variables(tree) - known
-    if ROW not in names:
-        return sorted(names)
+    names = meta.find_undeclared_variables(tree)
+    # `self.body()` is a block of the template, which Jinja does not count as undeclared.
+    called = {id(call.node) for call in tree.find_all(nodes.Call)}
+    called |= {id(block.node) for block in tree.find_all(nodes.Getattr) if _is(block.node, "self")}
+    for name in (functions & names) | {"self"}:
+        uses = {id(each) in called for each in tree.find_all(nodes.Name) if _is(each, name)}
+        if uses == {True}:
+            names.discard(name)
+        elif True in uses or (uses and name not in names):
+            raise UserError(
+                f"options.prompt: {path}: {name} is also a name of Jinja's own; write "
+                f'{{{{ row["{name}"] }}}} for the column of that name.'
+            )
+    return frozenset(names)
+
+
+def _is(node: Node, name: str) -> bool:
+    from jinja2 import nodes
+
+    return isinstance(node, nodes.Name) and node.name == name and node.ctx == "load"
+
+
+def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:
+    """Return the columns that a template takes from `row`."""
+    from jinja2 import nodes
+
+    if ROW not in variables:
+        return []
     uses = [name for name in tree.find_all(nodes.Name) if name.name == ROW]
     places = [
         place.arg.value
@@ -94,4 +140,4 @@ def _columns(tree: Tree, known: set[str], path: str) -> list[str]:
             f'options.prompt: {path}: {ROW} stands in it as more than {ROW}["a column"], so that '
             "its columns are unknown before it is filled; name each."
         )
-    return sorted({*names, *places} - {ROW})
+    return places

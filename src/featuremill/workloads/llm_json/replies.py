@@ -30,7 +30,9 @@ MOST_EXACT = 2**53
 BOUNDS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 OF_NAMES = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 """Keywords whose values are schemas by user-chosen names."""
-WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired"}
+NOTES = {"discriminator", "example"}
+"""Notes of OpenAPI, whose content is no schema either."""
+WITHOUT_SCHEMAS = {"const", "enum", "default", "examples", "required", "dependentRequired", *NOTES}
 """Keywords whose values are data."""
 KEYWORDS = (
     BOUNDS
@@ -72,13 +74,21 @@ def read(path: str) -> dict[str, Any]:
         raise UserError(
             f"options.json_schema: {path}: it cannot be read ({error}); check the file."
         ) from None
+    for wrapper in ("json_schema", "schema"):  # as OpenAI's API takes it
+        if isinstance(schema, dict) and "properties" not in schema:
+            schema = schema.get(wrapper, schema)
     properties = schema.get("properties") if isinstance(schema, dict) else None
     if not isinstance(properties, dict) or not properties or schema.get("type") != "object":
         raise UserError(
             f'options.json_schema: {path}: its top level has to be {{"type": "object", '
             '"properties": {…}}; put what is there into a property.'
         )
-    schema = _refers_to_itself(schema, str(schema.get("$id", "")))
+    if schema.get("nullable"):
+        raise UserError(
+            f"options.json_schema: {path}: nullable: true at its top level allows a reply without "
+            "any property; leave it out there."
+        )
+    schema = _with_null(_refers_to_itself(schema, str(schema.get("$id", ""))), path)
     for keyword, value in _keywords(schema):
         if keyword == "$ref" and not str(value).startswith("#"):
             raise UserError(
@@ -99,6 +109,28 @@ def _refers_to_itself(part: Any, own: str) -> Any:
     if own and str(copied.get("$ref", "")).partition("#")[0] == own.rstrip("#"):
         copied["$ref"] = "#" + str(copied["$ref"]).partition("#")[2]
     return copied
+
+
+def _with_null(part: Any, path: str) -> Any:
+    """Return a part of a schema in which OpenAPI's `nullable: true` is a union with null."""
+    if isinstance(part, list):
+        return [_with_null(each, path) for each in part]
+    if not isinstance(part, dict):
+        return part
+    copied: dict[str, Any] = {}
+    for keyword, value in part.items():
+        if keyword in OF_NAMES and isinstance(value, dict):
+            copied[keyword] = {name: _with_null(each, path) for name, each in value.items()}
+        else:
+            is_data = keyword in WITHOUT_SCHEMAS
+            copied[keyword] = value if is_data else _with_null(value, path)
+    nullable = copied.pop("nullable", False)
+    if not isinstance(nullable, bool):
+        raise UserError(
+            f"options.json_schema: {path}: nullable: {clipped(json.dumps(nullable))} is neither "
+            "true nor false; write one of them, without quotes."
+        )
+    return {"anyOf": [copied, {"type": "null"}]} if nullable else copied
 
 
 def _keywords(schema: Any) -> Iterator[tuple[str, Any]]:

@@ -17,7 +17,13 @@ from featuremill import SNAKEFILE
 from featuremill.base.reasons import Kind
 from featuremill.workload import Record
 from featuremill.workloads.pac.options import Options
-from featuremill.workloads.pac.signals import Signal, num_samples_of, segments, signal_of
+from featuremill.workloads.pac.signals import (
+    BAD_SPAN,
+    Signal,
+    num_samples_of,
+    segments,
+    signal_of,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +55,7 @@ __all__ = [
     "weights",
 ]
 
-VERSION = "2"
+VERSION = "3"
 COST_UNIT = LENGTH_UNIT = "samples"
 TAKES_FILES = True
 SHARD_COST = 50_000_000
@@ -68,7 +74,7 @@ FLAT = Kind(
     ("a flat signal",),
     "The electrode was off, or the amplifier at its limit: there is nothing to compute.",
 )
-REASONS = (BROKEN, FLAT)
+REASONS = (BROKEN, FLAT, BAD_SPAN)
 
 
 class Model(NamedTuple):

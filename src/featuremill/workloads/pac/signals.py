@@ -21,14 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.base.errors import UserError
-from featuremill.base.text import clipped
+from featuremill.base.reasons import Kind
+from featuremill.base.text import clipped, one_line
 from featuremill.base.words import listed
 from featuremill.inputs import source
 from featuremill.workload import Record
+from featuremill.workloads.pac import edf_header
 from featuremill.workloads.pac.options import Options
 
 ARRAYS = (".npy", ".npz")
-BY_MNE = (".edf", ".fif", ".fif.gz", ".vhdr")
+EDF = ".edf"
+BY_MNE = (EDF, ".fif", ".fif.gz", ".vhdr")
 EPOCHS = ("-epo", "_epo")
 """The endings of names of mne's files of epochs, before .fif."""
 DATA, RATE, CHANNELS = "data", "sampling_rate_hz", "channels"
@@ -42,9 +45,29 @@ BLOCK_BYTES = 2**26
 """The most bytes of samples, as float64, of the channels that are read at a time."""
 LEFT_OVER = "what follows is shorter than a segment and left out"
 MARKED_BAD = "marked as bad in the recording"
+BAD_SPAN = Kind(
+    "bad_span",
+    ("a span that the recording marks as bad",),
+    "mne's own tools leave such spans out, too: take other segments (options.segment_seconds), or "
+    "remove the annotation.",
+)
+BAD = "BAD"
+"""How the annotations of such spans begin, in any case: mne's convention."""
+MOST_OFFSET = 1000
+"""The mean of a segment, in standard deviations of it, up to which float32 holds both well."""
 
 Samples = npt.NDArray[Any]
 log = logging.getLogger("featuremill.pac")
+
+
+class Span(NamedTuple):
+    """A stretch that is marked as bad; an empty one is a seam of two recordings."""
+
+    start: int
+    stop: int
+    name: str
+    channels: Sequence[str]
+    """Those that are marked; none: all."""
 
 
 class Recording(NamedTuple):
@@ -61,6 +84,7 @@ class Recording(NamedTuple):
     """Stretches of `num_samples` that are not continuous, such as trials."""
     bad: frozenset[str] = frozenset()
     """Channels that are marked as bad."""
+    spans: Sequence[Span] = ()
 
 
 NONE = np.empty(0)
@@ -78,9 +102,15 @@ class Signal(NamedTuple):
 
 def payload_of(samples: Samples, rate_hz: float, num_before: int = 0, num_after: int = 0) -> bytes:
     """Return a segment as a payload, its samples in float32; the first `num_before` and the last
-    `num_after` are its neighbours."""
+    `num_after` are its neighbours. A large offset is taken off first: float32 would keep it and
+    lose the signal."""
     header = HEADER.pack(rate_hz, num_before, num_after)
-    return header + np.ascontiguousarray(samples, "<f4").tobytes()
+    segment = np.asarray(samples[num_before : len(samples) - num_after], np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = segment.mean(), segment.std()
+        if deviation and abs(mean) > MOST_OFFSET * deviation:
+            samples = samples - mean
+        return header + np.ascontiguousarray(samples, "<f4").tobytes()
 
 
 def num_samples_of(payload: bytes) -> int:
@@ -111,7 +141,7 @@ def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _segments(path: Path, options: Options) -> Iterator[Record]:
-    recording = _opened(path)
+    recording = _opened(path, options.channels)
     rate_hz = _rate(path, recording, options)
     size, step = _sizes(path, recording, rate_hz, options)
     chosen = _chosen(path, recording, options)
@@ -123,6 +153,9 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
     for segment, (epoch, start) in enumerate(places_of, 1):
         first_read = max(0, start - num_seen)
         last_read = min(recording.num_samples, start + size + num_seen)
+        near = [
+            span for span in recording.spans if span.stop >= first_read and span.start <= last_read
+        ]
         for first in range(0, len(chosen), at_once):
             places = chosen[first : first + at_once]
             with _reading(path):
@@ -133,16 +166,32 @@ def _segments(path: Path, options: Options) -> Iterator[Record]:
                 notes = [MARKED_BAD] if channel in recording.bad else []
                 notes += [LEFT_OVER] if is_left_over and start == starts[-1] else []
                 seconds = f"{start / rate_hz:g} to {(start + size) / rate_hz:g} s"
+                spans = [span for span in near if channel in (span.channels or (channel,))]
+                reason = _reason(spans, start, start + size, rate_hz)
+                low = max([first_read, *(span.stop for span in spans if span.stop <= start)])
+                high = min([last_read, *(s.start for s in spans if s.start >= start + size)])
+                whole = samples[low - first_read : high - first_read]
                 of_epoch = f", epoch {epoch + 1}" if recording.num_epochs > 1 else ""
                 yield Record(
                     id=f"{name}:{channel}:{segment}",
                     description=f"{channel}{of_epoch}, {seconds}",
-                    payload=_payload(samples, rate_hz, start - first_read, size),
+                    payload=b"" if reason else _payload(whole, rate_hz, start - low, size),
                     source=str(path),
                     line=number,
+                    reason=reason,
                     note="; ".join(notes),
                     length=size,
                 )
+
+
+def _reason(spans: Sequence[Span], start: int, stop: int, rate_hz: float) -> str:
+    """Return why a segment is refused: the first of the bad spans that it overlaps; else ""."""
+    for span in spans:
+        if span.start < stop and span.stop > start:
+            first, last = span.start / rate_hz, span.stop / rate_hz
+            when = f"{first:g} to {last:g} s" if last > first else f"at {first:g} s"
+            return BAD_SPAN.reason(f"{clipped(one_line(span.name))}, {when}")
+    return ""
 
 
 def _payload(samples: Samples, rate_hz: float, start: int, size: int) -> bytes:
@@ -263,11 +312,12 @@ def _reading(path: Path) -> Iterator[None]:
         ) from None
 
 
-def _opened(path: Path) -> Recording:
+def _opened(path: Path, channels: Sequence[str]) -> Recording:
+    """Return the recording in a file, of which these `channels` are computed (none: all)."""
     suffix = _suffix(path)
     with _reading(path):
         if suffix in BY_MNE:
-            return _by_mne(path)
+            return _by_mne(path, channels)
         if suffix == ".npy":
             return _of_array(path, np.load(path, mmap_mode="r", allow_pickle=False), None, None)
         return _of_archive(path)
@@ -281,9 +331,48 @@ def _of_archive(path: Path) -> Recording:
                 f"{path}: it holds no array called {DATA!r}; save it as numpy.savez(file, "
                 f"{DATA}=samples, {RATE}=1000.0, {CHANNELS}=names)."
             )
-        rate_hz = float(arrays[RATE]) if RATE in names else None
-        channels = [str(name) for name in arrays[CHANNELS]] if CHANNELS in names else None
+        rate_hz = _number(path, arrays, RATE) if RATE in names else None
+        channels = _texts(path, arrays, CHANNELS) if CHANNELS in names else None
     return _of_array(path, _mapped(path, f"{DATA}.npy"), rate_hz, channels)
+
+
+def _loaded(path: Path, arrays: Any, name: str) -> Samples:
+    """Return a small array of an .npz without its axes of one: MATLAB has two at least."""
+    try:
+        found: Samples = arrays[name]
+    except ValueError:
+        raise UserError(
+            f"{path}: its array {name!r} has objects of Python in it, as a cell of MATLAB becomes; "
+            "save plain numbers, or a list of texts."
+        ) from None
+    return found.squeeze()
+
+
+def _number(path: Path, arrays: Any, name: str) -> float:
+    found = _loaded(path, arrays, name)
+    if found.shape or found.dtype.kind not in "iuf":
+        raise UserError(
+            f"{path}: its array {name!r} has the type {found.dtype} and the shape {found.shape}; "
+            "save one number."
+        )
+    return float(found)
+
+
+def _texts(path: Path, arrays: Any, name: str) -> list[str]:
+    """Return the texts of an array, which HDF5 hands over as bytes."""
+    found = _loaded(path, arrays, name)
+    if found.ndim > 1 or found.dtype.kind not in "USiu":
+        raise UserError(
+            f"{path}: its array {name!r} has the type {found.dtype} and the shape {found.shape}; "
+            "save a list of names."
+        )
+    try:
+        return [
+            (each.decode() if isinstance(each, bytes) else str(each)).strip()
+            for each in np.atleast_1d(found).tolist()
+        ]
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: its array {name!r} is not in UTF-8; save texts.") from None
 
 
 def _mapped(path: Path, name: str) -> Samples:
@@ -302,6 +391,10 @@ def _mapped(path: Path, name: str) -> Samples:
                 read = np.lib.format.read_array_header_2_0
             shape, is_fortran, dtype = read(header)
             num_header = header.tell()
+        if dtype.hasobject:
+            raise UserError(
+                f"{path}: its array {DATA!r} has objects of Python in it; save numbers."
+            )
         file.seek(member.header_offset + 26)  # of the local header: two lengths, then these
         lengths = struct.unpack("<HH", file.read(4))
         start = member.header_offset + 30 + sum(lengths) + num_header
@@ -343,27 +436,35 @@ def _of_array(
     )
 
 
-def _by_mne(path: Path) -> Recording:
+def _by_mne(path: Path, channels: Sequence[str]) -> Recording:
     import mne
+
+    has_epochs = _stem(path).endswith(EPOCHS)
+
+    def opened(**more: Any) -> tuple[Any, list[int]]:
+        """Return what mne reads, and the places of its channels of the brain."""
+        found: Any
+        if has_epochs:
+            found = mne.read_epochs(path, preload=False, verbose="WARNING")
+        else:
+            found = mne.io.read_raw(path, preload=False, verbose="WARNING", **more)
+        kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
+        return found, mne.pick_types(found.info, ref_meg=False, exclude=[], **kinds).tolist()
 
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        found: Any
-        if has_epochs := _stem(path).endswith(EPOCHS):
-            found = mne.read_epochs(path, preload=False, verbose="WARNING")
-        else:
-            found = mne.io.read_raw(path, preload=False, verbose="WARNING")
-        kinds = {"meg": True, "eeg": True, "seeg": True, "ecog": True, "dbs": True}
-        places = mne.pick_types(found.info, ref_meg=False, exclude=[], **kinds)
+        found, places = opened()
+        if _suffix(path) == EDF and (labels := _of_one_rate(path, found, places, channels)):
+            found, places = opened(include=labels)
     for warning in told:
         log.warning("%s: from mne: %s", path, " ".join(str(warning.message).split()))
-    if not len(places):
+    if not places:
         raise UserError(
             f"{path}: none of its channels is MEG, EEG, sEEG, ECoG or DBS; set its channel types."
         )
 
     def read(chosen: Sequence[int], epoch: int, start: int, stop: int) -> Samples:
-        wanted = [int(places[place]) for place in chosen]
+        wanted = [places[place] for place in chosen]
         samples: Samples
         if has_epochs:
             (samples,) = found[epoch].get_data(wanted, verbose="ERROR")
@@ -375,4 +476,50 @@ def _by_mne(path: Path) -> Recording:
     rate_hz, bad = float(found.info["sfreq"]), frozenset(found.info["bads"])
     if has_epochs:
         return Recording(names, rate_hz, len(found.times), read, len(found), bad)
-    return Recording(names, rate_hz, int(found.n_times), read, bad=bad)
+    return Recording(names, rate_hz, int(found.n_times), read, bad=bad, spans=_bad_spans(found))
+
+
+def _of_one_rate(
+    path: Path, found: Any, places: Sequence[int], channels: Sequence[str]
+) -> list[str]:
+    """Return the labels of the channels of an EDF that have the rate of those that are computed;
+    none if all have it. mne would give them the highest rate.
+
+    Raises:
+        UserError: those that are computed have several, or the recording has gaps.
+    """
+    header = edf_header.read(path)
+    if header.gap:
+        raise UserError(
+            f"{path}: {header.gap.missing:g} s are missing in this EDF+D after "
+            f"{header.gap.after:g} s, and it would be read as if they were not; export each "
+            "stretch without a gap as a file of its own."
+        )
+    rate_of = dict(zip(found.ch_names, header.rates_hz, strict=True))
+    names = [found.ch_names[place] for place in places]
+    computed = [name for name in names if name in channels] or names
+    rates = sorted({rate_of[name] for name in computed}, reverse=True)
+    if len(rates) > 1:
+        of_rates = "; ".join(
+            f"{rate:g} Hz: {_some([name for name in computed if rate_of[name] == rate])}"
+            for rate in rates
+        )
+        raise UserError(
+            f"{path}: its channels have different sampling rates ({of_rates}), and a run computes "
+            "those of one; name these in options.channels."
+        )
+    if set(header.rates_hz) <= set(rates):
+        return []
+    by_label = zip(header.labels, header.rates_hz, strict=True)
+    return [label for label, rate in by_label if rate in rates]
+
+
+def _bad_spans(found: Any) -> list[Span]:
+    """Return the stretches that annotations of mne's `found` mark as bad."""
+    rate_hz, spans = float(found.info["sfreq"]), []
+    for one in found.annotations:
+        if str(one["description"]).upper().startswith(BAD):
+            start = round((one["onset"] - found.first_time) * rate_hz)
+            stop = start + round(one["duration"] * rate_hz)
+            spans.append(Span(start, stop, str(one["description"]), one.get("ch_names", ())))
+    return spans
