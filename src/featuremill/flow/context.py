@@ -24,7 +24,7 @@ from featuremill.config import (
     without_effect,
 )
 from featuremill.config.yaml_lines import Places
-from featuremill.flow import imported, internals, jobs, preflight, screen, slurm
+from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
 from featuremill.store import shared
@@ -52,6 +52,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
         preflight.refuse_missing(workflow, run.there, run.named, run.places)
     preflight.refuse_missing_of_steps(workflow, named)
     jobs.prepare_jobs(workflow)
+    guard.guard(flow.rules)
     internals.answer_sigterm()
     for run in flow.runs.values():
         imported.share(workflow, run.there, run.folder, run.weights_there)

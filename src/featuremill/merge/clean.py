@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -28,14 +27,13 @@ from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
 from featuremill.store import command_line, formats, lock_holder, run_lock
 from featuremill.store.delivery import Delivery
+from featuremill.store.files import TEMPORARY
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 KEEP = ("all", "parts", "results", "nothing")
 """From the least that goes to all of it; each but the last takes what those before it take."""
 DEFAULT_KEEP = "parts"
-TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""How `store.files.replacing` names what it has not finished."""
 OLD_SECONDS = 3600.0
 """A temporary file that nobody wrote to for so long is taken for left behind."""
 BLOCK_BYTES = 512
