@@ -38,7 +38,7 @@ MOST_BYTES = 1 << 18
 """A longer record is written anew, with the last line of each file."""
 MOST_ABOVE = 3
 """Folders above a file whose records may name it: a folder that is one result has one record."""
-Say = Callable[..., object]
+Say = Callable[[str], object]
 log = logging.getLogger("featuremill.files")
 
 
@@ -82,13 +82,15 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
     if not is_there or is_ours(path) or (is_named and not is_known):
         return
     if path.is_dir() and not path.is_symlink():
-        discard(path, say=lambda *_: None)
+        discard(path, say=log.debug)
         if not path.exists():
             return
+        for name in formats.BESIDE:
+            (path / name).unlink(missing_ok=True)
     new = _aside(path)
     path.rename(new)
     why = "it was changed since featuremill wrote it" if is_known else "featuremill did not write it"
-    say("%s: %s; it is kept as %s", path, why, new)
+    say(f"{path}: {why}; it is kept as {new}.")
 
 
 def vacate(path: Path, say: Say = log.warning) -> None:
@@ -112,9 +114,9 @@ def discard(path: Path, say: Say = log.warning) -> None:
             for place, _, _ in os.walk(path, topdown=False):
                 with contextlib.suppress(OSError):  # not empty
                     Path(place).rmdir()
-            say("%s is kept: in it is what featuremill did not write, or not so", path)
+            say(f"{path} is kept: in it is what featuremill did not write, or was changed since.")
     elif path.is_symlink() or path.exists():
-        say("%s is kept: featuremill did not write it, or it was changed since", path)
+        say(f"{path} is kept: featuremill did not write it, or it was changed since.")
 
 
 @contextlib.contextmanager
