@@ -52,7 +52,6 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
         preflight.refuse_missing(workflow, run.there, run.named, run.places)
     preflight.refuse_missing_of_steps(workflow, named)
     jobs.prepare_jobs(workflow)
-    guard.guard(flow.rules)
     internals.answer_sigterm()
     for run in flow.runs.values():
         imported.share(workflow, run.there, run.folder, run.weights_there)
@@ -215,6 +214,12 @@ class Flow:
         """The expression that only the names of weights match that runs need."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
+
+    def guard_outputs(self, snakefile: str) -> None:
+        """Keep from Snakemake what a person put in the place of an output; the rules of a run are
+        beside the workflow's `snakefile`."""
+        of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
+        guard.guard(self._workflow, [*of_runs, *map(Path, self.rules)])
 
     @property
     def inputs(self) -> list[str]:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
-from featuremill import SNAKEFILE
 from featuremill.flow import internals
 from featuremill.store import ours
 
@@ -16,13 +16,12 @@ _rules: set[Path] = set()
 """The files whose rules are guarded, when there are any."""
 
 
-def guard(rules: Iterable[str]) -> None:
-    """Guard the outputs of the workflow's own rules, and of those in the files `rules`."""
+def guard(workflow: Any, rules: Iterable[Path]) -> None:
+    """Guard the outputs of rules in these files."""
     is_first = not _rules
-    _rules.update(Path(SNAKEFILE).parent.joinpath("workflow/rules").resolve().glob("*.smk"))
-    _rules.update(Path(path).resolve() for path in rules)
+    _rules.update(path.resolve() for path in rules)
     if is_first:  # Snakemake may read the workflow several times, as a module
-        internals.guard_outputs(_is_guarded, _vacate, ours.touching)
+        internals.guard_outputs(workflow, _is_guarded, _vacate, ours.touching)
 
 
 def _is_guarded(rules: str, output: str) -> bool:

@@ -388,6 +388,7 @@ def answer_sigterm() -> None:
 
 @or_else(None)
 def guard_outputs(
+    workflow: Any,
     is_guarded: Callable[[str, str], bool],
     vacate: Callable[[Path], None],
     touching: Callable[[Path], AbstractContextManager[None]],
@@ -398,7 +399,7 @@ def guard_outputs(
     """
     from snakemake.io import _IOFile
 
-    remove, touch = _IOFile.remove, _IOFile.touch
+    remove, touch, only_touches = _IOFile.remove, _IOFile.touch, type(workflow).touch
 
     def guarded(file: Any) -> bool:
         rule = file.rule
@@ -410,7 +411,7 @@ def guard_outputs(
         await remove(file, *arguments, **named)
 
     def touch_guarded(file: Any, *arguments: Any, **named: Any) -> None:
-        makes = guarded(file) and not file.rule.workflow.touch
+        makes = guarded(file) and not only_touches.__get__(file.rule.workflow)
         with touching(Path(file)) if makes else nullcontext():
             touch(file, *arguments, **named)
 

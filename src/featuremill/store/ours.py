@@ -37,7 +37,8 @@ ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
 MOST_BYTES = 1 << 18
 """A longer record is written anew, with the last line of each file."""
 MOST_ABOVE = 3
-"""Folders above a file whose records may name it: a folder that is one result has one record."""
+"""Folders above a file whose records may name it: that of a folder that is one result is beside
+it."""
 Say = Callable[[str], object]
 log = logging.getLogger("featuremill.files")
 
@@ -151,8 +152,9 @@ def delivering_folder(
     inside."""
     with replacing_folder(path) as temporary:
         yield temporary
-        note(temporary, (digests or digests_at)(temporary))
+        found = (digests or digests_at)(temporary)
         give_way(path)
+        _append(path.parent, _lines_of_folder(path.name, temporary, found))
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -161,11 +163,10 @@ def write_json(path: Path, value: Any) -> None:
         temporary.write_text(as_text(value), "utf-8")
 
 
-def note(path: Path, sha256_by_name: Mapping[str, str] | None = None) -> None:
+def note(path: Path) -> None:
     """Record that featuremill wrote the file, or all files of the folder, at `path`."""
     if path.is_dir():
-        found = digests_at(path) if sha256_by_name is None else sha256_by_name
-        _append(path, [_line(name, sha256, path / name) for name, sha256 in found.items()])
+        _append(path.parent, _lines_of_folder(path.name, path, digests_at(path)))
     else:
         _append(path.parent, [_line(path.name, sha256_of(path), path)])
 
@@ -258,13 +259,19 @@ def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
         with record.open("a", encoding="utf-8") as file:
             file.write(text)
         if record.stat().st_size > max(MOST_BYTES, 4 * len(text)):
-            last = [of_name[-1] for of_name in _read(record).values()]
+            read = _read(record).items()
+            last = [lines[-1] for name, lines in read if (folder / name).exists()]
             with replacing(record, is_synced=False) as temporary:
                 temporary.write_text("".join(json.dumps(line) + "\n" for line in last), "utf-8")
 
 
 def _line(name: str, sha256: str, path: Path) -> dict[str, Any]:
     return {"name": name, "sha256": sha256, "seen": _seen(path)}
+
+
+def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the lines of a folder that is called `name`, or is going to be."""
+    return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
 
 
 def _seen(path: Path) -> list[int]:
