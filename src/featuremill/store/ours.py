@@ -23,6 +23,7 @@ from featuremill.store import formats
 from featuremill.store.delivery import Delivery, written_of
 from featuremill.store.files import (
     SEAL,
+    TEMPORARY,
     as_text,
     read_json,
     remove,
@@ -253,6 +254,8 @@ def _read(record: Path) -> dict[str, list[dict[str, Any]]]:
 
 def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
     """Add lines to the record of `folder`. It is a help, so a full disk is none of its problems."""
+    if TEMPORARY.fullmatch(folder.parent.name):  # it is recorded as a whole
+        return
     record = folder / formats.RECORD
     text = "".join(json.dumps(line) + "\n" for line in lines)
     with contextlib.suppress(OSError):
