@@ -10,6 +10,7 @@ that.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -51,7 +52,9 @@ def is_ours(path: Path) -> bool:
     if path.is_dir():
         inside = contents(path)
         return bool(inside) and (all(map(_is_ours, inside)) or _is_early(path, inside))
-    return path.is_file() and (_is_ours(path) or _is_early(path, [path]))
+    if not path.is_file():
+        return False
+    return _is_ours(path) or _is_sealed(path) or _is_early(path, [path])
 
 
 def contents(folder: Path) -> list[Path]:
@@ -202,10 +205,13 @@ def _is_ours(path: Path) -> bool:
     if any(line["seen"] == seen for line in lines):
         return True
     digests = {line["sha256"] for line in lines if line["seen"][0] == seen[0]}
-    if digests and sha256_of(path) in digests:
-        return True
-    value = read_json(path) if path.suffix == ".json" and path.is_file() else None
-    return bool(value) and value.pop(SEAL, None) == seal_of(value)
+    return bool(digests) and sha256_of(path) in digests
+
+
+def _is_sealed(path: Path) -> bool:
+    """Return whether a JSON file has the digest of itself, as ours do."""
+    value = read_json(path) if path.suffix == ".json" else None
+    return value is not None and value.pop(SEAL, None) == seal_of(value)
 
 
 def _is_early(path: Path, inside: list[Path]) -> bool:
@@ -289,9 +295,7 @@ def _name_in(folder: Path, path: Path) -> str:
 
 def _aside(path: Path) -> Path:
     """Return a free name: embeddings.yours-1.h5ad beside embeddings.h5ad."""
-    number = 1
-    while True:
-        new = path.with_name(f"{path.stem}.yours-{number}{path.suffix}")
-        if not (new.is_symlink() or new.exists()):
-            return new
-        number += 1
+    ends = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    stem = path.name.removesuffix("".join(ends))
+    names = (path.with_name(f"{stem}.yours-{n}{''.join(ends)}") for n in itertools.count(1))
+    return next(new for new in names if not (new.is_symlink() or new.exists()))
