@@ -91,7 +91,9 @@ def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
     assert files(run.root) == everything, "nothing goes without --yes"
     assert "in all: 9 files" in caplog.text and "give --yes" in caplog.text
     clean_run(run, "all")
-    assert f"removed: 9 files, {human_bytes(7 * size + record)}" in caplog.text, "a lock has no bytes"
+    assert f"removed: 9 files, {human_bytes(7 * size + record)}" in caplog.text, (
+        "a lock has no bytes"
+    )
     kept = {str(path.relative_to(run.root)) for path in (*unfinished, young, told)}
     assert files(run.root) == before | kept
     assert not (run.store / "spool").exists()

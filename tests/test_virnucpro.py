@@ -227,7 +227,9 @@ def contents(folder):
 def test_the_same_gives_the_same_bytes_and_fewer_files_leave_none_behind(made, monkeypatch):
     made.write(monkeypatch)
     before = contents(made.folder / "out")
-    left = made.folder / "out" / "my_merged" / ".output_1_merged.pt.abcd1234"  # of one that was killed
+    left = (
+        made.folder / "out" / "my_merged" / ".output_1_merged.pt.abcd1234"
+    )  # of one that was killed
     left.write_text("half")
     ours.note(write_text(made.folder / "out/my_protein/output_99_ESM.pt", "of more fragments"))
     mine = write_text(made.folder / "out/my_protein/output_98_ESM.pt", "somebody's")

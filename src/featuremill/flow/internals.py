@@ -393,7 +393,7 @@ def guard_outputs(
     vacate: Callable[[Path], None],
     touching: Callable[[Path], AbstractContextManager[None]],
 ) -> None:
-    """Have declared outputs that `is_guarded`, by the file of their rule and their own path, removed
+    """Have declared outputs that are guarded, by the file of their rule and their own path, removed
     by `vacate`: Snakemake removes what is there before a job and after a failed one. After a job it
     sets their times: within `touching`.
     """

@@ -292,9 +292,9 @@ def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
     for place in places:
         for inside, _, _ in os.walk(place, topdown=False):
             with contextlib.suppress(OSError):  # not empty, a link, or gone
-                if (left := set(os.listdir(inside))) <= formats.BESIDE:
-                    for name in left:
-                        Path(inside, name).unlink()
+                left = list(Path(inside).iterdir())
+                for path in left if all(path.name in formats.BESIDE for path in left) else ():
+                    path.unlink()
                 Path(inside).rmdir()
     return Usage(num_files, num_bytes)
 

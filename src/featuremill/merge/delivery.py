@@ -84,7 +84,9 @@ def write(
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
         stack.close()
         digests.update(
-            zip(temporaries, in_order(ours.digests_at, temporaries, source.num_threads), strict=True)
+            zip(
+                temporaries, in_order(ours.digests_at, temporaries, source.num_threads), strict=True
+            )
         )
         described += [Written.of(path, digests[path]) for path in temporaries]
     for name, path in paths.items():

@@ -2,7 +2,8 @@
 
 Reads what merge read: plan.json, records.parquet, the receipts and parts, with the same checks and
 the same sums. Writes the files and, beside the results, exports.json, by which status knows them.
-The next merge removes both, as nobody could tell any more what they belong to.
+The next merge removes both, as nobody could tell any more what they belong to, but for a file that
+was changed since.
 """
 
 from __future__ import annotations

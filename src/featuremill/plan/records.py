@@ -15,8 +15,8 @@ from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.store import ledger
-from featuremill.store.ours import delivering
 from featuremill.store.ledger import READ_ROWS, STATUSES
+from featuremill.store.ours import delivering
 from featuremill.store.plan import PlannedShard
 
 log = logging.getLogger("featuremill.plan")

@@ -1,10 +1,10 @@
 """What featuremill wrote, and so may remove or replace; all else is a person's and is kept.
 
-`formats.RECORD`, in each folder with results, has a line for each file: its name, its sha256, and how it
-looked when it got its name (size, both times, inode). A file that still looks so was not written
-to since: no program can set a ctime back. Of one that looks different, as after a copy, the digest
-decides. A file that is in the way and is not ours is moved aside. A lost line costs no more than
-that.
+Each folder with results has a record (`formats.RECORD`) with a line for each file: its name, its
+sha256, and how it looked when it got its name (size, both times, inode). A file that still looks so
+was not written to since: no program can set a ctime back. Of one that looks different, as after a
+copy, the digest decides. A file that is in the way and is not ours is moved aside. A line that is
+lost costs no more than that.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
             (path / name).unlink(missing_ok=True)
     new = _aside(path)
     path.rename(new)
-    why = "it was changed since featuremill wrote it" if is_known else "featuremill did not write it"
+    why = (
+        "it was changed since featuremill wrote it" if is_known else "featuremill did not write it"
+    )
     say(f"{path}: {why}; it is kept as {new}.")
 
 

@@ -32,7 +32,7 @@ from featuremill.steps.autoencoders.card import (
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store.files import replacing, sha256_of
-from featuremill.store.ours import delivering, write_json
+from featuremill.store.ours import delivering, note, write_json
 from featuremill.workload import refuse_without_packages
 
 SAY_SECONDS = 10.0
@@ -215,6 +215,8 @@ def _one(asked: Asked, kind: str) -> None:
     except Stopped as stopped:
         if is_first:
             trainer.save(output / CHECKPOINT, identity)
+            note(output / CHECKPOINT)
+            note(output / TRAINING)
             log.warning(
                 "stopped after step %s; the same command continues from there.", count(stopped.step)
             )
@@ -253,6 +255,7 @@ def _finish(
         versions=this_process.versions(("safetensors",)),
     )
     write_json(output / CARD, made.content())
+    note(output / TRAINING)
     (output / CHECKPOINT).unlink(missing_ok=True)
     log.info("%s: %s", output, line_of(last, is_done=True))
 

@@ -362,9 +362,7 @@ def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
         digests: dict[Path, str] = {}
         paths = {
             name: names.enter_context(
-                written.delivering(
-                    folder / name, is_synced=is_synced, digest=digests.__getitem__
-                )
+                written.delivering(folder / name, is_synced=is_synced, digest=digests.__getitem__)
             )
             for name in FILES
         }
