@@ -180,7 +180,7 @@ def test_a_touch_claims_nothing(tmp_path, environment):
     workflow("merge")
     root = workflow.run_folder.root
     (root / "embeddings.parquet").write_bytes(b"mine")
-    workflow("merge", "--touch")
+    workflow("merge", "--touch", "--forceall")
     workflow("merge", "--forceall")
     assert (root / "embeddings.yours-1.parquet").read_bytes() == b"mine"
 

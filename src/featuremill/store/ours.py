@@ -10,6 +10,7 @@ lost costs no more than that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import logging
@@ -38,10 +39,12 @@ ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
 """What a file is called that was moved aside."""
 MOST_BYTES = 1 << 18
 """A longer record is written anew, with the last line of each file."""
-MOST_ABOVE = 3
+MOST_ABOVE = 6
 """Folders above a file whose records may name it: that of a folder that is one result is beside
 it."""
 Say = Callable[[str], object]
+Lines = dict[str, list[dict[str, Any]]]
+"""What a record says, by file."""
 log = logging.getLogger("featuremill.files")
 
 
@@ -51,7 +54,10 @@ def is_ours(path: Path) -> bool:
         return False
     if path.is_dir():
         inside = contents(path)
-        return bool(inside) and (all(map(_is_ours, inside)) or _is_early(path, inside))
+        read = functools.cache(_read)  # for all of them
+        return bool(inside) and (
+            all(_is_ours(one, read) for one in inside) or _is_early(path, inside)
+        )
     if not path.is_file():
         return False
     return _is_ours(path) or _is_sealed(path) or _is_early(path, [path])
@@ -199,11 +205,11 @@ def touching(path: Path) -> Iterator[None]:
         note(path)
 
 
-def _is_ours(path: Path) -> bool:
+def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
     """Return whether the file at `path` is as a record says."""
     if path.is_symlink() or not path.is_file():
         return False
-    lines, seen = _lines(path), _seen(path)
+    lines, seen = _lines(path, read), _seen(path)
     if any(line["seen"] == seen for line in lines):
         return True
     digests = {line["sha256"] for line in lines if line["seen"][0] == seen[0]}
@@ -228,20 +234,22 @@ def _is_early(path: Path, inside: list[Path]) -> bool:
     return bool(about and set(inside) == set(formats.files_of(path)) and about.is_at(path))
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
+def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
     """Return what the records say of the file at `path`, the latest last."""
     found: list[dict[str, Any]] = []
-    for folder, _ in zip(path.absolute().parents, range(MOST_ABOVE), strict=False):
-        found += _read(folder / formats.RECORD).get(_name_in(folder, path), [])
+    parts = path.absolute().parts
+    for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
+        record = Path(*parts[:depth], formats.RECORD)
+        found += (read or _read)(record).get("/".join(parts[depth:]), [])
     return found
 
 
-_known: dict[Path, tuple[list[int], dict[str, list[dict[str, Any]]]]] = {}
+_known: dict[Path, tuple[list[int], Lines]] = {}
 """Records that were read, and how they looked then: one may have a line for each file of a result
 that is a folder."""
 
 
-def _read(record: Path) -> dict[str, list[dict[str, Any]]]:
+def _read(record: Path) -> Lines:
     """Return the lines of a record by what they are about."""
     try:
         seen = _seen(record)
@@ -250,7 +258,7 @@ def _read(record: Path) -> dict[str, list[dict[str, Any]]]:
         text = record.read_text("utf-8", "replace")
     except OSError:  # there is none
         return {}
-    found: dict[str, list[dict[str, Any]]] = {}
+    found: Lines = {}
     for line in text.splitlines():
         with contextlib.suppress(ValueError, TypeError, KeyError):  # half a line of a kill
             value = json.loads(line)
@@ -289,10 +297,6 @@ def _seen(path: Path) -> list[int]:
     """Return how a file looks: each write changes the last but one, which nobody can set."""
     about = path.lstat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
-
-
-def _name_in(folder: Path, path: Path) -> str:
-    return str(path.absolute().relative_to(folder.absolute()))
 
 
 def _aside(path: Path) -> Path:
