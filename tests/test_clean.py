@@ -18,7 +18,8 @@ from featuremill.base.locking import try_lock
 from featuremill.base.words import human_bytes
 from featuremill.merge import clean
 from featuremill.merge.command import merge
-from featuremill.store import run_lock
+from featuremill.store import ours, run_lock
+from featuremill.store.formats import RECORD
 from featuremill.store.results import Results
 
 OTHER = "0" * 32
@@ -80,16 +81,19 @@ def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
     write(run.shard(OTHER).with_suffix(".bad"))
     write(run.store / "parts" / recipe / f".{shard}.json.abcd_234", 4000)
     write(run.store / "spool" / "rows.arrow")
-    write(run.root / "partial" / "embeddings.parquet")
+    ours.note(write(run.root / "partial" / "embeddings.parquet"))
     told = write(run.root / ".hidden", 9000)
     size = told.stat().st_blocks * 512
     write(run.root / ".embeddings.parquet.abcd1234", 9000)
     everything = files(run.root)
+    record = (run.root / "partial" / RECORD).stat().st_blocks * 512
     clean_run(run, "all", yes=False)
     assert files(run.root) == everything, "nothing goes without --yes"
-    assert "in all: 8 files" in caplog.text and "give --yes" in caplog.text
+    assert "in all: 9 files" in caplog.text and "give --yes" in caplog.text
     clean_run(run, "all")
-    assert f"removed: 8 files, {human_bytes(7 * size)}" in caplog.text, "a lock has no bytes"
+    assert f"removed: 9 files, {human_bytes(7 * size + record)}" in caplog.text, (
+        "a lock has no bytes"
+    )
     kept = {str(path.relative_to(run.root)) for path in (*unfinished, young, told)}
     assert files(run.root) == before | kept
     assert not (run.store / "spool").exists()
@@ -127,6 +131,7 @@ def test_what_a_killed_merge_left_goes_with_its_folders(run):
     before = files(run.root)
     scratch = write(run.store / "merge" / "values.bin")
     partial = write(run.root / "partial" / "embeddings" / "part-00000.parquet")
+    ours.note(partial.parent)  # its record is in partial/
     left = write(run.root / ".embeddings.abcd1234" / "embeddings" / "part-00000.parquet", 9000)
     at_work = [
         write(run.root / ".fair-esm-pt.abcd1234" / "fair-esm-pt" / name, age)
@@ -209,18 +214,27 @@ def refused(run, sentence):
     assert files(run.root) == before
 
 
-def test_starting_over_takes_the_run_and_nothing_beside_it(run):
+def test_starting_over_takes_what_is_the_runs_and_says_what_stays(run, caplog):
     work = run.root.parent.parent
     others = [work / "weights" / "w.json", work / "results" / "other" / "plan.json", work / "notes"]
     for path in others:
         write(path)
     write(run.logs / "extract" / "x.log")
-    write(run.root / "my-own" / "notes.txt")
+    mine = [run.root / "my-own" / "notes.txt", run.root / "x.bad", run.store / "parts" / "n.txt"]
+    others += map(write, mine)
+    with (run.root / "embeddings.npy").open("ab") as file:
+        file.write(b"more")
+    others.append(run.root / "embeddings.npy")
+    for keep in ("all", "results"):
+        with contextlib.suppress(UserError):  # these results are not what merge wrote
+            clean_run(run, keep)
     clean_run(run, "nothing", yes=False)
     assert run.plan.exists()
+    caplog.clear()
     clean_run(run, "nothing")
     assert files(work) == {str(path.relative_to(work)) for path in others} | {"in.fa"}
-    assert not run.root.exists()
+    (said,) = [line for line in caplog.messages if line.startswith("stays: ")]
+    assert all(str(path) in said for path in (*mine, run.root / "embeddings.npy"))
 
 
 @pytest.mark.parametrize("keep", ["results", "nothing"])

@@ -29,6 +29,7 @@ NOTHING = {
     "filter_screen": (None,),
     "replace_executor": ("none", None),
     "answer_sigterm": (),
+    "guard_outputs": (object(), None, None, None),
 }
 """What each is called with in which it finds nothing; the others are given an object."""
 QUIET = {"filter_screen", "locks_on", "answer_sigterm", "job_error"}

@@ -43,7 +43,7 @@ def run(half_done, tmp_path):
 
 
 def partial_files(run):
-    return {path.name for path in run.root.glob("partial/*")}
+    return {path.name for path in run.root.glob("partial/[!.]*")}
 
 
 def listed(run):

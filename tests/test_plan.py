@@ -21,6 +21,7 @@ from featuremill.plan.command import plan
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import ROWS, rows_path
 from featuremill.store.files import digest_of
+from featuremill.store.formats import RECORD
 from featuremill.store.results import Results
 from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload
@@ -233,7 +234,7 @@ def outcome(folder):
     return {
         path.relative_to(folder): path.read_bytes()
         for path in folder.rglob("*")
-        if path.is_file() and path.name != "in.fa"
+        if path.is_file() and path.name not in ("in.fa", RECORD)
     }
 
 

@@ -111,7 +111,12 @@ def test_the_verbs_that_take_a_run_take_the_project(desk):
     assert table.read_bytes() == whole
 
     desk.type("featuremill", "clean", "config.yaml", "--keep", "nothing", "--yes")
-    assert not (desk.folder / "results" / "soil").exists()
+    left = [path for path in (desk.folder / "results").rglob("*") if path.is_file()]
+    changed = {"embeddings.yours-1.npy": b"cut", "embeddings.yours-1.parquet": whole}
+    assert {path.name for path in left} == changed.keys(), "what was changed above"
+    for path in left:
+        assert len(path.read_bytes()) == len(changed[path.name])
+    shutil.rmtree(desk.folder / "results" / "soil")
     said = desk.type("featuremill", "status", "config.yaml", status=2).err
     assert "this run has not started yet" in said
 

@@ -65,7 +65,7 @@ def test_strangers_text_is_only_text(tmp_path: Path) -> None:
     run = FakeRun(refused=1, failed=1, ids=HOSTILE + "{0}", reasons=(f"bad {HOSTILE}",))
     run.failed_reason = f"{HOSTILE}: {HOSTILE * 3_000}"
     page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
-    for each in (page, *(Page(path) for path in (tmp_path / "figures").iterdir())):
+    for each in (page, *(Page(path) for path in (tmp_path / "figures").glob("*.html"))):
         assert not [tag for tag, _ in each.elements if tag == "img"]
         assert not any("alert" in script for script in each.scripts)
         assert "<script>alert" not in each.source
@@ -77,7 +77,7 @@ def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
     run = FakeRun(refused=3, telemetry="files")
     page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
     drawn = set()
-    files = {path.stem: path for path in (tmp_path / "figures").iterdir()}
+    files = {path.stem: path for path in (tmp_path / "figures").glob("*.html")}
     assert set(files) == FIGURES
     captions = Path(__file__).parents[1] / "workflow/report"
     assert {path.stem for path in captions.glob("*.rst")} == FIGURES | {"report"}

@@ -47,6 +47,7 @@ from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.training import Trainer
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store import ledger
+from featuremill.store.formats import RECORD
 from featuremill.store.results import Results
 
 with pytest.MonkeyPatch.context() as patch:
@@ -344,7 +345,7 @@ def trained(run, tmp_path_factory):
 
 def test_a_training_writes_what_saelens_reads_and_says_what_it_was_made_of(run, trained, capsys):
     names = {path.name for path in trained.iterdir()}
-    assert names == {card.LOCK, card.TRAINING, card.CARD, card.CONFIG, card.WEIGHTS}
+    assert names == {RECORD, card.LOCK, card.TRAINING, card.CARD, card.CONFIG, card.WEIGHTS}
     config = json.loads((trained / "cfg.json").read_text())
     assert (config["architecture"], config["k"]) == ("topk", 4)
     assert (config["d_in"], config["d_sae"]) == (WIDTH, 48)

@@ -401,7 +401,7 @@ def test_a_folder_of_samples_becomes_one_of_files_and_back(tmp_path, monkeypatch
     assert "samples" not in json.loads((tmp_path / "out/translate.json").read_text())
     translated(tmp_path)
     kept = {*names_of.SHEETS.values(), names_of.SUMMARY, *(f"sample={s}" for s in CONTIGS)}
-    assert {path.name for path in (tmp_path / "out").iterdir()} == kept
+    assert {path.name for path in (tmp_path / "out").glob("[!.]*")} == kept
     (tmp_path / "out/sample=mine").mkdir()
     (tmp_path / "out/sample=mine/notes.txt").touch()
     (tmp_path / "out/translate.json").unlink()
@@ -483,7 +483,7 @@ def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
 
 
 def files_in(folder):
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
 
 
 # ---- the config ----

@@ -33,6 +33,7 @@ from featuremill.inputs import fasta, kinds, nucleotides
 from featuremill.steps.translate import chunks, contigs, folder, ids, orfs
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.genetic_code import COMPLEMENT, genetic_code, reverse_complement
+from featuremill.store.formats import RECORD
 from featuremill.workload import Record
 
 SAME_FOLDER = settings(
@@ -173,7 +174,7 @@ def records_of(path):
 
 def written(place):
     """Return the rows (id, contig, start, …, protein, nucleotides); their files must agree."""
-    assert {path.name for path in place.iterdir()} == ALL_FILES
+    assert {path.name for path in place.glob("[!.]*")} == ALL_FILES
     proteins = records_of(place / "proteins.faa.gz")
     coding = records_of(place / "nucleotides.fna.gz")
     table = pd.read_parquet(place / "fragments.parquet")
@@ -630,7 +631,7 @@ def states(place):
     return {
         path.name: (path.stat().st_mtime_ns, path.stat().st_ino, path.read_bytes())
         for path in [place, *place.iterdir()]
-        if path.is_file()
+        if path.is_file() and path.name != RECORD
     }
 
 
@@ -650,10 +651,12 @@ def test_what_is_done_is_left_as_it_is_and_anything_else_is_made_anew(tmp_path):
     assert contents(states(place)) == contents(before), "the same bytes"
     (place / "proteins.faa.gz").write_bytes(b"damaged")
     translate([path], place, "chunks", window=300)
-    assert contents(states(place)) == contents(before)
     (place / "translate.json").write_text("{")
     translate([path], place, "chunks", window=300)
-    assert contents(states(place)) == contents(before)
+    changed = {"proteins.yours-1.faa.gz": b"damaged", "translate.yours-1.json": b"{"}
+    assert contents(states(place)) == contents(before) | changed
+    for name in changed:
+        (place / name).unlink()
     write(path, [("a", GENE * 8)])
     translate([path], place, "chunks", window=300)
     check({"a": GENE * 8}, place, "chunks", {"window": 300})
@@ -705,7 +708,7 @@ def test_after_a_kill_the_same_command_starts_anew(tmp_path, environment):
     translate([path], tmp_path / "other", "orfs")
     for name in folder.FILES:
         assert (place / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
-    assert {path.name for path in place.iterdir()} == ALL_FILES
+    assert {path.name for path in place.glob("[!.]*")} == ALL_FILES
 
 
 def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, monkeypatch):
@@ -717,7 +720,7 @@ def test_who_is_stopped_between_the_names_and_the_summary_starts_anew(tmp_path, 
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(folder.Translation, "write", stop)
         translate([path], place, "chunks")
-    assert {path.name for path in place.iterdir()} == {*folder.FILES, folder.LOCK}
+    assert {path.name for path in place.iterdir()} == {*folder.FILES, folder.LOCK, RECORD}
     translate([path], place, "chunks", window=9)
     check({"a": GENE}, place, "chunks", {"window": 9})
 

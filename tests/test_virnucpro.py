@@ -35,7 +35,8 @@ from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
 from featuremill.steps.translate.command import translate
 from featuremill.steps.virnucpro import command, files
-from featuremill.store import run_lock
+from featuremill.store import ours, run_lock
+from featuremill.store.formats import RECORD
 
 WIDTHS = {"nucleotides": 3, "proteins": 5}
 PER_FILE = 7
@@ -210,21 +211,31 @@ def made(translated, fragments, tmp_path):
     return found
 
 
+def write_text(path, text):
+    path.write_text(text)
+    return path
+
+
 def contents(folder):
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.name != RECORD
     }
 
 
 def test_the_same_gives_the_same_bytes_and_fewer_files_leave_none_behind(made, monkeypatch):
     made.write(monkeypatch)
     before = contents(made.folder / "out")
-    left = made.folder / "out" / "my_merged" / ".output_1_merged.pt.abc"  # of one that was killed
+    left = (
+        made.folder / "out" / "my_merged" / ".output_1_merged.pt.abcd1234"
+    )  # of one that was killed
     left.write_text("half")
-    (made.folder / "out" / "my_protein" / "output_99_ESM.pt").write_text("of more fragments")
+    ours.note(write_text(made.folder / "out/my_protein/output_99_ESM.pt", "of more fragments"))
+    mine = write_text(made.folder / "out/my_protein/output_98_ESM.pt", "somebody's")
     made.write(monkeypatch)
+    assert mine.read_text() == "somebody's"
+    mine.unlink()
     assert contents(made.folder / "out") == before
     own = made.folder / "out" / "my_protein" / "notes.txt"
     own.write_text("somebody's")

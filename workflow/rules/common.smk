@@ -15,6 +15,7 @@ from featuremill.flow.context import begin
 from featuremill.store.formats import format_of
 
 mill = begin(workflow, config, failures)
+mill.guard_outputs(SNAKEFILE)
 
 
 def receipts(wildcards):

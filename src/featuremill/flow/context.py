@@ -24,7 +24,7 @@ from featuremill.config import (
     without_effect,
 )
 from featuremill.config.yaml_lines import Places
-from featuremill.flow import imported, internals, jobs, preflight, screen, slurm
+from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
 from featuremill.store import shared
@@ -214,6 +214,12 @@ class Flow:
         """The expression that only the names of weights match that runs need."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
+
+    def guard_outputs(self, snakefile: str) -> None:
+        """Keep from Snakemake what a person put in the place of an output; the rules of a run are
+        beside the workflow's `snakefile`."""
+        of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
+        guard.guard(self._workflow, [*of_runs, *map(Path, self.rules)])
 
     @property
     def inputs(self) -> list[str]:

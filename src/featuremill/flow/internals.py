@@ -16,6 +16,7 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
@@ -383,6 +384,38 @@ def answer_sigterm() -> None:
 
     if answer.__name__ != answer_on_a_thread.__name__:  # as it is for the second of two runs
         JobScheduler.exit_gracefully = answer_on_a_thread
+
+
+@or_else(None)
+def guard_outputs(
+    workflow: Any,
+    is_guarded: Callable[[str, str], bool],
+    vacate: Callable[[Path], None],
+    touching: Callable[[Path], AbstractContextManager[None]],
+) -> None:
+    """Have declared outputs that are guarded, by the file of their rule and their own path, removed
+    by `vacate`: Snakemake removes what is there before a job and after a failed one. After a job it
+    sets their times: within `touching`.
+    """
+    from snakemake.io import _IOFile
+
+    remove, touch, only_touches = _IOFile.remove, _IOFile.touch, type(workflow).touch
+
+    def guarded(file: Any) -> bool:
+        rule = file.rule
+        return rule is not None and not file.is_storage and is_guarded(rule.snakefile, str(file))
+
+    async def remove_guarded(file: Any, *arguments: Any, **named: Any) -> None:
+        if guarded(file):
+            vacate(Path(file))
+        await remove(file, *arguments, **named)
+
+    def touch_guarded(file: Any, *arguments: Any, **named: Any) -> None:
+        makes = guarded(file) and not only_touches.__get__(file.rule.workflow)
+        with touching(Path(file)) if makes else nullcontext():
+            touch(file, *arguments, **named)
+
+    _IOFile.remove, _IOFile.touch = remove_guarded, touch_guarded
 
 
 REACHES: dict[str, Reach[..., Any]] = {

@@ -28,7 +28,7 @@ from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import TableOptions, labels, samples, source
 from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
-from featuremill.store import command_line, formats, run_lock
+from featuremill.store import command_line, formats, ours, run_lock
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT
 from featuremill.store.results import Results, runs_below
@@ -123,7 +123,7 @@ def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -
         log.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
         log.warning(f"{results}: here is {others}: it is planned and computed anew.")
-        Results(Path(results)).plan.unlink()
+        ours.vacate(Results(Path(results)).plan, log.warning)
 
 
 def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> None:
@@ -147,7 +147,7 @@ def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> N
         log.warning(
             f"{results}: it was planned for {plan.slots:,} of {slots:,} slots; planning anew."
         )
-        folder.plan.unlink()
+        ours.vacate(folder.plan, log.warning)
 
 
 def others_planned_for(config: Config, results: str) -> str:
@@ -169,14 +169,14 @@ def forget_what_is_gone(config: Config, results: str) -> None:
     delivery = folder.find_delivery()
     if folder.plan.exists() and not folder.store.exists():
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
-        folder.plan.unlink()
+        ours.vacate(folder.plan, log.warning)
     are_others = delivery and set(delivery.outputs) != {
         formats.format_of(name).file for name in config.outputs
     }
     if are_others and not (folder.store / "shards").exists():
-        folder.plan.unlink(missing_ok=True)
+        ours.vacate(folder.plan, log.warning)
     if not folder.plan.exists():
-        folder.delivery.unlink(missing_ok=True)
+        ours.vacate(folder.delivery, log.warning)
 
 
 def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
@@ -210,13 +210,13 @@ def forget_what_is_not_whole(results: str) -> None:
             continue  # `keep: results` removed them: do not compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
         if problem.fix.again == "plan":
-            folder.plan.unlink(missing_ok=True)
+            ours.vacate(folder.plan, log.warning)
         for shard in problem.fix.shards:
             folder.receipt(plan.recipe if plan else "", shard).unlink(missing_ok=True)
         if problem.code == "results_older":
             folder.plan.touch()  # they are whole, and stay until there are newer ones
         else:
-            (folder.root / "manifest.json").unlink(missing_ok=True)
+            ours.vacate(folder.delivery, log.warning)
 
 
 def check_times(config: Config, results: str) -> None:

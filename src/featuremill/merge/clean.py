@@ -1,7 +1,8 @@
 """clean: say what of a run can go and how many bytes that frees, and remove it.
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
-those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left.
+those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left,
+and so is what featuremill did not write, or was changed since.
 Of a config these are all its runs and, with nothing to be kept, what its steps made.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
@@ -15,8 +16,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,20 +28,27 @@ from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
-from featuremill.store import command_line, formats, lock_holder, run_lock
+from featuremill.store import command_line, formats, lock_holder, ours, run_lock
 from featuremill.store.delivery import Delivery
+from featuremill.store.files import TEMPORARY
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
 KEEP = ("all", "parts", "results", "nothing")
 """From the least that goes to all of it; each but the last takes what those before it take."""
 DEFAULT_KEEP = "parts"
-TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""How `store.files.replacing` names what it has not finished."""
 OLD_SECONDS = 3600.0
 """A temporary file that nobody wrote to for so long is taken for left behind."""
 BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system."""
+STORED = re.compile(
+    r"\.?[0-9a-f]{32}(\..+)?|plan\.json|failed\.(tsv|fa)|(plan|merge)\.lock|journals|parts|shards"
+)
+"""Names in a run's receipts and store that are given by content, or by featuremill alone."""
+SCRATCH = {"spool", "merge"}
+"""Folders of a store for what a command writes while it works."""
+LOCK = re.compile(r"\..*lock")
+MOST_NAMED = 5
 log = logging.getLogger("featuremill.clean")
 
 
@@ -77,6 +86,7 @@ def run(arguments: argparse.Namespace) -> None:
         for folder in folders:
             stack.enter_context(refusing_others(folder))
         found, every, places = dict[str, list[Path]](), list[Path](), list[Path]()
+        staying: list[Path] = []
         for folder in folders:
             if keep == "results":
                 check_whole(folder)
@@ -84,6 +94,8 @@ def run(arguments: argparse.Namespace) -> None:
             paths = removable(folder, keep)
             by_place = _by_place(folder, paths)
             every += paths
+            if keep == "nothing":
+                staying += set(_everything(folder)) - set(paths)
             found |= {f"{beside}{place}": paths for place, paths in by_place.items()}
             places += places_of(folder, keep)
         if len(folders) > 1:
@@ -95,11 +107,16 @@ def run(arguments: argparse.Namespace) -> None:
                     "stop it."
                 )
             theirs = [Path(place) for place in (*made.removable, *made.logs)]
+            logs = list(map(Path, made.logs))
             below = [path for place in theirs for path in _at(place)]
+            staying += [path for path in below if not (path in logs or _is_of_step(path))]
+            below = [path for path in below if path not in staying]
             if others := [path for path in below if path not in every]:
                 found[made.label] = others
                 every += others
             places += theirs
+        if staying := sorted(set(staying) - set(every)):
+            log.info("%s", _said_of(staying))
         for place, paths in found.items():
             log.info("%s: %s", place, _told(usage_of(paths)))
         if not every:
@@ -204,11 +221,45 @@ def removable(folder: Results, keep: str) -> list[Path]:
         UserError: when what the plan needs is to be kept, and there is no plan.
     """
     if keep == "nothing":
-        return list(dict.fromkeys(_everything(folder)))
-    found = _litter(folder)
-    found += _beside_the_plan(folder) if keep == "parts" else []
-    found += _made_of(folder) if keep == "results" else []
-    return list(dict.fromkeys(found))
+        found = _everything(folder)
+    else:
+        found = _litter(folder)
+        found += _beside_the_plan(folder) if keep == "parts" else []
+        found += _made_of(folder) if keep == "results" else []
+    own = cache(ours.is_ours)
+    return [path for path in dict.fromkeys(found) if _is_own(folder, path, own)]
+
+
+def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> bool:
+    """Tell whether featuremill wrote the file, and it is unchanged: by its name, where names are
+    given by content or nobody else gives them, and else by the record."""
+    if not path.is_relative_to(folder.root):  # the owner's file
+        return True
+    first, *inside = path.relative_to(folder.root).parts
+    if path.name in formats.BESIDE or any(map(TEMPORARY.fullmatch, (first, *inside))):
+        return True
+    if first in ("receipts", folder.store.name):
+        is_named = STORED.fullmatch(path.name) or SCRATCH & set(inside[:1])
+        return bool(is_named or not inside)  # a link to a store is one file
+    if path.suffix == ".log" and (first == "logs" or not inside):
+        return True
+    return is_ours(folder.root / first) or (bool(inside) and is_ours(path))
+
+
+def _is_of_step(path: Path) -> bool:
+    is_lock = LOCK.fullmatch(path.name) and not path.stat().st_size
+    is_begun = TEMPORARY.fullmatch(path.name)
+    return bool(path.name in formats.BESIDE or is_lock or is_begun or ours.is_ours(path))
+
+
+def _said_of(staying: Sequence[Path]) -> str:
+    """Return the line about what stays."""
+    named = ", ".join(map(str, staying[:MOST_NAMED]))
+    more = f" and {len(staying) - MOST_NAMED:,} more" if len(staying) > MOST_NAMED else ""
+    return (
+        f"stays: {named}{more}: featuremill did not write "
+        f"{'it, or it was' if len(staying) == 1 else 'them, or they were'} changed since"
+    )
 
 
 def usage_of(paths: Iterable[Path]) -> Usage:
@@ -241,6 +292,9 @@ def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
     for place in places:
         for inside, _, _ in os.walk(place, topdown=False):
             with contextlib.suppress(OSError):  # not empty, a link, or gone
+                left = list(Path(inside).iterdir())
+                for path in left if all(path.name in formats.BESIDE for path in left) else ():
+                    path.unlink()
                 Path(inside).rmdir()
     return Usage(num_files, num_bytes)
 

@@ -34,9 +34,8 @@ from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
-from featuremill.store import command_line, shared
+from featuremill.store import command_line, ours, shared
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.files import remove
 from featuremill.store.formats import FAILED, NOTES, SAMPLES, format_of, names, outputs_of
 from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -138,7 +137,7 @@ def merge(
         counts = count(gatherer, folder, plan, listed)
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
-        remove(folder.partial.root)
+        ours.discard(folder.partial.root)
         _write_samples(gatherer, folder, listed[0], folder.root, counts)
         result = _write(folder, plan, gatherer, outputs, counts, told)
         has_samples = bool(gatherer.samples)
@@ -147,7 +146,7 @@ def merge(
     notes.write(
         folder.records, folder.root / NOTES, has_any=bool(plan.notes), has_samples=has_samples
     )
-    result.write(folder.delivery)
+    ours.write_json(folder.delivery, result.content())
     if plan.store:
         shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
         with contextlib.suppress(OSError):  # the next plan does it
@@ -184,19 +183,21 @@ def merge_partial(
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     for problem in problems:
         log.warning("%s", problem)
-    remove(folder.partial.root)
+    ours.discard(folder.partial.root)
     place = folder.partial
-    place.root.mkdir()
+    place.root.mkdir(exist_ok=True)
     is_empty = not any(parts)
     if is_empty:
         log.warning("no part is finished yet, so there are no values to write.")
     with gathered(folder, plan, parts, num_threads) as gatherer:
-        listed = [place.root / name for name in FAILED]
+        listed = [gatherer.scratch / name for name in FAILED]
         counts = count(gatherer, folder, plan, listed)
         _write_samples(gatherer, folder, listed[0], place.root, counts)
         chosen = [] if is_empty else outputs
         result = _write(folder, plan, gatherer, chosen, counts, {**told, "partial": True})
-    result.write(place.delivery)
+        for path in listed:
+            delivery.copy(path, place.root / path.name)
+    ours.write_json(place.delivery, result.content())
     _say(place, result)
     if counts.failed:
         log.info("max_failed does not count here; a whole merge will look at it.")
@@ -210,7 +211,7 @@ def _write_samples(
     if gatherer.samples:
         samples.write(gatherer, folder.records, failures, to / SAMPLES, counts)
     else:
-        remove(to / SAMPLES)
+        ours.discard(to / SAMPLES)
 
 
 def _write(

@@ -13,9 +13,9 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
-from featuremill.store import disk_space, ledger
+from featuremill.store import disk_space, ledger, ours
 from featuremill.store.delivery import Written
-from featuremill.store.files import remove, replacing, replacing_folder, write_json
+from featuremill.store.files import TEMPORARY, remove
 from featuremill.store.formats import files, format_of, sidecar_of, told
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
@@ -24,17 +24,20 @@ log = logging.getLogger("featuremill.merge")
 
 
 def clear(folder: Results, outputs: Sequence[str]) -> None:
-    """Remove what would contradict the new results: old ones, and halves of a killed merge."""
-    folder.delivery.unlink(missing_ok=True)
-    folder.exports.unlink(missing_ok=True)
+    """Remove what would contradict the new results: old ones, and halves of a killed merge. What
+    featuremill did not write, or not so, stays."""
     for name, file in files().items():
         path = folder.root / file
-        remove(path.with_name(sidecar_of(file)))
+        ours.discard(path.with_name(sidecar_of(file)))
         if name not in outputs and path.exists():
-            remove(path)
-            log.info("removed %s: the run's outputs do not name it", path)
+            ours.discard(path)
+            if not path.exists():
+                log.info("removed %s: the run's outputs do not name it", path)
         for half in folder.root.glob(f".{file}.*"):
-            remove(half)
+            if TEMPORARY.fullmatch(half.name):
+                remove(half)
+    ours.vacate(folder.delivery)
+    ours.vacate(folder.exports)
 
 
 def write(
@@ -46,12 +49,19 @@ def write(
         UserError: when the disk cannot hold them; nothing is written then.
     """
     _check_room(source, paths, run)
-    with ExitStack() as stack:
+    digests: dict[Path, dict[str, str]] = {}
+    described: list[Written] = []
+    with ExitStack() as places, ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(max(1, len(paths))))
-        writers = []
+        writers, temporaries = [], []
         for name, path in paths.items():
-            opened = replacing_folder(path) if format_of(name).is_folder else replacing(path)
-            temporary = stack.enter_context(opened)
+            opened = (
+                ours.delivering_folder(path, digests.__getitem__)
+                if format_of(name).is_folder
+                else ours.delivering(path, digest=lambda file: digests[file][""])
+            )
+            temporary = places.enter_context(opened)
+            temporaries.append(temporary)
             target = Target(temporary, source.values, num_ok, provenance, source.samples)
             with told(name, "Writer"):
                 writers.append(open_writer(name, target))
@@ -72,11 +82,18 @@ def write(
             shown.at(num_written, num_ok)
         if writers and num_written != num_ok:
             raise IntegrityError(f"merge: {num_written} rows written for {num_ok} ok records.")
+        stack.close()
+        digests.update(
+            zip(
+                temporaries, in_order(ours.digests_at, temporaries, source.num_threads), strict=True
+            )
+        )
+        described += [Written.of(path, digests[path]) for path in temporaries]
     for name, path in paths.items():
         if format_of(name).has_sidecar:
             columns = Target(path, source.values, num_ok, provenance).pooled()
-            write_json(path.with_name(sidecar_of(path.name)), {**provenance, "columns": columns})
-    described = in_order(Written.of, paths.values(), source.num_threads)
+            about = {**provenance, "columns": columns}
+            ours.write_json(path.with_name(sidecar_of(path.name)), about)
     return {path.name: about for path, about in zip(paths.values(), described, strict=True)}
 
 
@@ -101,5 +118,5 @@ def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
 
 def copy(path: Path, to: Path) -> None:
     """Copy the file `path`, so that `to` is the old one or the whole new one."""
-    with replacing(to) as temporary:
+    with ours.delivering(to) as temporary:
         shutil.copyfile(path, temporary)

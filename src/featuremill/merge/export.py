@@ -2,7 +2,8 @@
 
 Reads what merge read: plan.json, records.parquet, the receipts and parts, with the same checks and
 the same sums. Writes the files and, beside the results, exports.json, by which status knows them.
-The next merge removes both, as nobody could tell any more what they belong to.
+The next merge removes both, as nobody could tell any more what they belong to, but for a file that
+was changed since.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from featuremill.merge.command import count, gathered, open_parts, waiting_for_o
 from featuremill.merge.delivery import write
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.provenance import provenance_of
-from featuremill.store import command_line
+from featuremill.store import command_line, ours
 from featuremill.store.delivery import Delivery, Written
-from featuremill.store.files import write_json
 from featuremill.store.formats import FAILED, format_of, names, sidecar_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
@@ -98,7 +98,7 @@ def export(
         files = write(source, paths, provenance, results.counts.ok, folder.root)
     if output is None:
         told = {**folder.find_exports(), **files}
-        write_json(folder.exports, {name: written.as_json() for name, written in told.items()})
+        ours.write_json(folder.exports, {name: written.as_json() for name, written in told.items()})
     log.info("wrote %s", ", ".join(map(str, paths.values())))
     return files
 

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from featuremill.base.text import one_line
 from featuremill.store import ledger
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 
 COLUMNS = ("id", "source", "line", "note")
 
@@ -17,7 +17,7 @@ COLUMNS = ("id", "source", "line", "note")
 def write(manifest: Path, path: Path, *, has_any: bool, has_samples: bool) -> None:
     """Write a row a record with a note, in input order; the ledger is read where it `has_any`."""
     columns = [*COLUMNS, *([ledger.SAMPLE] if has_samples else [])]
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(columns)
         for batch in ledger.batches(manifest, columns) if has_any else ():

@@ -15,7 +15,7 @@ from featuremill.base.errors import IntegrityError
 from featuremill.merge.gather import Gatherer
 from featuremill.store import failed, ledger
 from featuremill.store.delivery import Accounts
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 from featuremill.store.parts import Part
 
 
@@ -80,7 +80,7 @@ def write(
         "noted": noted,
         "seconds": [f"{value:.3f}" for value in seconds],
     }
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(rows)
         table.writerows(zip(*rows.values(), strict=True))

@@ -33,7 +33,7 @@ from featuremill.plan.records import write_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.plan.taken import NOTHING, Lookup, look_up
-from featuremill.store import shared
+from featuremill.store import ours, shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
@@ -139,7 +139,7 @@ def plan(
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
-        result.write(folder.plan)
+        ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
     announce(folder, result, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)

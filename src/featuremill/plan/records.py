@@ -15,8 +15,8 @@ from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
 from featuremill.store import ledger
-from featuremill.store.files import replacing
 from featuremill.store.ledger import READ_ROWS, STATUSES
+from featuremill.store.ours import delivering
 from featuremill.store.plan import PlannedShard
 
 log = logging.getLogger("featuremill.plan")
@@ -43,7 +43,7 @@ def write_records(
     shown = Progress(log, "writing the manifest")
     start = 0
     with (
-        replacing(path) as temporary,
+        delivering(path) as temporary,
         pa.parquet.ParquetWriter(temporary, schema, compression="zstd") as writer,
     ):
         for block in rows.blocks(READ_ROWS):

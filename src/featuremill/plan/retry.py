@@ -33,8 +33,8 @@ from featuremill.base.words import counted, listed
 from featuremill.config.runs import named
 from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
-from featuremill.store import command_line, files, run_lock
-from featuremill.store.files import replacing, sha256_of
+from featuremill.store import command_line, files, ours, run_lock
+from featuremill.store.files import sha256_of
 from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
@@ -330,7 +330,10 @@ def _replace_plan(
     old_names = [source.shard for source in plan.sources]
     new_names = [source.shard for source in (*kept, *new, *plan.taken)]
     moved = moved + place_of(len(kept), np.zeros_like(moved))
-    with replacing(folder.plan) as new_plan, replacing(folder.records) as new_manifest:
+    with (
+        ours.delivering(folder.plan) as new_plan,
+        ours.delivering(folder.records) as new_manifest,
+    ):
         move_rows(folder.records, new_manifest, old_names, new_names, chosen.places, moved)
         plan = plan.model_copy(
             update={"records_sha256": sha256_of(new_manifest), "shards": kept + new}
@@ -341,7 +344,7 @@ def _replace_plan(
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
         files.sync(new_plan)
-        folder.plan.unlink()
+        ours.vacate(folder.plan)
         for shard in new:
             _forget(folder, plan.recipe, shard.shard)
 
@@ -357,7 +360,8 @@ def _forget(folder: Results, recipe: str, shard: str) -> None:
     if kept is None or kept.failed:
         results = folder.root / "manifest.json"
         receipts = folder.receipt(recipe, shard), part.with_suffix(".json")
-        for path in (results, *receipts, part, folder.telemetry(recipe, shard)):
+        ours.vacate(results)
+        for path in (*receipts, part, folder.telemetry(recipe, shard)):
             path.unlink(missing_ok=True)
     for path in (journal, journal.with_suffix(".log")):
         path.unlink(missing_ok=True)

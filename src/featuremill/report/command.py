@@ -77,8 +77,10 @@ def run(arguments: argparse.Namespace) -> None:
         says = "%s of %s on the map have a label in %s of %s."
         log.info(says, f"{found:,}", shown, read.labels.title, read.labels.file)
     drawn = page.draw(read)
-    output = arguments.output or place.root / "report.html"
-    page.write_report(output, read, drawn)
+    usual = place.root / "report.html"
+    output = arguments.output or usual
+    is_named = output.absolute() != usual.absolute()
+    page.write_report(output, read, drawn, is_named=is_named)
     if arguments.figures is not None:
         page.write_figures(arguments.figures, read, drawn)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

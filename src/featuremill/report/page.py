@@ -27,6 +27,7 @@ from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import make_own_folder, replacing
+from featuremill.store.ours import delivering
 from featuremill.workload.figures import Figure
 from featuremill.workload.weights import cache_folder, caution_of, model_told
 
@@ -73,11 +74,12 @@ def draw(facts: Facts) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
 
 
-def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
-    """Write the whole report to `path`."""
+def write_report(
+    path: Path, facts: Facts, figures: dict[str, Figure], *, is_named: bool = False
+) -> None:
+    """Write the whole report to `path`, which the user may have named."""
     delivery = facts.delivery
-    _write(
-        path,
+    text = _rendered(
         "page.html",
         title=_title(facts),
         lead=_lead(facts),
@@ -99,16 +101,19 @@ def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
         reproduce=_reproduce(facts),
         **_account(facts),
     )
+    _write_text(path, text, is_named)
 
 
 def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> None:
     """Write accounting.html and one file a figure to `folder`."""
     run = _title(facts)
     path = folder / "accounting.html"
-    _write(path, "figure.html", title=f"{run}: accounting", **_account(facts))
+    text = _rendered("figure.html", title=f"{run}: accounting", **_account(facts))
+    _write_text(path, text)
     for name, figure in figures.items():
         path = folder / f"{name}.html"
-        _write(path, "figure.html", title=f"{run}: {figure.title}", figure=figure)
+        text = _rendered("figure.html", title=f"{run}: {figure.title}", figure=figure)
+        _write_text(path, text)
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
@@ -116,13 +121,13 @@ def write_of(path: Path, template: str, **context: Any) -> None:
     _write_text(path, _environment().from_string(template).render(context))
 
 
-def _write(path: Path, template: str, **context: Any) -> None:
-    _write_text(path, _environment().get_template(template).render(context))
+def _rendered(template: str, **context: Any) -> str:
+    return _environment().get_template(template).render(context)
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str, is_named: bool = False) -> None:
     try:
-        with replacing(path) as temporary:
+        with delivering(path, is_named=is_named) as temporary:
             temporary.write_text(text, "utf-8")
     except OSError as error:
         error.filename = str(path)  # a full disk does not say where it is

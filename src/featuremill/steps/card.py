@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol, Self, TypeVar
 
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.store import ours
 from featuremill.store.files import sha256_of
 
 
@@ -49,5 +50,5 @@ def refuse_other_folder(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: this is a file; {is_file}.")
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    if other := next((name for name in names if not is_ours(name)), None):
+    if other := next((name for name in names if not (is_ours(name) or ours.is_beside(name))), None):
         raise UserError(f"{folder}: this folder holds {other!r}, which is {is_other}.")

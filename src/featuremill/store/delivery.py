@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,9 +27,10 @@ class Written(Record):
     sha256: str
 
     @classmethod
-    def of(cls, path: Path) -> Self:
-        """Read the result at `path`; return its size and digest."""
-        return cls(bytes=bytes_of(path), sha256=digest_of_result(path))
+    def of(cls, path: Path, sha256_by_name: Mapping[str, str]) -> Self:
+        """Return size and digest of the result at `path`, whose files have these digests by their
+        paths inside it; that of a file is ""."""
+        return cls(bytes=bytes_of(path), sha256=digest_of_result(path, sha256_by_name))
 
     def is_at(self, path: Path) -> bool:
         """Return whether the result at `path` still has this size and digest."""

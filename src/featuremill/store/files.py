@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -21,6 +22,8 @@ DIGEST_LENGTH = 32
 
 SEAL = "seal"
 """Key of a JSON file's own digest, which detects damaged numbers and names."""
+TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""How `replacing` names what is not finished."""
 MOST_SYNCED = 1_000
 """A folder with more files is synced by one call for the machine, not file by file."""
 

@@ -31,6 +31,10 @@ OF_ITS_AUTHOR = "that is for its author to fix"
 ALL_FILES = ("**/*",)
 OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake puts into each folder that a rule makes."""
+RECORD = ".featuremill.jsonl"
+"""A file of each folder with results: what featuremill wrote there (`store.ours`)."""
+BESIDE = {OF_SNAKEMAKE, RECORD}
+"""Files in a folder that are no part of a result."""
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
     "pooled": "one vector a record",
@@ -254,12 +258,12 @@ def sidecar_of(file: str) -> str:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a result, of a folder without Snakemake's own file."""
+    """Return the files of a result, of a folder without those beside it."""
     if not path.is_dir():
         return [path]
     output = outputs_of([path.name]).get(path.name)
     holds = format_of(output).holds if output else ALL_FILES
-    paths = {file for pattern in holds for file in path.glob(pattern) if file.name != OF_SNAKEMAKE}
+    paths = {file for pattern in holds for file in path.glob(pattern) if file.name not in BESIDE}
     return sorted(path for path in paths if path.is_file())  # ids may become names of folders
 
 
@@ -268,13 +272,14 @@ def bytes_of(path: Path) -> int:
     return sum(file.stat().st_size for file in files_of(path))
 
 
-def digest_of_result(path: Path) -> str:
-    """Return the sha256 of a result, as manifest.json has it.
+def digest_of_result(path: Path, sha256_by_name: Mapping[str, str] | None = None) -> str:
+    """Return the sha256 of a result, as manifest.json has it; what is known of its files is taken
+    from `sha256_by_name`.
 
     Of a folder it is the digest of what `sha256sum part-*` (or of all `.pt` files, sorted) prints.
     """
+    known = sha256_by_name or {}
     if not path.is_dir():
-        return sha256_of(path)
-    return digest_of_folder(
-        {str(file.relative_to(path)): sha256_of(file) for file in files_of(path)}
-    )
+        return known.get("") or sha256_of(path)
+    names = {str(file.relative_to(path)): file for file in files_of(path)}
+    return digest_of_folder({name: known.get(name) or sha256_of(at) for name, at in names.items()})

@@ -95,5 +95,9 @@ class JsonFile(Record):
 
     def write(self, path: Path, is_synced: bool = True) -> None:
         """Write the file `path`, readable by people; readers see the old or the new content."""
+        write_json(path, self.content(), is_synced)
+
+    def content(self) -> dict[str, Any]:
+        """Return the JSON object that is the file."""
         value = self.as_json()
-        write_json(path, sealed(value) if self.IS_SEALED else value, is_synced)
+        return sealed(value) if self.IS_SEALED else value

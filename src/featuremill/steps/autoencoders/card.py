@@ -13,8 +13,8 @@ from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.progress import progress as progress
-from featuremill.store.files import write_json
 from featuremill.store.json_file import JsonFile, Number, Record
+from featuremill.store.ours import write_json
 from featuremill.store.plan import Settings
 from featuremill.workload import WorkloadOptions, refuse_without_packages
 

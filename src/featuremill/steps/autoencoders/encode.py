@@ -22,7 +22,7 @@ from featuremill.base.words import records
 from featuremill.features import Rows, split_id
 from featuremill.steps.autoencoders import card, network
 from featuremill.steps.autoencoders.card import Card
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 
 BLOCK_NUMBERS = 2**23
 """Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""
@@ -118,7 +118,7 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
     )
     num_done = 0
     with (
-        replacing(output) as temporary,
+        delivering(output, is_named=True) as temporary,
         pq.ParquetWriter(temporary, schema, compression="zstd") as file,
     ):
         for block in encoder.blocks():

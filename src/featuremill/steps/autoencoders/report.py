@@ -21,7 +21,7 @@ from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.names import Names, names_of
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.vectors import is_held_out
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 from featuremill.store.results import Results
 
 MOST_RECORDS = 5
@@ -160,7 +160,7 @@ def _strongest(
 
 
 def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(
             ["feature", "frequency", "rank", *vectors.id_columns, "value", "description"]

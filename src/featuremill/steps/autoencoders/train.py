@@ -32,6 +32,7 @@ from featuremill.steps.autoencoders.card import (
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store.files import replacing, sha256_of
+from featuremill.store.ours import delivering, note, write_json
 from featuremill.workload import refuse_without_packages
 
 SAY_SECONDS = 10.0
@@ -214,6 +215,8 @@ def _one(asked: Asked, kind: str) -> None:
     except Stopped as stopped:
         if is_first:
             trainer.save(output / CHECKPOINT, identity)
+            note(output / CHECKPOINT)
+            note(output / TRAINING)
             log.warning(
                 "stopped after step %s; the same command continues from there.", count(stopped.step)
             )
@@ -239,7 +242,7 @@ def _finish(
     """Write the autoencoder, sae.json last."""
     from safetensors.torch import save_file
 
-    with replacing(output / WEIGHTS) as temporary:
+    with delivering(output / WEIGHTS) as temporary:
         save_file(tensors, temporary)
     card.write_config(output / CONFIG, options, source.width)
     made = card.Card(
@@ -251,7 +254,8 @@ def _finish(
         last=last,
         versions=this_process.versions(("safetensors",)),
     )
-    made.write(output / CARD)
+    write_json(output / CARD, made.content())
+    note(output / TRAINING)
     (output / CHECKPOINT).unlink(missing_ok=True)
     log.info("%s: %s", output, line_of(last, is_done=True))
 

@@ -26,7 +26,8 @@ from featuremill.base.words import counted, listed, records
 from featuremill.features import Features, split_id
 from featuremill.inputs import labels
 from featuremill.steps.groups import TABLE, Pool
-from featuremill.store.files import replacing, sha256_of, write_json
+from featuremill.store.files import sha256_of
+from featuremill.store.ours import delivering, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -115,7 +116,7 @@ def pool(chosen: Chosen) -> None:
     sums = Sums(len(grouping.keys), of.width)
     counts = Counter[str]()
     card, members, table = map(Path, TABLE.files(str(chosen.output)))
-    with replacing(table) as table_path, replacing(members) as members_path:
+    with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
             rows.writerow([*of.id_columns, *Member._fields[1:]])

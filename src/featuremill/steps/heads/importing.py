@@ -25,7 +25,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.steps.heads import card
-from featuremill.store.files import replacing_folder
+from featuremill.store.ours import delivering_folder
 from featuremill.workload import refuse_without_packages
 
 Tensors = dict[str, npt.NDArray[Any]]
@@ -72,7 +72,7 @@ def import_head(chosen: Chosen) -> card.Card:
             f"{chosen.output}: this head was trained here, and importing would delete it; name "
             "another folder with --output."
         )
-    with replacing_folder(chosen.output) as folder:
+    with delivering_folder(chosen.output) as folder:
         made = card.Card(
             version=card.Card.NEWEST,
             kind="mlp",

@@ -30,7 +30,7 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.virnucpro import FileFeatures, open_files
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 from featuremill.store.plan import Settings
 
 MOST_DIFFERENCES = 3
@@ -75,7 +75,10 @@ def predict(
     joined = Joined(parts)
     seen = held_out.Seen(held_out.read(folder, head), parts[0])
     num_predicted = num_missing = 0
-    with replacing(output) as temporary, replacing(missing_of(output)) as lacking_path:
+    with (
+        delivering(output, is_named=True) as temporary,
+        delivering(missing_of(output)) as lacking_path,
+    ):
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
             WRITERS[output.suffix](temporary, head, joined.has_samples) as write,

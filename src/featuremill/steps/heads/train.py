@@ -40,7 +40,7 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.labels import of_fragments, read
-from featuremill.store.files import replacing_folder
+from featuremill.store.ours import delivering_folder
 from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
@@ -153,7 +153,7 @@ def train(chosen: Chosen) -> card.Card:
     }
     from featuremill.steps.heads.page import write_page
 
-    with replacing_folder(chosen.output) as folder:
+    with delivering_folder(chosen.output) as folder:
         _write_missing(folder / card.MISSING, missing, joined.has_samples)
         made = card.Card(
             version=card.Card.NEWEST,

@@ -57,7 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `featuremill search`."""
     _calm_blas()
     from featuremill.steps.search import hits, view
+    from featuremill.store import ours
 
+    if arguments.output:
+        ours.give_way(arguments.output, is_named=True)
     chosen = hits.Chosen(
         arguments.k,
         arguments.vectors,

@@ -25,7 +25,8 @@ from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.transfer import TABLE
 from featuremill.steps.transfer.neighbours import Found, Matrix, Metric, Reference
-from featuremill.store.files import replacing, sha256_of, write_json
+from featuremill.store.files import sha256_of
+from featuremill.store.ours import delivering, write_json
 
 NORMAL = 1.959964
 """Standard deviations of a 95 % interval."""
@@ -121,7 +122,7 @@ def transfer(chosen: Chosen) -> None:
     known = _known(reference, labelled, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
-    with replacing(table) as rows_path, replacing(missing) as missing_path:
+    with delivering(table, is_named=True) as rows_path, delivering(missing) as missing_path:
         with (
             rows_path.open("w", encoding="utf-8", newline="") as rows_file,
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,

@@ -195,6 +195,7 @@ def _translated_samples(
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
     from featuremill.store.files import sha256_of, sync_folder
+    from featuremill.store.ours import vacate
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -213,7 +214,7 @@ def _translated_samples(
             made.append(_translated(files[number], folder / name, about, way, there, True))
             progress.at(number + 1, len(known))
         folder = elsewhere or folder
-        (folder / names.SUMMARY).unlink(missing_ok=True)
+        vacate(folder / names.SUMMARY)
         place.remove_others(folder, {*inside, *names.SHEETS.values()})
         summaries = [one.summary for one in made]
         contigs = place.Contigs(
@@ -257,7 +258,8 @@ def _write_sheets(
     from featuremill.inputs import samples
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import digest_of, replacing, sha256_of
+    from featuremill.store.files import digest_of, sha256_of
+    from featuremill.store.ours import delivering
 
     with_any = [number for number, one in enumerate(made) if one.summary.fragments]
     without = [
@@ -277,7 +279,7 @@ def _write_sheets(
         columns = {key: [of[number] for number in with_any] for key, of in about.items()}
         columns[place.FILE] = [str(made[number].folder / file) for number in with_any]
         contents = digest_of(made[number].summary.files[file].encode() for number in with_any)
-        with replacing(folder / name) as temporary:
+        with delivering(folder / name) as temporary:
             place.write_sheet(temporary, columns, contents)
         found[name] = sha256_of(folder / name)
     return found

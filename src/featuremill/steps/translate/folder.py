@@ -33,7 +33,8 @@ from featuremill.steps.translate.names import (
     SUMMARY,
     UNTRANSLATED,
 )
-from featuremill.store.files import remove, replacing, sha256_of
+from featuremill.store import ours as written
+from featuremill.store.files import TEMPORARY, remove, sha256_of
 from featuremill.store.json_file import JsonFile
 from featuremill.store.json_file import Record as JsonRecord
 
@@ -211,7 +212,7 @@ def ours(folder: Path) -> Iterator[None]:
             raise UserError(f"{folder}: another featuremill is translating into it; wait for it.")
         try:
             for path in folder.iterdir():
-                if path.name.startswith(".") and path.name != LOCK:
+                if TEMPORARY.fullmatch(path.name) and is_ours(path):
                     remove(path)  # of one that was killed
             yield
         finally:
@@ -234,7 +235,9 @@ def _strangers(folder: Path) -> Iterator[Path]:
     are_samples = [path for path in there if path.name.startswith(OF_SAMPLE) and is_ours(path)]
     is_known = bool(_marks(folder) or are_samples) or {path.name for path in there} >= set(FILES)
     for path in there:
-        if path.name not in (SUMMARY, LOCK) and not (is_known and is_ours(path)):
+        if path.name in (SUMMARY, LOCK) or written.is_beside(path.name):
+            continue
+        if not (is_known and is_ours(path)):
             yield path
     yield from chain.from_iterable(map(_strangers, are_samples))
 
@@ -254,7 +257,7 @@ def remove_others(folder: Path, names: Container[str]) -> None:
     """Remove what a translation of something else left in `folder`, which is `ours`."""
     for path in folder.iterdir():
         if is_ours(path) and path.name not in names:
-            remove(path)
+            (remove if path.name.startswith(".") else written.discard)(path)
 
 
 class Outputs:
@@ -358,11 +361,18 @@ def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
     """Yield what writes the files; they get their names when the block ends well, and what
     translate.json said of others is gone, as are their files. They are synced, or are to be."""
     with contextlib.ExitStack() as names:
-        paths = {name: names.enter_context(replacing(folder / name, is_synced)) for name in FILES}
+        digests: dict[Path, str] = {}
+        paths = {
+            name: names.enter_context(
+                written.delivering(folder / name, is_synced=is_synced, digest=digests.__getitem__)
+            )
+            for name in FILES
+        }
         with contextlib.ExitStack() as files:
             outputs = Outputs(files, paths)
             yield outputs
             outputs.write()
         outputs.sha256 = {name: sha256_of(path) for name, path in paths.items()}
-        (folder / SUMMARY).unlink(missing_ok=True)
+        digests |= {path: outputs.sha256[name] for name, path in paths.items()}
+        written.vacate(folder / SUMMARY)
         remove_others(folder, {*FILES, *(path.name for path in paths.values())})

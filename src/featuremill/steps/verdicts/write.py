@@ -22,7 +22,7 @@ from featuremill.steps.verdicts.command import place_of_preferred
 from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
 from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
 from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 
 MOST_DRAWN = 24
 COUNTED = ("fragments", "failed", "status", COLUMN)
@@ -66,7 +66,7 @@ def write(
     pairs: list[tuple[Label, int]] = []
     num_fragments = num_failed = 0
     progress = Progress(log, "judging", "contigs")
-    with replacing(output) as temporary:
+    with delivering(output, is_named=True) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
             names = [one_line(name) for name in predictions.classes]

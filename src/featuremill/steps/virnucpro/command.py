@@ -28,7 +28,7 @@ from featuremill.steps.heads.card import Card, read
 from featuremill.steps.translate.command import CODON
 from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
 from featuremill.store import command_line, run_lock
-from featuremill.store.files import replacing
+from featuremill.store.ours import delivering
 from featuremill.workload import weights
 from featuremill.workload.ahead import ahead_of
 
@@ -417,7 +417,7 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
             stack.enter_context(run_lock.alone(folder / "results" / asked["run"] / name))
         path = folder / CONFIG
         if not path.is_file() or path.read_text("utf-8") != text:
-            with replacing(path) as temporary:
+            with delivering(path) as temporary:
                 temporary.write_text(text, "utf-8")
 
 

@@ -44,7 +44,9 @@ from featuremill.steps.translate.folder import whole
 from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS, UNTRANSLATED
 from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
 from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
-from featuremill.store.files import replacing
+from featuremill.store import ours
+from featuremill.store.files import TEMPORARY
+from featuremill.store.ours import delivering
 
 FRAGMENTS_A_FILE = 10_000
 VIRUS = "virus"
@@ -173,7 +175,7 @@ def write(
     parts = _opened(head, runs) if keeps_features else {}
     merged = output / f"{name}_merged"
     folders = {kind: output / f"{name}_{KINDS[kind].folder}" for kind in KINDS}
-    (merged / HIGHEST).unlink(missing_ok=True)
+    ours.vacate(merged / HIGHEST)
 
     def rows() -> Iterator[Row]:
         return _rows(translated, predictions)
@@ -367,7 +369,7 @@ def _copy(sequences: gzip.GzipFile, ids: Sequence[str], path: Path) -> None:
         raise IntegrityError(
             f"{sequences.name}: it has other sequences than {FRAGMENTS}; translate again."
         )
-    with replacing(path) as temporary:
+    with delivering(path) as temporary:
         temporary.write_bytes(b"".join(lines))
 
 
@@ -376,13 +378,13 @@ def _save(folder: Path, number: int, layout: Layout, ids: Sequence[str], data: A
 
     content = io.BytesIO()  # under a path torch puts its name, a temporary one, into the file
     torch.save({layout.ids: ids, "data": data}, content)
-    with replacing(folder / f"output_{number}_{layout.called}.pt") as temporary:
+    with delivering(folder / f"output_{number}_{layout.called}.pt") as temporary:
         temporary.write_bytes(content.getbuffer())
 
 
 @contextmanager
 def _text(path: Path) -> Iterator[TextIO]:
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         yield file
 
 
@@ -390,7 +392,9 @@ def _remove_others(folder: Path, num_files: int) -> None:
     """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
     for path in folder.glob("*") if folder.is_dir() else ():
         found = NUMBERED.fullmatch(path.name)
-        if BEGUN.match(path.name) or (found and int(found[1]) > num_files):
+        if BEGUN.match(path.name) and TEMPORARY.fullmatch(path.name):
             path.unlink()
+        elif found and int(found[1]) > num_files:
+            ours.discard(path)
     with suppress(OSError):  # there is something in it, or it is not there
         folder.rmdir()

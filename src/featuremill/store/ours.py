@@ -1,0 +1,307 @@
+"""What featuremill wrote, and so may remove or replace; all else is a person's and is kept.
+
+Each folder with results has a record (`formats.RECORD`) with a line for each file: its name, its
+sha256, and how it looked when it got its name (size, both times, inode). A file that still looks so
+was not written to since: no program can set a ctime back. Of one that looks different, as after a
+copy, the digest decides. A file that is in the way and is not ours is moved aside. A line that is
+lost costs no more than that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from featuremill.base.errors import UserError
+from featuremill.store import formats
+from featuremill.store.delivery import Delivery, written_of
+from featuremill.store.files import (
+    SEAL,
+    TEMPORARY,
+    as_text,
+    read_json,
+    remove,
+    replacing,
+    replacing_folder,
+    seal_of,
+    sha256_of,
+)
+
+ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
+"""What a file is called that was moved aside."""
+MOST_BYTES = 1 << 18
+"""A longer record is written anew, with the last line of each file."""
+MOST_ABOVE = 6
+"""Folders above a file whose records may name it: that of a folder that is one result is beside
+it."""
+Say = Callable[[str], object]
+Lines = dict[str, list[dict[str, Any]]]
+"""What a record says, by file."""
+log = logging.getLogger("featuremill.files")
+
+
+def is_ours(path: Path) -> bool:
+    """Return whether featuremill wrote what is at `path`, all of it, and it is unchanged since."""
+    if path.is_symlink() or not path.exists():
+        return False
+    if path.is_dir():
+        inside = contents(path)
+        read = functools.cache(_read)  # for all of them
+        return bool(inside) and (
+            all(_is_ours(one, read) for one in inside) or _is_early(path, inside)
+        )
+    if not path.is_file():
+        return False
+    return _is_ours(path) or _is_sealed(path) or _is_early(path, [path])
+
+
+def contents(folder: Path) -> list[Path]:
+    """Return all files, links and empty folders below `folder`, but for the record itself."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        found += [Path(place, name) for name in (*names, *links) if name not in formats.BESIDE]
+        if not (folders or names) and Path(place) != folder:
+            found.append(Path(place))
+    return found
+
+
+def is_beside(name: str) -> bool:
+    """Return whether a file of this name is a record, Snakemake's, or was moved aside."""
+    return name in formats.BESIDE or bool(ASIDE.fullmatch(name))
+
+
+def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> None:
+    """Make sure that nothing is lost when `path` is replaced: move aside what is not ours.
+
+    A file that the user named (`is_named`) and that featuremill never wrote is to be replaced.
+
+    Raises:
+        UserError: the user named a folder.
+    """
+    if is_named and path.is_dir():
+        raise UserError(f"{path}: this is a folder; name a file.")
+    is_there, is_known = path.is_symlink() or path.exists(), bool(_lines(path))
+    if not is_there or is_ours(path) or (is_named and not is_known):
+        return
+    if path.is_dir() and not path.is_symlink():
+        discard(path, say=log.debug)
+        if not path.exists():
+            return
+        for name in formats.BESIDE:
+            (path / name).unlink(missing_ok=True)
+    new = _aside(path)
+    path.rename(new)
+    why = (
+        "it was changed since featuremill wrote it" if is_known else "featuremill did not write it"
+    )
+    say(f"{path}: {why}; it is kept as {new}.")
+
+
+def vacate(path: Path, say: Say = log.warning) -> None:
+    """Remove what is at `path` if it is ours, and move it aside if not."""
+    give_way(path, say)
+    remove(path)
+
+
+def discard(path: Path, say: Say = log.warning) -> None:
+    """Remove what is ours of what is at `path`; what is not stays where it is, and is said."""
+    if is_ours(path):
+        remove(path)
+    elif path.is_dir() and not path.is_symlink():
+        inside = contents(path)
+        mine = [one for one in inside if is_ours(one)]
+        for one in mine:
+            one.unlink()
+        if len(mine) == len(inside):
+            remove(path)
+        else:
+            for place, _, _ in os.walk(path, topdown=False):
+                with contextlib.suppress(OSError):  # not empty
+                    Path(place).rmdir()
+            say(f"{path} is kept: in it is what featuremill did not write, or was changed since.")
+    elif path.is_symlink() or path.exists():
+        say(f"{path} is kept: featuremill did not write it, or it was changed since.")
+
+
+@contextlib.contextmanager
+def delivering(
+    path: Path,
+    *,
+    is_named: bool = False,
+    is_synced: bool = True,
+    digest: Callable[[Path], str] = sha256_of,
+) -> Iterator[Path]:
+    """Yield a temporary path. If the block ends well, it becomes the file `path`, which is
+    recorded; what was there and is not ours is moved aside.
+
+    `digest` is asked for the sha256 of the temporary file, `is_named` is as in `give_way`.
+    """
+    if is_named and path.is_dir():  # hours earlier
+        give_way(path, is_named=True)
+    with replacing(path, is_synced) as temporary:
+        yield temporary
+        sha256 = digest(temporary)
+        give_way(path, is_named=is_named)
+        # A kill may follow the new name at once.
+        _append(path.parent, [_line(path.name, sha256, temporary)])
+    _append(path.parent, [_line(path.name, sha256, path)])
+
+
+@contextlib.contextmanager
+def delivering_folder(
+    path: Path, digests: Callable[[Path], Mapping[str, str]] | None = None
+) -> Iterator[Path]:
+    """As `delivering`, of a folder; `digests` returns the sha256 of each file in it, by its path
+    inside."""
+    with replacing_folder(path) as temporary:
+        yield temporary
+        found = (digests or digests_at)(temporary)
+        give_way(path)
+        _append(path.parent, _lines_of_folder(path.name, temporary, found))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` to `path` as `delivering` does, readable by people."""
+    with delivering(path) as temporary:
+        temporary.write_text(as_text(value), "utf-8")
+
+
+def note(path: Path) -> None:
+    """Record that featuremill wrote the file, or all files of the folder, at `path`."""
+    if path.is_dir():
+        _append(path.parent, _lines_of_folder(path.name, path, digests_at(path)))
+    else:
+        _append(path.parent, [_line(path.name, sha256_of(path), path)])
+
+
+def digests_at(path: Path) -> dict[str, str]:
+    """Return the sha256 of each file below the folder `path` by its path inside; of a file, its own
+    under ""."""
+    if not path.is_dir():
+        return {"": sha256_of(path)}
+    files = sorted(one for one in contents(path) if one.is_file())
+    return {str(one.relative_to(path)): sha256_of(one) for one in files}
+
+
+@contextlib.contextmanager
+def touching(path: Path) -> Iterator[None]:
+    """Record how the file at `path` looks after the block, which only changes its times; of one
+    that was not recorded yet, that featuremill wrote it."""
+    seen = _seen(path) if path.is_file() else None
+    same = [line for line in _lines(path) if line["seen"] == seen]
+    yield
+    if same:
+        _append(path.parent, [_line(path.name, same[-1]["sha256"], path)])
+    elif path.exists() and not is_ours(path):
+        note(path)
+
+
+def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
+    """Return whether the file at `path` is as a record says."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    lines, seen = _lines(path, read), _seen(path)
+    if any(line["seen"] == seen for line in lines):
+        return True
+    digests = {line["sha256"] for line in lines if line["seen"][0] == seen[0]}
+    return bool(digests) and sha256_of(path) in digests
+
+
+def _is_sealed(path: Path) -> bool:
+    """Return whether a JSON file has the digest of itself, as ours do."""
+    value = read_json(path) if path.suffix == ".json" else None
+    return value is not None and value.pop(SEAL, None) == seal_of(value)
+
+
+def _is_early(path: Path, inside: list[Path]) -> bool:
+    """Return whether manifest.json or exports.json says that merge or export wrote this: before
+    there was a record, only they did."""
+    folder = path.parent
+    results = Delivery.find(folder / "manifest.json")
+    told = written_of(read_json(folder / formats.EXPORTS) or {}) | (
+        results.outputs if results else {}
+    )
+    about = told.get(path.name)
+    return bool(about and set(inside) == set(formats.files_of(path)) and about.is_at(path))
+
+
+def _lines(path: Path, read: Callable[[Path], Lines] | None = None) -> list[dict[str, Any]]:
+    """Return what the records say of the file at `path`, the latest last."""
+    found: list[dict[str, Any]] = []
+    parts = path.absolute().parts
+    for depth in range(len(parts) - 1, max(0, len(parts) - 1 - MOST_ABOVE), -1):
+        record = Path(*parts[:depth], formats.RECORD)
+        found += (read or _read)(record).get("/".join(parts[depth:]), [])
+    return found
+
+
+_known: dict[Path, tuple[list[int], Lines]] = {}
+"""Records that were read, and how they looked then: one may have a line for each file of a result
+that is a folder."""
+
+
+def _read(record: Path) -> Lines:
+    """Return the lines of a record by what they are about."""
+    try:
+        seen = _seen(record)
+        if (known := _known.get(record)) and known[0] == seen:
+            return known[1]
+        text = record.read_text("utf-8", "replace")
+    except OSError:  # there is none
+        return {}
+    found: Lines = {}
+    for line in text.splitlines():
+        with contextlib.suppress(ValueError, TypeError, KeyError):  # half a line of a kill
+            value = json.loads(line)
+            if isinstance(value["sha256"], str) and isinstance(value["seen"], list):
+                found.setdefault(value["name"], []).append(value)
+    _known[record] = seen, found
+    return found
+
+
+def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
+    """Add lines to the record of `folder`. It is a help, so a full disk is none of its problems."""
+    if TEMPORARY.fullmatch(folder.parent.name):  # it is recorded as a whole
+        return
+    record = folder / formats.RECORD
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    with contextlib.suppress(OSError):
+        with record.open("a", encoding="utf-8") as file:
+            file.write(text)
+        if record.stat().st_size > max(MOST_BYTES, 4 * len(text)):
+            read = _read(record).items()
+            last = [lines[-1] for name, lines in read if (folder / name).exists()]
+            with replacing(record, is_synced=False) as temporary:
+                temporary.write_text("".join(json.dumps(line) + "\n" for line in last), "utf-8")
+
+
+def _line(name: str, sha256: str, path: Path) -> dict[str, Any]:
+    return {"name": name, "sha256": sha256, "seen": _seen(path)}
+
+
+def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the lines of a folder that is called `name`, or is going to be."""
+    return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
+
+
+def _seen(path: Path) -> list[int]:
+    """Return how a file looks: each write changes the last but one, which nobody can set."""
+    about = path.lstat()
+    return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
+
+
+def _aside(path: Path) -> Path:
+    """Return a free name: embeddings.yours-1.h5ad beside embeddings.h5ad."""
+    ends = path.suffixes[-2:] if path.suffix == ".gz" else path.suffixes[-1:]
+    stem = path.name.removesuffix("".join(ends))
+    names = (path.with_name(f"{stem}.yours-{n}{''.join(ends)}") for n in itertools.count(1))
+    return next(new for new in names if not (new.is_symlink() or new.exists()))
