@@ -71,6 +71,17 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
         raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
 
 
+@contextlib.contextmanager
+def ending_with_it() -> Iterator[None]:
+    """End Snakemake with what is refused inside. While it looks for jobs it would pass such an
+    error over: where a file is there it does not mind that nothing can make it."""
+    try:
+        yield
+    except RefusedError:
+        print(RefusedError.said, file=sys.stderr)
+        raise SystemExit(RefusedError.status) from None
+
+
 class FailedJob(internals.JobError):
     """A job that Snakemake saw fail."""
 

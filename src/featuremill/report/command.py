@@ -13,6 +13,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.config import from_json
+from featuremill.store.drawn import mark_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
@@ -66,7 +67,7 @@ def run(arguments: argparse.Namespace) -> None:
         log.warning("%s; the map is coloured by length.", read.labels.mismatch)
     drawn = page.draw(read)
     output = arguments.output or place.root / "report.html"
-    page.write_report(output, read, drawn)
+    page.write_report(output, read, drawn, mark_of(file, column))
     if arguments.figures is not None:
         page.write_figures(arguments.figures, read, drawn)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

@@ -49,7 +49,7 @@ PLACED = frozenset(
     ("version", "run", "partial", "finished", "recipe", "records_sha256", "settings", "cost_unit")
 ).union(
     ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
-    ("taken",),
+    ("taken", "beside"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
@@ -73,13 +73,14 @@ def draw(facts: Facts) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures}
 
 
-def write_report(path: Path, facts: Facts, figures: dict[str, Figure]) -> None:
-    """Write the whole report to `path`."""
+def write_report(path: Path, facts: Facts, figures: dict[str, Figure], mark: str = "") -> None:
+    """Write the whole report to `path`; `mark` is as in `featuremill.store.drawn`."""
     delivery = facts.delivery
     _write(
         path,
         "page.html",
         title=_title(facts),
+        labels=mark,
         lead=_lead(facts),
         tiles=_tiles(facts),
         samples=_samples(facts),
