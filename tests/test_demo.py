@@ -104,7 +104,7 @@ def assert_every_protein_is_accounted_for(demo, said, count):
     with h5py.File(demo.results / "per-protein.h5") as file:
         assert {file[name].attrs["original_id"] for name in file} == set(parsed)
         assert file.attrs["model_name"] == "mill_t6_8M"
-    assert f"{count:,} of {count:,} records have features:\n" in said
+    assert f"{count:,} of {count:,} records have features (mill_t6_8M):\n" in said
     assert len(said.splitlines()) < 60, "calm output"
 
 

@@ -157,7 +157,8 @@ def test_a_touched_table_is_not_another_one(run, tmp_path):
     project = Project("one", [], {"one": str(run)}, {}, {"one": None}.get)
     asked = {"genes": groups.Groups(table=str(path), column="gene")}
     (made,) = groups.made(asked, project)
-    is_other, card = made.is_other.func, tmp_path / "genes.json"
+    card = tmp_path / "genes.json"
+    is_other = lambda card, late: made.is_other.func(card, made.made_of, late)  # noqa: E731
     assert not is_other(card, []) and not is_other(card, [str(path)])
     path.write_text(path.read_text() + "more,g9\n")
     assert is_other(card, [str(path)])

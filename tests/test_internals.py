@@ -27,6 +27,7 @@ NOTHING = {
     "rule_resources": (object(), "extract"),
     "locks_on": (None,),
     "filter_screen": (None,),
+    "is_made": (object(), "a/path"),
     "replace_executor": ("none", None),
     "answer_sigterm": (),
     "guard_outputs": (object(), None, None, None),

@@ -316,11 +316,12 @@ def test_a_touched_table_is_not_another_one(runs, tmp_path):
         {"kinds": transfer.Transfer(labels=str(labels), column="kind")},
         Project("one", [], {"one": str(runs.of)}, {}),
     )
-    is_other = made.is_other.func
+    is_other = lambda card, late: made.is_other.func(card, made.made_of, late)  # noqa: E731
     card = tmp_path / "kinds.json"
     assert not is_other(card, []) and not is_other(card, [str(labels)])
     labels.write_text(labels.read_text() + "more,x,g\n")
     assert is_other(card, [str(labels)])
+    assert made.is_other.func(card, [str(tmp_path / "others.csv")], []), "another table is named"
 
 
 def test_it_has_its_place_below_a_prefix(tmp_path, environment):

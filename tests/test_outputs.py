@@ -15,8 +15,8 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import yaml
 import torch
+import yaml
 from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
@@ -469,7 +469,10 @@ def test_commands_that_take_a_folder_take_its_config(verbs, tmp_path):
         yaml.safe_dump({"run": "two", "inputs": "in.fa", "features": sets})
     )
     said = verbs("export", "two.yaml", "--to", "npy", status=2)
-    assert "it has 2 sets of features; name one of their folders: results/two/a, results/two/b." in said
+    assert (
+        "it has 2 sets of features; name one of their folders: results/two/a, results/two/b."
+        in said
+    )
     assert "none.yaml: there is no such config" in verbs("merge", "none.yaml", status=2)
     assert "results/test: this is a folder; name the config" in verbs(
         "estimate", "results/test", status=2

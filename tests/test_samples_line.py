@@ -572,7 +572,9 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
             found = begun(yaml.safe_load(text), place)
             for run in found.runs.values():
                 workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
-                preflight.refuse_missing(workflow, run.config, run.named, run.places)
+                about = (run.config, "results/soil", run.named, run.places)
+                preflight.refuse_missing(workflow, *about)
+                preflight.refuse_missing_here(run.config, run.named, run.places)
         return str(caught.value)
 
     head = "run: soil\nworkload: composition\n"

@@ -366,7 +366,10 @@ def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
     [
         ({"gpu_model": "nvidia_a100-sxm4-80gb"}, "gpu_model: nvidia_a100-sxm4-80gb: Snakemake's"),
         ({"gpu_model": "a100", "gpu": "2"}, ""),
-        ({"gres": "gpu:a100:1"}, "gres: gpu:a100:1: the job would ask for these GPUs and for gpu=1"),
+        (
+            {"gres": "gpu:a100:1"},
+            "gres: gpu:a100:1: the job would ask for these GPUs and for gpu=1",
+        ),
         ({"gres": "gpu:a100:1", "gpu": "0"}, ""),
         ({"gres": "shard:1"}, ""),
     ],

@@ -7,7 +7,7 @@
 
 checkpoint plan:
     input:
-        records=lambda wildcards: mill.of(wildcards).inputs,
+        records=lambda wildcards: mill.inputs_of(wildcards),
         weights=lambda wildcards: mill.of(wildcards).weights,
         options=lambda wildcards: mill.of(wildcards).option_inputs,  # files and folders that they name
     output:

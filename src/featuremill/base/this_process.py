@@ -68,8 +68,8 @@ def _pid_namespace() -> str:
 
 
 def num_cores() -> int:
-    """Return how many of the machine's cores this process may use: by its affinity, and by the quota
-    of its control groups, which is how `docker run --cpus=2` and Kubernetes limit a container."""
+    """Return how many of the machine's cores this process may use, by its affinity and by the quota
+    of its control groups: `docker run --cpus=2` and Kubernetes limit a container so."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     quota = cpu_quota()

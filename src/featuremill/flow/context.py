@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,14 +49,14 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     """
     named = validated(config, workflow)
     flow = Flow(workflow, named, failures)
-    for run in flow.runs.values():
-        preflight.refuse_missing(workflow, run.there, run.named, run.places)
-    preflight.refuse_missing_of_steps(workflow, named)
+    if internals.is_main(workflow) and not internals.is_imported(workflow):
+        flow.refuse_missing()
     jobs.prepare_jobs(workflow)
     internals.answer_sigterm()
     for run in flow.runs.values():
         imported.share(workflow, run.there, run.folder, run.weights_there)
         preflight.prepare(workflow, run.there, run.folder, run.weights_there)
+    preflight.make_steps_older(workflow, named)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
     for run in flow.runs.values():
@@ -212,6 +213,11 @@ class Flow:
         self.logs = f"{self.results}/logs"
         self.weights_names = _one_of(self._by_weights)
         """The expression that only the names of weights match that runs need."""
+        self._module = internals.workflow_module(workflow)
+        """What another workflow calls this one where it imports it."""
+        self._rule = internals.rule_name(workflow, "{}")
+        """What another workflow calls a rule of this one."""
+        self._is_checked = not internals.is_main(workflow)
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -224,8 +230,44 @@ class Flow:
     @property
     def inputs(self) -> list[str]:
         """The files with its records, as Snakemake names them; a sheet of samples comes first."""
+        self._check_once()
         with screen.refusing():
             return [preflight.bare(path) for path in self._named.files]
+
+    def inputs_of(self, wildcards: Any) -> list[str]:
+        """Return the files with the records of a job's run, as Snakemake names them."""
+        self._check_once()
+        return self.of(wildcards).inputs
+
+    def refuse_missing(self, is_made: Callable[[str], bool] = lambda _: False) -> None:
+        """Refuse what the config names and is neither there nor `is_made` by a rule."""
+        for run in self.runs.values():
+            about = (run.there, run.folder, run.named, run.places)
+            preflight.refuse_missing(self._workflow, *about, is_made)
+            if self._module is None:
+                preflight.refuse_missing_here(run.there, run.named, run.places)
+        if all(run.folder == run.results for run in self.runs.values()):  # no prefix
+            preflight.refuse_missing_of_steps(self._workflow, self._named, is_made)
+
+    def _check_once(self) -> None:
+        """Have Snakemake see edits of the config, now that its settings are known. Where another
+        workflow imports this one, all of its rules are known only now, one of which may make the
+        files; Snakemake looks for none of them where results are there."""
+        if self._is_checked:
+            return
+        self._is_checked = True
+        with screen.ending_with_it():
+            merging = [one.rule for one in self.merged]
+            preflight.refuse_what_computes_nothing(self._workflow, self._rule, merging)
+        if self._module is None:
+            internals.see_edits(self._workflow)
+            return
+        with screen.ending_with_it():
+            self.refuse_missing(partial(internals.is_made, self._workflow))
+            if internals.sees_edits(self._workflow) or preflight.is_forced():
+                return
+            for run in self.runs.values():
+                preflight.refuse_unseen_edits(run.there, run.folder, self._module)
 
     @property
     def _by_weights(self) -> dict[str, Run]:
@@ -292,7 +334,8 @@ class Flow:
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
             for one in self.made:
-                print(f"{one.label}: {one.files[-1]}")
+                if one.stands() == "yes":  # not where less was asked for
+                    print(f"{one.label}: {one.files[-1]}")
         for run in self.runs.values():
             print(tidied(run.folder, run.config.keep), end="")
 

@@ -15,7 +15,7 @@ import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -58,6 +58,8 @@ EPILOGUES = (
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """Its message about the profile beside the workflow, which it finds by itself."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
+EDITS = ("PARAMS", "INPUT")
+"""Snakemake's triggers by which a job runs again after an edit of the config."""
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
     "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
@@ -186,6 +188,35 @@ def locks_on(results: str) -> list[Path]:
     named = [path for path in locks if f"\n{results}/" in f"\n{path.read_text()}"]
     numbers = {path.name.partition(".")[0] for path in named}
     return [path for path in locks if path.name.partition(".")[0] in numbers]
+
+
+@or_else(True)
+def is_made(workflow: Any, path: str) -> bool:
+    """Return whether a rule makes the file `path`, once all rules are read."""
+    return any(rule.is_producer(path) for rule in workflow.rules)
+
+
+@or_else(True)
+def sees_edits(workflow: Any) -> bool:
+    """Return whether Snakemake runs a job again whose parameters or inputs are others."""
+    return all(name in {one.name for one in workflow.rerun_triggers} for name in EDITS)
+
+
+@or_else(None)
+def see_edits(workflow: Any) -> None:
+    """Have it do so, whatever `--rerun-triggers` names."""
+    settings = workflow.dag_settings
+    counted = {*settings.rerun_triggers}
+    kind = type(next(iter(counted)))
+    if missing := {kind[name] for name in EDITS} - counted:
+        settings.rerun_triggers = counted | missing
+        log.warning("--rerun-triggers: params and input count, too; else no edit is seen.")
+
+
+@or_else(((), ()))
+def narrowed_by(workflow: Any) -> tuple[Collection[str], Collection[str]]:
+    """Return what `--until` and `--omit-from` name, once Snakemake has its settings."""
+    return workflow.dag_settings.until, workflow.dag_settings.omit_from
 
 
 # ---- names that another workflow gives ----

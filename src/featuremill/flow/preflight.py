@@ -13,31 +13,38 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill import workload
 from featuremill.base import environment, this_process
+from featuremill.base.change import told
 from featuremill.base.errors import UserError
-from featuremill.config import Config, files_of, model_key, model_of
+from featuremill.base.words import counted, duration, listed
+from featuremill.config import Config, asked, files_of, model_key, model_of
 from featuremill.config.project import Project, problems_of_files
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
-from featuremill.inputs import TableOptions, labels, samples, source
+from featuremill.inputs import labels, samples, source
 from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
+from featuremill.status.sources import changed_sources
 from featuremill.store import command_line, formats, ours, run_lock
 from featuremill.store.files import files_below
-from featuremill.store.plan import SHARDS_A_SLOT
+from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
 from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.option_files import execution_of
 
 OURS = ("plan.json", "records.parquet", "receipts/*/*.json", "*")
 """The run's declared files, those that others are made of first."""
+FORCED = {*command_line.FORCING, "--forceall", "-F"}
+REPLACED = {"input_changed", "option_changed"}
+"""Problems of files that were planned and are others now."""
+BEFORE_ALL = (1, 1)
+"""Times of a file that is older than any input."""
 TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")
 """Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
@@ -49,10 +56,8 @@ log = internals.log
 
 def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence[str]) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
-    is_dry = internals.is_dry(workflow) and not internals.only_looks()
-    if internals.is_main(workflow) and is_dry and (others := others_planned_for(config, results)):
-        said = f"{others}: a run plans and computes it anew, which a dry run does not show."
-        log.warning(f"{results}: here is {said}")
+    if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
+        say_what_is_computed_again(config, results)
     is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
@@ -74,7 +79,9 @@ def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence
             forget_plan_of_other_versions(workflow, config, results)
             forget_what_is_gone(config, results)
             forget_lost_weights(workflow, weights_files)
-            if not (internals.is_imported(workflow) or asks_for_less(results)):
+            if internals.is_imported(workflow) or asks_for_less(results):
+                make_older(results)
+            else:
                 forget_what_is_not_whole(results)
         check_times(config, results)
 
@@ -207,7 +214,8 @@ def forget_what_is_not_whole(results: str) -> None:
     has_parts = any((folder.store / "parts").rglob("*.arrows"))
     for problem in problems:
         if problem.fix.again == "merge" and not has_parts:
-            continue  # `keep: results` removed them: do not compute all again
+            log.warning(f"{results}: {problem.what} The parts that have it were removed.")
+            continue  # by `keep: results`: do not compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
         if problem.fix.again == "plan":
             ours.vacate(folder.plan, log.warning)
@@ -217,6 +225,65 @@ def forget_what_is_not_whole(results: str) -> None:
             folder.plan.touch()  # they are whole, and stay until there are newer ones
         else:
             ours.vacate(folder.delivery, log.warning)
+
+
+def make_older(results: str) -> None:
+    """Have Snakemake see what took the place of an input, or of a file that an option names, and is
+    older: where a target may need no plan, it stays until there is a newer one."""
+    folder = Results(Path(results))
+    problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
+    for problem in problems:
+        if problem.code in REPLACED:
+            log.warning(f"{results}: {problem.what} This is made again.")
+            os.utime(folder.plan, BEFORE_ALL)
+
+
+def make_steps_older(workflow: Any, named: Project) -> None:
+    """The same for what steps and reports made of tables that others took the place of."""
+    if not internals.is_main(workflow) or internals.only_looks():
+        return
+    made = [(one.label, one.files[-1], one.others()) for one in named.made if not one.missing()]
+    for run in named.runs.values():
+        report = f"results/{run.config.run}/report.html"
+        if asked.has_other_labels(Path(report), run.config):
+            made.append((report, report, [run.config.labels.file]))
+    for label, file, others in made:
+        last = Path(file)
+        if not others or any(Path(p).stat().st_mtime > last.stat().st_mtime for p in others):
+            continue  # nothing to see, or Snakemake sees it
+        what = f"{label}: {listed(others)} changed since this was made."
+        if internals.is_dry(workflow):
+            log.warning(f"{what} A run makes it again, which a dry run does not show.")
+        else:
+            log.warning(f"{what} This is made again.")
+            with refusing():
+                os.utime(last, BEFORE_ALL)
+
+
+def say_what_is_computed_again(config: Config, results: str) -> None:
+    """Say what a run would compute again, which a dry run does not show."""
+    plan = Results(Path(results)).find_plan()
+    if others := others_planned_for(config, results):
+        said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
+        log.warning(f"{results}: {said}")
+    elif plan and (changes := asked.changes_since(plan, config)):
+        keys = {change.key for change in changes}
+        records = counted(plan.counts.unique, "distinct record")
+        if keys <= {"inputs", "samples"}:
+            said = "a run plans anew, and computes the records that are new"
+        else:
+            said = (
+                f"a run computes all {records} again, but for those that it computed with these "
+                f"options before{_time_of_last(results)}"
+            )
+        log.warning(f"{results}: the config has changed ({told(changes)}): {said}.")
+
+
+def _time_of_last(results: str) -> str:
+    """Return how long the jobs of the last results took together, in words; "" if unknown."""
+    delivery = Results(Path(results)).find_delivery()
+    seconds = sum(receipt.working_seconds for receipt in delivery.receipts) if delivery else 0
+    return f"; its last jobs took {duration(seconds)} together" if seconds else ""
 
 
 def check_times(config: Config, results: str) -> None:
@@ -240,15 +307,15 @@ def check_times(config: Config, results: str) -> None:
 
 
 def check_cores(workflow: Any) -> None:
-    """Refuse `--cores 0`, with which Snakemake waits for ever; warn of more than a container has."""
+    """Refuse `--cores 0`, with which Snakemake waits for ever; warn where a container has fewer."""
     cores = internals.cores_here(workflow)
     if cores == 0:
         raise RefusedError("--cores 0: no job could run; give 1 or more, or all.")
     here = this_process.num_cores()
     if cores and cores > here and not math.isinf(this_process.cpu_quota()):
         log.warning(
-            f"--cores {cores}: this container may use {here} at once, so jobs would slow each other; "
-            f"--cores {here} is faster."
+            f"--cores {cores}: this container may use {here} at once, so jobs would slow each "
+            f"other; --cores {here} is faster."
         )
 
 
@@ -365,9 +432,7 @@ def asked_by(config: Config, results: str) -> dict[str, Any]:
         **({"samples": seen(config.samples)} if config.samples else {}),
         "inputs": [seen(path) for path in config.inputs],
         "workload": config.workload,
-        **options.model_dump(
-            mode="json", exclude=execution_of(type(options)) - TableOptions.EXECUTION
-        ),
+        **asked.options_asked(config),
         **{name: seen(path) for name, path in option_files.paths_of(options).items()},
     }
 
@@ -417,40 +482,120 @@ def is_computed(results: str) -> bool:
     return delivery is not None and delivery.is_of(plan)
 
 
+def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str]) -> None:
+    """Refuse words with which Snakemake would compute nothing, or leave a run without results, and
+    end well: it takes jobs away before a plan has named them. The names of rules, those `merging`
+    among them, follow the pattern `rule`."""
+    until, omitted = internals.narrowed_by(workflow)
+    merge = rule.format("merge")
+    if rule.format("extract") in until:
+        raise RefusedError(
+            f"--until {rule.format('extract')}: Snakemake has no such job before there is a "
+            f"plan, and would end without computing anything; --until {merge} computes everything, "
+            "and draws no report."
+        )
+    ours = {rule.format(verb) for verb in (*command_line.RULES, *merging)}
+    for name in sorted(ours & {*omitted}):
+        raise RefusedError(
+            f"--omit-from {name}: Snakemake would plan and compute nothing; to have everything but "
+            f"the report, name the target {merge} instead."
+        )
+
+
+def is_forced() -> bool:
+    """Return whether rules are forced."""
+    return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
+
+
+def refuse_unseen_edits(config: Config, results: str, module: str) -> None:
+    """Refuse to take the results for those of a config that has changed, where `--rerun-triggers`
+    keeps Snakemake from looking."""
+    plan = Results(Path(results)).find_plan()
+    if plan and (changes := asked.changes_since(plan, config)):
+        raise RefusedError(
+            f"config of module {module}: {results} was made of another config ({told(changes)}), "
+            "which --rerun-triggers keeps Snakemake from seeing; add params and input to it."
+        )
+
+
 # ---- inputs that are not there ----
 
 
-def refuse_missing(workflow: Any, config: Config, named: str, places: Places) -> None:
-    """Refuse what the config names and is not there, with the line that names it.
+def refuse_missing(
+    workflow: Any,
+    config: Config,
+    results: str,
+    named: str,
+    places: Places,
+    is_made: Callable[[str], bool] = lambda _: False,
+) -> None:
+    """Refuse what the config names and is neither there nor `is_made` by another rule, with the
+    line that names it.
 
-    Not what was planned, or drawn, already: that may be put away after the run. And not where
-    another workflow imports this one, as a rule of it may still make the files; then Snakemake
-    lists those that no rule makes. `named` and `places` are as `sources` has them.
+    Not what was planned, or drawn, already: that may be put away after the run, while the config
+    asks for what was planned. `named` and `places` are as `sources` has them.
     """
-    if not internals.is_main(workflow) or internals.is_imported(workflow):
-        return
-    results = Results(Path("results") / config.run)
-    plan = results.find_plan()
+    folder = Results(Path(results))
+    plan = folder.find_plan()
     options = options_of(config)
+    gone = list[tuple[str, str]]()
     for name, path in option_files.paths_of(options).items():
-        if Path(path).exists() or plan is None or name not in plan.settings.files:
+        is_planned = plan is not None and plan.execution.get(name) == path
+        if is_planned and not Path(path).exists():
+            gone.append((f"options.{name}", path))
+        elif not is_made(path):
             with refusing(places.get(("options", name), named)):
                 option_files.refuse_missing(options, name)
     planned = {entry.path for entry in plan.inputs} if plan else set()
     for path in config.inputs:
-        if path not in planned and not path.startswith(f"results/{config.run.partition('/')[0]}/"):
+        if path.startswith(f"results/{config.run.partition('/')[0]}/") or is_made(path):
+            continue
+        if path not in planned:
             refuse_missing_input(workflow, path, config.inputs, named, places)
-    table, column = config.labels.file, config.labels.column
+        elif not Path(path).exists():
+            gone.append(("inputs", path))
     if config.samples and not config.samples.startswith("results/"):
         refuse_unknown_labels(config, config.samples, named, places)
         with refusing(f"{places.get(('samples',), named)}: samples"):
-            files = set(files_of(config))
-            if not files <= planned:
+            files = files_of(config)
+            if not {*files} <= planned:
                 samples.read(Path(config.samples)).refuse_missing(planned)
+            gone += [("samples", path) for path in files if not Path(path).exists()]
+    lost = [(key, path) for key, path in gone if not is_made(path)]
+    if plan and lost and (why := changed_since(folder, plan, config)):
+        key, path = lost[0]
+        place = places.get(tuple(key.split(".")), named)
+        raise RefusedError(_gone(f"{place}: {key}", path, results, why))
+
+
+def _gone(where: str, path: str, made: str, why: str) -> str:
+    """Return the sentence on a file that is gone, and without which `made` cannot be made anew."""
+    return (
+        f"{where}: {path} is gone, and {made} has to be made anew of it ({why}); put it back, or "
+        "undo that change."
+    )
+
+
+def changed_since(folder: Results, plan: Plan, config: Config) -> str:
+    """Return in words what of the config, or of the files that it names, is not as it was planned;
+    "" if all is."""
+    changes = asked.changes_since(plan, config)
+    if not changes and (others := others_planned_for(config, str(folder.root))):
+        return others
+    return told(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
+
+
+def refuse_missing_here(config: Config, named: str, places: Places) -> None:
+    """Refuse what `refuse_missing` does not look at, where no other workflow imports this one: a
+    checkpoint that was not converted, and the labels of the report."""
+    table, column = config.labels.file, config.labels.column
+    results = Results(Path("results") / config.run)
     if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
         with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
             weights.refuse_missing(model, config.workload)
-    if table and (Path(table).exists() or not (results.root / "report.html").exists()):
+    report = results.root / "report.html"
+    is_other = not report.exists() or asked.changes_of_labels(report, config)
+    if table and (Path(table).exists() or is_other):
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
@@ -484,19 +629,21 @@ def refuse_missing_input(
         source.check(Path(path))
 
 
-def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
-    """Refuse what steps would refuse in a job, and what they take from elsewhere and is not there,
-    such as a finished run; not where another workflow imports this one, as above."""
-    if not internals.is_main(workflow) or internals.is_imported(workflow):
-        return
+def refuse_missing_of_steps(
+    workflow: Any, named: Project, is_made: Callable[[str], bool] = lambda _: False
+) -> None:
+    """Refuse what steps would refuse in a job, and what they take from elsewhere and is neither
+    there nor `is_made` by another rule, such as a finished run. What they took already may be put
+    away, while the config asks for what they made of it."""
     folder = named.seen.folder
-    missing = [
+    lacking = [
         (one, path)
         for one in named.made
         for path in one.made_of
-        if not (path.startswith(f"{folder}/") or Path(path).exists())
-        and not Path(one.files[-1]).exists()
+        if not (path.startswith(f"{folder}/") or Path(path).exists() or is_made(path))
     ]
+    gone = [(one, path) for one, path in lacking if Path(one.files[-1]).exists()]
+    missing = [pair for pair in lacking if pair not in gone]
     if any(run.config.samples != named.samples for run in named.runs.values()):  # a step reads it
         for run in named.runs.values():
             refuse_unknown_labels(run.config, named.samples, run.named, run.places)
@@ -506,12 +653,20 @@ def refuse_missing_of_steps(workflow: Any, named: Project) -> None:
     for _, path in missing:
         if path in named.inputs:
             refuse_missing_input(workflow, path, named.inputs, named.named, named.places)
+    for one, path in gone:
+        if why := told(one.changes()) or ", ".join(one.others()):
+            raise RefusedError(_gone(_where(named, one.label), path, one.files[-1], why))
     if problems := list(problems_of_files(named)):
         raise RefusedError("\n".join(problems))
     for one, path in missing:
-        place = named.places.get(tuple(one.label.split(".")[:2]), named.named)
-        where = f"{place}: {one.label}: {path}"
-        raise RefusedError(f"{where}: there is no such file; name what is there.")
+        where = _where(named, one.label)
+        raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
+
+
+def _where(named: Project, label: str) -> str:
+    """Return where the config asks for what a step calls `label`."""
+    place = named.places.get(tuple(label.split(".")[:2]), named.named)
+    return f"{place}: {label}"
 
 
 def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:

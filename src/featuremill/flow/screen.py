@@ -73,6 +73,17 @@ def refusing(place: str = "", hint: str = "") -> Iterator[None]:
         raise RefusedError(f"{error.filename}: {error.strerror}; fix that first.", 1) from None
 
 
+@contextlib.contextmanager
+def ending_with_it() -> Iterator[None]:
+    """End Snakemake with what is refused inside. While it looks for jobs it would pass such an
+    error over: where a file is there it does not mind that nothing can make it."""
+    try:
+        yield
+    except RefusedError:
+        print(RefusedError.said, file=sys.stderr)
+        raise SystemExit(RefusedError.status) from None
+
+
 class FailedJob(internals.JobError):
     """A job that Snakemake saw fail."""
 
@@ -193,9 +204,9 @@ def message_of_lock(others: Sequence[run_lock.Owner]) -> str:
     one advises `--unlock`, which would let two processes write one file."""
     commands = ", ".join(f"{other.command} (process {other.pid})" for other in others)
     return (
-        f"Another run in this folder makes a file that this run needs too, such as the weights of "
-        f"its model: {commands}. Nothing was changed. Wait until it ends, then type the same command "
-        f"again:\n    {command_line.this()}"
+        "Another run in this folder makes a file that this run needs too, such as the weights of "
+        f"its model: {commands}. Nothing was changed. Wait until it ends, then type the same "
+        f"command again:\n    {command_line.this()}"
     )
 
 

@@ -227,8 +227,8 @@ def problem_of_gpus(resources: Mapping[str, str]) -> str:
     gres = resources.get("gres", "")
     if "gpu" in gres.split(":")[0] and resources.get("gpu") != "0":
         return (
-            f"gres: {gres}: the job would ask for these GPUs and for gpu=1 besides; leave gres out, "
-            "or add gpu=0 to it: --set-resources extract:gpu=0."
+            f"gres: {gres}: the job would ask for these GPUs and for gpu=1 besides; leave gres "
+            "out, or add gpu=0 to it: --set-resources extract:gpu=0."
         )
     return ""
 

@@ -52,14 +52,18 @@ def _new_results(results: str) -> Delivery | None:
 
 
 def _made(results: str, delivery: Delivery) -> str:
-    files = [f"{results}/{name}" for name in [*delivery.outputs, "report.html"]]
-    counts = delivery.counts
+    files = [f"{results}/{name}" for name in delivery.outputs]
+    report, manifest = (Path(results) / name for name in ("report.html", "manifest.json"))
+    if report.exists() and report.stat().st_mtime >= manifest.stat().st_mtime:
+        files.append(str(report))
+    counts, model = delivery.counts, plain(weights.model_told(delivery.settings))
     if counts.failed or counts.refused:
         files.append(f"{results}/failed.tsv: the records without features")
     for note, count in list(delivery.notes.items())[:MOST_KINDS]:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
-    return f"\n{counts.told}:\n{lines}\n{_caution(delivery)}"
+    of = f" ({model})" if model else ""
+    return f"\n{counts.told}{of}:\n{lines}\n{_caution(delivery)}"
 
 
 def _caution(delivery: Delivery) -> str:

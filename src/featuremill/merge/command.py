@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,7 +36,15 @@ from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.store import command_line, ours, shared
 from featuremill.store.delivery import Accounts, Delivery
-from featuremill.store.formats import FAILED, NOTES, SAMPLES, format_of, names, outputs_of
+from featuremill.store.formats import (
+    FAILED,
+    NOTES,
+    SAMPLES,
+    format_of,
+    names,
+    outputs_of,
+    sidecar_of,
+)
 from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
@@ -232,7 +240,17 @@ def _write(
     written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
     found = delivery_of(plan, receipts, counts, written, told)
     warnings = [*found.warnings, *shared.problems(folder, plan)]
-    return found.model_copy(update={"warnings": warnings})
+    update: dict[str, Any] = {"warnings": warnings}
+    if not is_partial:
+        update["beside"] = _beside(outputs, has_samples=bool(gatherer.samples))
+    return found.model_copy(update=update)
+
+
+def _beside(outputs: Sequence[str], *, has_samples: bool) -> list[str]:
+    """Return the files that a merge writes besides the `outputs`."""
+    formats = map(format_of, outputs)
+    sidecars = [sidecar_of(format.file) for format in formats if format.has_sidecar]
+    return [*FAILED, NOTES, *([SAMPLES] if has_samples else []), *sidecars]
 
 
 def open_parts(

@@ -9,7 +9,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from featuremill.base.change import told
 from featuremill.base.words import NBSP, counted, duration, human_bytes, in_units
+from featuremill.config.asked import changes_of_settings
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.sizing import Sizing
@@ -24,9 +26,15 @@ log = logging.getLogger("featuremill.plan")
 
 
 def announce(
-    folder: Results, plan: Plan, why_cut: str, sizing: Sizing, outputs: Sequence[str]
+    folder: Results,
+    plan: Plan,
+    last: Plan | None,
+    why_cut: str,
+    sizing: Sizing,
+    outputs: Sequence[str],
 ) -> None:
-    """Log the run's size, model, device and expected bytes, and what looks odd.
+    """Log what is computed again since the `last` plan, the run's size, model, device and expected
+    bytes, and what looks odd.
 
     Raises:
         UserError: when the disk cannot hold what will be written.
@@ -34,6 +42,8 @@ def announce(
     needs = needs_of_run(folder, plan, sizing.values, outputs)
     free = human_bytes(shutil.disk_usage(folder.root).free)
     records, shards = sizes_of(folder, plan)
+    if last and (again := _again(folder, plan, last, sizing)):
+        log.warning("%s", again)
     log.info("%s", records)
     if plan.store:
         log.info("%s", _taken(plan))
@@ -46,6 +56,21 @@ def announce(
     for line in warnings(folder, plan, sizing, outputs):
         log.warning("%s", line)
     disk_space.check(needs, folder.root)
+
+
+def _again(folder: Results, plan: Plan, last: Plan, sizing: Sizing) -> str:
+    """Return how many records are computed again, as the config asks for other values than at the
+    `last` plan, and why; "" where nothing was computed, or is left."""
+    num_left = sum(shard.wanted for shard in _left(folder, plan))
+    was_computed = any((folder.store / "parts" / last.recipe).glob("*.arrows"))
+    if plan.recipe == last.recipe or not (num_left and was_computed):
+        return ""
+    changes = told(changes_of_settings(last.settings, plan.settings))
+    records = counted(num_left, "distinct record")
+    have = "is" if num_left == 1 else "are"
+    return f"other values are asked for ({changes}): {records} {have} computed again" + (
+        _time(folder, plan, sizing)
+    )
 
 
 def _taken(plan: Plan) -> str:

@@ -21,6 +21,7 @@ from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import Config, files_of, from_json, model_of, read
+from featuremill.config.asked import options_asked
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
 from featuremill.lease.devices import Device, planning_device
@@ -141,7 +142,7 @@ def plan(
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
-    announce(folder, result, why_cut, sizing, config.outputs)
+    announce(folder, result, last, why_cut, sizing, config.outputs)
     return Planned(result, why_cut)
 
 
@@ -223,6 +224,7 @@ def _planned(
         recipe=recipe,
         settings=sizing.settings,
         execution=options.model_dump(mode="json", include=execution_of(type(options))),
+        asked=options_asked(config),
         device=config.device,
         gpus=config.gpus,
         slots=sizing.slots if is_any_new or last is None else last.slots,

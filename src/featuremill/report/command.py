@@ -14,6 +14,7 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
 from featuremill.config import from_json
+from featuremill.store.drawn import mark_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> None:
     usual = place.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
-    page.write_report(output, read, drawn, is_named=is_named)
+    page.write_report(output, read, drawn, mark_of(file, column), is_named=is_named)
     if arguments.figures is not None:
         page.write_figures(arguments.figures, read, drawn)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

@@ -50,7 +50,7 @@ PLACED = frozenset(
     ("version", "run", "partial", "finished", "recipe", "records_sha256", "settings", "cost_unit")
 ).union(
     ("inputs", "plan", "lengths", "notes", "refusals", "counts", "outputs", "parts", "receipts"),
-    ("taken",),
+    ("taken", "beside"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
 """Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
@@ -75,13 +75,15 @@ def draw(facts: Facts) -> dict[str, Figure]:
 
 
 def write_report(
-    path: Path, facts: Facts, figures: dict[str, Figure], *, is_named: bool = False
+    path: Path, facts: Facts, figures: dict[str, Figure], mark: str = "", *, is_named: bool = False
 ) -> None:
-    """Write the whole report to `path`, which the user may have named."""
+    """Write the whole report to `path`, which the user may have named; `mark` is as in
+    `featuremill.store.drawn`."""
     delivery = facts.delivery
     text = _rendered(
         "page.html",
         title=_title(facts),
+        labels=mark,
         lead=_lead(facts),
         tiles=_tiles(facts),
         samples=_samples(facts),

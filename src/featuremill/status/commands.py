@@ -16,6 +16,7 @@ STACKS = "Fatal Python error|Timeout|Traceback"
 ORDER = ("plan", "extract", "merge")
 FILE_OF = {"plan": "plan.json", "merge": "manifest.json"}
 """What a command makes; extract makes a receipt for each shard."""
+SeenBy = Literal["snakemake", "start", "nobody"]
 MOST_NAMED = 10
 """Commands that differ in a shard's name only, before they would fill the screen."""
 
@@ -33,7 +34,7 @@ class Fix(NamedTuple):
     """What does it where Snakemake is not used, if it is none of these."""
     by_hand: str = ""
     """What no command can do."""
-    seen_by: Literal["snakemake", "start", "nobody"] = "start"
+    seen_by: SeenBy = "start"
     """What notices, when the run's command is given again, that this has to run: Snakemake itself,
     `flow.preflight`, or nothing, as only hashing finds it: then the command has to name it."""
 

@@ -11,13 +11,12 @@ from typing import Literal, NamedTuple
 from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
 from featuremill.store.delivery import Delivery, Written
-from featuremill.store.formats import PARTIAL, bytes_of, digest_of_result, outputs_of
+from featuremill.store.formats import FAILED, PARTIAL, bytes_of, digest_of_result, outputs_of
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
 
 MANIFEST = "manifest.json"
-FAILED = "failed.tsv"
 Merged = Literal["no", "yes", "older", "damaged"]
 """older: manifest.json is of another plan, or a part was computed again since; damaged: it cannot
 be read, or an output differs from it."""
@@ -72,8 +71,9 @@ def read_delivery_state(
         for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies):
             fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
             problems.append(Problem(f"output_{code}", what, fix))
-        if not (root / FAILED).exists():
-            problems.append(Problem("output_missing", f"{FAILED}: it is gone.", Fix("merge")))
+        for name in delivery.beside or FAILED[:1]:
+            if not (root / name).exists():
+                problems.append(Problem("output_missing", f"{name}: it is gone.", Fix("merge")))
         merged = "damaged" if problems else "yes"
     elif (root / MANIFEST).exists():
         what = f"{MANIFEST}: it cannot be read, so it is not known what the results are."

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
 from featuremill.base.errors import UserError
+from featuremill.config import Config
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
@@ -126,7 +127,11 @@ class ProjectReader:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        self._readers = [RunReader(folder, runs.given) for folder in runs.folders]
+        configs: Sequence[Config | None] = runs.configs or [None] * len(runs.folders)
+        self._readers = [
+            RunReader(folder, runs.given, config)
+            for folder, config in zip(runs.folders, configs, strict=True)
+        ]
 
     def look(self) -> ProjectState:
         """Return how far they are.

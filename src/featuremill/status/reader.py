@@ -8,14 +8,18 @@ appended. All shards are looked at anew when the plan changes and once a minute.
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from featuremill.base.change import told
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
+from featuremill.config import Config, model_of
+from featuremill.config.asked import changes_of_labels, changes_since, changes_since_start
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of
@@ -35,6 +39,7 @@ from featuremill.store.failed import Group, Reason, read_list
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
+from featuremill.workload.weights import json_of
 
 IN_LOGS = {"crash", "hang", "error"}
 """Kinds of failures of which a shard's log has more."""
@@ -47,6 +52,8 @@ MOST_FAILING_PARTS = 100
 MOST_PARTS_A_LOOK = 5
 """So many at once: a look must not take long when a run with many failures is opened."""
 MOST_REASONS = 10
+_OVERRIDDEN = {"--config", "-C"}
+"""Words of a command that change what a config asks for."""
 
 
 @contextlib.contextmanager
@@ -93,10 +100,12 @@ def is_run(root: Path) -> bool:
 
 class RunReader:
     """Reads one run, as often as it is asked to. Commands to type call it as the user `named`
-    it, if that is not the folder `given`."""
+    it, if that is not the folder `given`; if that is a config, `config` is what it asks for."""
 
-    def __init__(self, given: Path, named: Path | None = None) -> None:
-        self._given, self._named = given, named or given
+    def __init__(
+        self, given: Path, named: Path | None = None, config: Config | None = None
+    ) -> None:
+        self._given, self._named, self._config = given, named or given, config
         self._results = Results(run_lock.whole_path(given))
         self._mark: Mark | None = None
         """Of the plan.json that was read."""
@@ -137,6 +146,10 @@ class RunReader:
             self.take_plan()
             if self._plan:
                 self.read_planned(state)
+                state.problems[:0] = self._changes(state, self._plan)
+                report = self._results.root / "report.html"
+                if self._config and changes_of_labels(report, self._config, self._folder):
+                    state.delivery = state.delivery._replace(reported="older")
             elif must_be or is_run(self._results.root):
                 self._read_unplanned(state)
             else:
@@ -145,6 +158,36 @@ class RunReader:
             commands = Commands(self._results.root, self._named, self._plan)
             _say_what_to_type(state, self._results, commands)
         return state
+
+    def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
+        """Return that the config, or the last start of the run, asks for something else than what
+        was planned, and how making its weights failed."""
+        owner = state.activity.owner
+        config, who = self._config, str(self._named)
+        if owner and (config is None or _OVERRIDDEN & {*shlex.split(owner.command)}):
+            changes = changes_since_start(plan, owner.asked)
+            who = f"the last start ({owner.command})"
+        else:
+            changes = changes_since(plan, config, self._folder) if config else []
+        if not changes:
+            return []
+        fix = Fix("plan", seen_by="snakemake")
+        working = run_lock.working_folder(self._results.root)
+        of_another = owner and owner.config and (working / owner.config).resolve()
+        if config and of_another and of_another != self._named.resolve():
+            other = shown(of_another)
+            fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
+        what = f"{self._given} is not of what {who} asks for ({told(changes)})."
+        made = config and model_of(config)
+        weights = json_of(made, config.workload) if config and made else ""
+        weights = owner.weights if owner and not config else weights
+        failed = problems_before_plan(self._results, weights) if weights else []
+        return [Problem("config_changed", what, fix), *failed]
+
+    @property
+    def _folder(self) -> Path:
+        """The folder that paths of a config are seen from."""
+        return run_lock.working_folder(self._results.root)
 
     def _activity(self) -> Activity:
         """Return who is at the run as a whole: its Snakemake, a plan or a merge."""

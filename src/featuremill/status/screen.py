@@ -20,6 +20,7 @@ from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.project import ProjectState
 from featuremill.status.state import Phase, RunState
 from featuremill.status.view import SEPARATOR, duration, pace, short, verdict
+from featuremill.workload.weights import model_told
 
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
@@ -85,6 +86,8 @@ def screen(now: RunState, width: int) -> RenderableType:
     beginning; one that is too narrow, of each cell."""
     title = Text.assemble((one_line(plain(str(now.given))), "bold"), "  ")
     title.append(verdict(now), WARN if now.phase in ("unknown", "idle") else GOOD)
+    if now.plan and (model := model_told(now.plan.settings)):
+        title.append(f"  {one_line(plain(model))}", QUIET)
     parts: list[RenderableType] = [_cropped(title)]
     if now.trouble:
         parts.append(_cropped(Text(one_line(now.trouble), BAD)))

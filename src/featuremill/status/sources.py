@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from featuremill.base.errors import IntegrityError
+from featuremill.base.file_times import came_at
 from featuremill.base.log import last_error
-from featuremill.status.commands import Fix, Problem
+from featuremill.status.commands import Fix, Problem, SeenBy
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
@@ -21,8 +22,9 @@ from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
 
 MOST_HASHED = 100_000_000
-"""Bytes of an input that was written after the plan and is hashed at once: Snakemake plans a larger
-one again, whatever is in it, so a sentence that it may have changed does not stand for ever."""
+"""Bytes of inputs that were written, or came there, after the plan and are hashed at once.
+Snakemake plans a larger one again, whatever is in it, so a sentence that it may have changed does
+not stand for ever."""
 CHANGED = "has changed since it was planned"
 
 
@@ -46,6 +48,10 @@ def check_sources(
             f"plan.json: here is {others}, which it was made for; the next run computes all anew."
         )
         yield Problem("version_changed", what, Fix("plan"))
+    yield from _check_options(results, plan, is_merged)
+
+
+def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Problem]:
     for name, sha256 in plan.settings.files.items():
         named = str(plan.execution.get(name))
         path, shown = results.placed(named), f"options.{name}: {named}"
@@ -55,21 +61,33 @@ def check_sources(
             yield Problem("option_changed", f"{shown} {CHANGED}.", Fix("plan"))
 
 
+def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
+    """Yield which inputs, and files of options, that are there are not what was planned."""
+    problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
+    return (one.what for one in problems if one.code in ("input_changed", "option_changed"))
+
+
 def _check_inputs(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
+    left_bytes = MOST_HASHED
     for entry in plan.inputs:
         path, shown = results.placed(entry.path), f"{entry.path}: this input"
         is_late = is_newer(path, results.plan)
-        is_large = entry.bytes > MOST_HASHED
+        is_large = entry.bytes > left_bytes
         if not path.exists():
             yield _gone("input", shown, is_merged)
-        elif not has_size(path, entry.bytes):
+            continue
+        # An older file may have taken its place: Snakemake goes by times of writing.
+        is_touched = came_at(path) > results.plan.stat().st_mtime
+        if not has_size(path, entry.bytes):
             fix = Fix("plan", seen_by="snakemake" if is_late else "start")
             yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
-        elif verifies or (is_late and not is_large):
+        elif verifies or (is_touched and not is_large):
+            left_bytes -= entry.bytes
             if sha256_of(path) != entry.sha256:
-                fix = Fix("plan", seen_by="snakemake" if is_late else "nobody")
+                unseen: SeenBy = "start" if is_touched and not is_large else "nobody"
+                fix = Fix("plan", seen_by="snakemake" if is_late else unseen)
                 yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
         elif is_late:
             what = f"{shown} is newer than the plan; --verify checks whether it changed."

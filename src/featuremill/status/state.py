@@ -19,6 +19,7 @@ from featuremill.store import run_lock
 from featuremill.store.delivery import Written
 from featuremill.store.failed import Group
 from featuremill.store.plan import Plan
+from featuremill.workload.weights import model_told
 
 VERSION, VERSION_NOW = 2, 2
 """Of the JSON of `status`, and of `top`: of a run, and of a config with several runs."""
@@ -203,6 +204,7 @@ class RunState:
             "run": plan.run if plan else None,
             "recipe": plan.recipe if plan else None,
             "workload": plan.workload if plan else None,
+            "model": (model_told(plan.settings) or None) if plan else None,
             "state": STATES[self.exit_status],
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,

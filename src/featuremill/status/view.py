@@ -7,14 +7,17 @@ import functools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 from featuremill.base import words
+from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.commands import Problem
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
+from featuremill.workload.weights import made_by
 
 WIDTH = 80
 LABEL = 11
@@ -47,7 +50,11 @@ PHASES = {
 SEPARATOR = " · "
 LONG_SECONDS, DAY_SECONDS = 600, 64_800
 """From how long on the hour of the end is shown; and its day."""
-REPORTED = {"no": "none yet", "yes": "report.html", "older": "older than the results"}
+REPORTED = {
+    "no": "none yet",
+    "yes": "report.html",
+    "older": "older than the results or labels",
+}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {
@@ -118,6 +125,10 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
         counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
         if counts:
             text = ", ".join(counts) + LATER[stands]
+        if stands == "no" and not text and Path(one.files[-1]).exists():
+            text = f"{Path(one.missing()[0]).name} is gone"
+        if changes := one.changes():
+            text = f"{text or STEPS[stands]} ({told(changes)})"
         made.append((one.label, f"{one.files[-1]}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]
@@ -167,7 +178,8 @@ def _stages(state: RunState) -> Iterator[tuple[str, str]]:
     shards = counted(len(state.shards), "shard")
     if plan.store:
         distinct += f" ({plan.num_taken:,} from the store)"
-    yield "Plan", f"{distinct} in {shards} ({plan.workload}, recipe {plan.recipe[:8]})"
+    by = plain(made_by(plan.settings))
+    yield "Plan", f"{distinct} in {shards} ({by}, recipe {plan.recipe[:8]})"
     yield "Parts", _parts(state)
     if by_gpu := _by_gpu(state):
         yield "GPUs", by_gpu

@@ -14,11 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
+from featuremill.base.change import Change
 from featuremill.base.errors import UserError
+from featuremill.base.file_times import came_at
 from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
 
@@ -43,6 +46,10 @@ Several = Annotated[
 """One or several texts; a single one needs no brackets."""
 Name = Annotated[str, AfterValidator(plain_name)]
 """A name that may be a folder's."""
+
+
+MOST_NAMED = 20
+"""Input files of which each is looked at by itself, once some of them are others."""
 
 
 class Ahead(NamedTuple):
@@ -114,8 +121,8 @@ class Made(NamedTuple):
     files: Sequence[str]
     """What Snakemake is asked for. The last one is written last; status shows it."""
     made_of: Sequence[str]
-    """Input files. If one of them is newer, the files are outdated, unless `is_other` returns
-    False: Snakemake compares the content of small files."""
+    """Input files. If one of them is newer, the files are outdated, unless `is_other` finds that
+    its content is the same."""
     logs: Sequence[str]
     """Logs of the jobs that make it, in order."""
     removable: Sequence[str]
@@ -123,22 +130,49 @@ class Made(NamedTuple):
     killed job left in a folder."""
     progress: Callable[[], str] = str
     """Returns the progress in a few words while it is made; "" if unknown."""
-    is_other: Callable[[Sequence[str]], bool] = bool
-    """Returns whether the newer ones of `made_of` really differ from what the files were made
-    of."""
+    is_other: Callable[[Sequence[str]], bool] | None = None
+    """Returns whether files of `made_of` differ from what the files were made of, by the digests
+    that these have. It gets those that were written or came there since: a copy may be older."""
+    asked: Mapping[str, Any] = MappingProxyType({})
+    """What the config asks for, by key, as far as the finished files list it."""
+    made_by: Callable[[], Mapping[str, Any]] = dict
+    """Returns the same, as the finished files list it."""
     figures: Callable[[], Mapping[str, int]] = dict
     """Returns counts of the finished files, such as fragments."""
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
 
     def stands(self) -> Literal["no", "yes", "older"]:
-        """Return whether all files exist; "older" if an input has changed since."""
-        last = Path(self.files[-1])
-        if not last.exists():
+        """Return whether all files exist; "older" if an input has changed since, or if the config
+        asks for something else."""
+        if self.missing():
             return "no"
+        return "older" if self.changes() or self.others() else "yes"
+
+    def missing(self) -> list[str]:
+        """Return the files that do not exist."""
+        return [path for path in self.files if not Path(path).exists()]
+
+    def changes(self) -> list[Change]:
+        """Return what the config asks for otherwise than what the files were made by."""
+        made_by = self.made_by() if Path(self.files[-1]).exists() else {}
+        return [
+            Change(key, made_by[key], value)
+            for key, value in self.asked.items()
+            if key in made_by and made_by[key] != value
+        ]
+
+    def others(self) -> list[str]:
+        """Return the input files that differ from what the files were made of, as far as that is
+        known; those that are gone do not."""
+        made = Path(self.files[-1]).stat().st_mtime
         there = [path for path in self.made_of if Path(path).exists()]
-        late = [path for path in there if Path(path).stat().st_mtime > last.stat().st_mtime]
-        return "older" if self.is_other(late) else "yes"
+        if self.is_other is None:
+            return [path for path in there if Path(path).stat().st_mtime > made]
+        late = [path for path in there if came_at(Path(path)) > made]
+        if not self.is_other(late):
+            return []
+        return [p for p in late[:MOST_NAMED] if self.is_other([p])] or late or [*self.made_of]
 
 
 class Command(NamedTuple):

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from featuremill.step import Made, Project
 
@@ -32,8 +32,11 @@ class Table(NamedTuple):
         stem = table.removesuffix(self.suffix)
         return f"{stem}.json", f"{stem}{self.beside}", table
 
-    def made(self, name: str, project: Project, made_of: Sequence[str]) -> Made:
-        """Return the table that the config calls `name`, with what belongs to it."""
+    def made(
+        self, name: str, project: Project, made_of: Sequence[str], asked: Mapping[str, Any]
+    ) -> Made:
+        """Return the table that the config calls `name`, with what belongs to it; `asked` are keys
+        of the card, as the config has them."""
         files = self.files(self.of(name, project))
         return Made(
             f"{self.key}.{name}",
@@ -41,7 +44,9 @@ class Table(NamedTuple):
             made_of,
             [f"{project.logs}/{self.key}/{name}.log"],
             [f"{project.folder}/{self.key}"],
-            is_other=partial(_is_other, Path(files[0])),
+            is_other=partial(_is_other, Path(files[0]), made_of),
+            asked=asked,
+            made_by=partial(_known, Path(files[0])),
             figures=partial(_figures, Path(files[0]), self.figures),
         )
 
@@ -51,14 +56,22 @@ def _figures(card: Path, names: Sequence[str]) -> Mapping[str, int]:
     return {name: counts[name] for name in names}
 
 
-def _is_other(card: Path, late: Sequence[str]) -> bool:
-    """Tell whether one of these files has another content than when the table was made."""
+def _known(card: Path) -> Mapping[str, Any]:
+    from featuremill.store.files import read_json
+
+    return read_json(card) or {}
+
+
+def _is_other(card: Path, made_of: Sequence[str], late: Sequence[str]) -> bool:
+    """Tell whether the table was made of other files, or one of those in `late` has another content
+    than it had then."""
     from featuremill.store.files import sha256_of
 
-    if not late:
-        return False
-    known = json.loads(card.read_text("utf-8"))["made_of"] if card.exists() else {}
-    return any(known.get(path) != sha256_of(Path(path)) for path in late)
+    known = _known(card).get("made_of", {})
+    names = {str(Path(path)) for path in made_of}
+    return names != {*known} or any(
+        known[str(Path(path))] != sha256_of(Path(path)) for path in late
+    )
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:

@@ -111,6 +111,8 @@ class Delivery(JsonFile):
     counts: Accounts
     outputs: dict[str, Written]
     """By file name."""
+    beside: list[str] = []
+    """The files that merge wrote besides them; early results and partial ones do not have it."""
     parts: dict[str, str]
     """The digest of each shard's part."""
     gpu_seconds: Number = 0

@@ -103,6 +103,9 @@ class Plan(JsonFile):
     settings: Settings
     execution: dict[str, Any] = {}
     """Options that do not determine the values, such as paths of files."""
+    asked: dict[str, Any] = {}
+    """The options that do, as the config has them, with "auto" where that stands there; early plans
+    do not have it."""
     device: Literal["auto", "cuda", "cpu"]
     """As the config has it."""
     gpus: int = 1

@@ -95,6 +95,11 @@ def model_told(settings: Settings) -> str:
         return ""
 
 
+def made_by(settings: Settings) -> str:
+    """Return what computes the values of a recipe: the workload, and its model if there is one."""
+    return " ".join(filter(None, (settings.workload, model_told(settings))))
+
+
 def caution_of(workload: str, options: Mapping[str, Any], *, has_gaps: bool = False) -> str:
     """Return the workload's caution about the model; "" for none.
 

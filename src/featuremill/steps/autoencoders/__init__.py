@@ -26,6 +26,11 @@ COMMANDS = {
         "featuremill.steps.autoencoders.command",
     )
 }
+DELIVERED = (
+    *("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv"),
+    "report.html",
+)
+"""The files of an autoencoder; the page comes last."""
 VARIABLES = variables.OF_TORCHRUN
 Count = Annotated[int, Field(ge=1, strict=True)]
 
@@ -144,11 +149,13 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
         every.append(
             Made(
                 f"{KEY}.{name}",
-                [f"{folder}/report.html"],
+                [f"{folder}/{file}" for file in DELIVERED],
                 [f"{project.features_of(one.of)}/manifest.json"],
                 [f"{logs}.train.log", f"{logs}.report.log"],
                 [folder],
                 partial(_progress, Path(folder)),
+                asked=_options(one),
+                made_by=partial(_made_by, Path(folder)),
             )
         )
         for table, run in encoded(one, project).items():
@@ -157,6 +164,22 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
             label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
             every.append(Made(label, [file], made_of, [log], [file]))
     return every
+
+
+def _options(asked: Autoencoder) -> Mapping[str, Any]:
+    """Return the options that decide the values, as sae.json has them."""
+    from featuremill.steps.autoencoders.command import OPTIONS
+
+    given = {key: getattr(asked, key) for key in OPTIONS}
+    rate = asked.learning_rate
+    return given if rate is None else {**given, "learning_rate": rate}
+
+
+def _made_by(folder: Path) -> Mapping[str, Any]:
+    from featuremill.steps.autoencoders.card import CARD, Card
+
+    found = Card.find(folder / CARD)
+    return found.options.as_json() if found else {}
 
 
 def _progress(folder: Path) -> str:

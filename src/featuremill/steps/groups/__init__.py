@@ -122,6 +122,7 @@ def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
             name,
             project,
             [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
+            {"column": one.column or "sample", "pool": list(one.pool)},
         )
         for name, one in asked.items()
     ]

@@ -28,6 +28,8 @@ COMMANDS = {
         "featuremill.steps.heads.command",
     )
 }
+DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
+"""The files of a head; its card comes last."""
 if TYPE_CHECKING:
     from featuremill.steps.heads.card import Card, Part
 
@@ -252,11 +254,17 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
             every.append(
                 Made(
                     f"{KEY}.{name}",
-                    [card],
+                    [*(f"{folder}/{file}" for file in DELIVERED), card],
                     made_of,
                     [f"{project.logs}/{KEY}/{name}.train.log"],
                     [folder],
                     is_other=partial(_is_other, Path(card), head.labels),
+                    asked={
+                        "column": head.column,
+                        "group": _grouped(head.group),
+                        "kind": head.kind or "logistic",
+                    },
+                    made_by=partial(_made_by, Path(card)),
                 )
             )
         for table, runs in predicted(name, head, project).items():
@@ -283,12 +291,30 @@ def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
     from featuremill.steps.heads.card import Card
     from featuremill.store.files import sha256_of
 
-    if labels is None or any(path != labels for path in late):
-        return bool(late)
-    earlier = Card.find(card) if late else None
-    return bool(
-        earlier and not (earlier.labels and earlier.labels.sha256 == sha256_of(Path(labels)))
-    )
+    others = [Path(path) for path in late if path != labels]
+    if any(path.stat().st_mtime > card.stat().st_mtime for path in others):
+        return True
+    earlier = Card.find(card) if labels in late else None
+    if earlier is None or labels is None:
+        return False
+    return not (earlier.labels and earlier.labels.sha256 == sha256_of(Path(labels)))
+
+
+def _made_by(card: Path) -> Mapping[str, str | None]:
+    from featuremill.steps.heads.card import Card
+
+    found = Card.find(card)
+    if not (found and found.labels):
+        return {}
+    column, group = found.labels.column, _grouped(found.labels.group)
+    return {"column": column, "group": group, "kind": found.kind}
+
+
+def _grouped(column: str | None) -> str | None:
+    """Return the column of groups; None for that of the samples, which a head takes by itself."""
+    from featuremill.inputs.labels import SAMPLE
+
+    return None if column == SAMPLE else column
 
 
 def _num_rows(table: Path) -> int:

@@ -121,7 +121,7 @@ def _refuse_sequences(path: Path) -> None:
         raise UserError(
             f"{path}: this is {kind}, and a head takes features; compute them first: featuremill "
             f"init {shlex.quote(str(path))}, with the model and options of the head, then "
-            f"featuremill run {shlex.quote(config)}, and name the folder results/… of that run here."
+            f"featuremill run {shlex.quote(config)}, and name the folder of that run here."
         )
 
 

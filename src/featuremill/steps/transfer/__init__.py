@@ -169,6 +169,7 @@ def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
             name,
             project,
             [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))],
+            one.model_dump(include={"column", "group", "k", "metric"}),
         )
         for name, one in asked.items()
     ]

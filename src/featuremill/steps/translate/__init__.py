@@ -6,7 +6,7 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Project, Section
@@ -110,10 +110,13 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
         yield (), str(error)
 
 
-def made(asked: SECTION, project: Project) -> Sequence[Made]:  # noqa: ARG001
+def made(asked: SECTION, project: Project) -> Sequence[Made]:
     """Return the fragments."""
+    from featuremill.steps.translate.command import settled
+
     folder = folder_of(project)
     inputs = _inputs(project)
+    options = settled(asked.by, asked.options, lambda name, _: name)
     return [
         Made(
             KEY,
@@ -123,6 +126,8 @@ def made(asked: SECTION, project: Project) -> Sequence[Made]:  # noqa: ARG001
             [folder],
             lock=f"{folder}/{LOCK}",
             is_other=lambda late: _is_other(Path(folder), inputs, late),
+            asked={"by": asked.by, **options},
+            made_by=lambda: _made_by(Path(folder)),
             figures=lambda: _figures(Path(folder)),
         )
     ]
@@ -158,6 +163,13 @@ def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
     if found is None or found.method != METHODS.get(found.by, 1):
         return True
     return not found.is_of_files(inputs, late)
+
+
+def _made_by(folder: Path) -> Mapping[str, Any]:
+    from featuremill.steps.translate.folder import Translation
+
+    found = Translation.find(folder / SUMMARY)
+    return {"by": found.by, **found.options} if found else {}
 
 
 def _figures(folder: Path) -> Mapping[str, int]:

@@ -12,7 +12,7 @@ from featuremill.steps import translate
 
 rule translate:
     input:
-        mill.inputs,
+        lambda wildcards: mill.inputs,
     output:
         multiext(
             f"{translate.folder_of(mill.project)}/",

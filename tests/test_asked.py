@@ -1,0 +1,310 @@
+"""What is shown as done is what the config asks for: run, status, a dry run and a module give the
+same answer to a config, or a file, that is another one than what was planned."""
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from plans import delivery_json, read_sealed, write_sealed
+from programs import Desk, Verbs, random_records
+
+from featuremill.config import runs
+from featuremill.flow.summary import closing_words
+from featuremill.status import view
+from featuremill.status.project import ProjectReader
+from featuremill.step import Made
+from featuremill.steps import autoencoders
+from featuremill.store import run_lock
+from featuremill.store.results import Results
+
+RECORDS = random_records(30)
+LONG_AGO = 1_500_000_000
+VECTORS = {"vectors": "composition"}
+CONFIG = {
+    "run": "my",
+    "inputs": "in.fa",
+    "workload": "composition",
+    "options": {"hydropathy": True},
+    "outputs": "parquet",
+    "labels": {"file": "labels.csv", "column": "kind"},
+    "groups": {"g": {"table": "groups.csv", "column": "kind", **VECTORS}},
+    "transfer": {"t": {"labels": "labels.csv", "column": "kind", **VECTORS}},
+}
+
+
+def table(path, kinds):
+    """Write a table whose rows are of these kinds in turn."""
+    kind = [kinds[n % len(kinds)] for n in range(len(RECORDS))]
+    pd.DataFrame({"id": [id for id, _ in RECORDS], "kind": kind}).to_csv(path, index=False)
+
+
+def write(folder, **changes):
+    (folder / "my.yaml").write_text(yaml.safe_dump(CONFIG | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    """Return the folder of a finished run, which no test changes."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "in.fa").write_text("".join(f">{id}\n{letters}\n" for id, letters in RECORDS))
+    for name in ("labels.csv", "groups.csv"):
+        table(folder / name, "xy")
+    write(folder)
+    Desk(folder, environment).type("featuremill", "run", "my.yaml", "-c", "2")
+    return folder
+
+
+@pytest.fixture
+def desk(finished, tmp_path, environment, monkeypatch):
+    """Return a desk in a copy of it, whose files have their times."""
+    folder = tmp_path / "desk"
+    shutil.copytree(finished, folder)
+    monkeypatch.chdir(folder)
+    return Desk(folder, {**environment, "PATH": f"{Path(sys.executable).parent}:{os.defpath}"})
+
+
+def run(desk, *words, status=0):
+    return desk.type("featuremill", "run", "my.yaml", "-c", "2", *words, status=status).text
+
+
+def look():
+    """Return how my.yaml stands, and the page that says it."""
+    state = ProjectReader(runs.named(Path("my.yaml"))).look_closely()
+    return state, " ".join("\n".join(view.lines(state)).split())
+
+
+def kinds(path):
+    return set(pd.read_csv(path, sep="\t").iloc[:, 1])
+
+
+def test_an_input_may_be_put_away_while_the_config_asks_for_what_was_planned(desk):
+    (desk.folder / "in.fa").unlink()
+    assert "Nothing to be done" in run(desk)
+    before = Path("results/my/manifest.json").read_bytes()
+    write(desk.folder, options={"hydropathy": False})
+    said = run(desk, status=2).splitlines()[-1]
+    assert said == (
+        "my.yaml:6: inputs: in.fa is gone, and results/my has to be made anew of it (hydropathy: "
+        "true → false); put it back, or undo that change."
+    )
+    assert said in run(desk, "-n", status=2)
+    assert Path("results/my/manifest.json").read_bytes() == before
+    Path("labels.csv").rename("away.csv")
+    write(
+        desk.folder, transfer={"t": {"labels": "labels.csv", "column": "kind", "k": 3, **VECTORS}}
+    )
+    assert "transfer.t: labels.csv is gone, and " in run(desk, status=2)
+    write(desk.folder, labels={"file": "labels.csv", "column": "id"}, transfer={})
+    assert "labels: labels.csv: " in run(desk, status=2), "the report is not of that column"
+
+
+def test_contigs_may_be_put_away_while_they_are_cut_as_they_were(tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    (tmp_path / "c.fa").write_text(">c\n" + "ACGGAT" * 200 + "\n")
+    config = {**CONFIG, "inputs": "c.fa", "translate": {"by": "chunks", "window": 300}}
+    for key in ("labels", "groups", "transfer"):
+        del config[key]
+    folder = tmp_path / "results" / "my" / "translate"
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    desk.type("featuremill", "translate", "c.fa", "--by=chunks", "--window=300", "--output", folder)
+    (tmp_path / "c.fa").unlink()
+    assert "translate" not in run(desk, "-n").partition("Job stats")[2].partition("total")[0]
+    config["translate"]["window"] = 500
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    assert "has to be made anew of it (window: 300 → 500)" in run(desk, "-n", status=2)
+
+
+def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
+    """Snakemake goes by times of writing, which a copy keeps."""
+    for name in ("labels.csv", "groups.csv"):
+        old = desk.folder / f"old_{name}"
+        table(old, "pq")
+        os.utime(old, (LONG_AGO, LONG_AGO))
+        shutil.copy2(old, desk.folder / name)
+    state, _ = look()
+    assert state.exit_status == 1 and state.steps == ["older", "older"]
+    assert state.states["my"].delivery.reported == "older"
+    said = run(desk, "-n")
+    assert "groups.g: groups.csv changed since this was made. A run makes it again" in said
+    said = run(desk)
+    for label in ("groups.g", "transfer.t", "results/my/report.html"):
+        assert f"{label}: " in said
+    assert kinds("results/my/groups/g.members.tsv") == kinds("results/my/transfer/t.tsv") == {*"pq"}
+    assert look()[0].exit_status == 0 and look()[0].states["my"].delivery.reported == "yes"
+    assert "extract │" not in said and "plan │" not in said
+
+
+def test_status_of_a_config_that_was_edited_is_not_done(desk):
+    assert look()[0].exit_status == 0
+    write(desk.folder, options={"hydropathy": False})
+    state, said = look()
+    assert state.exit_status == 1 and "Nothing to do" not in said
+    assert "results/my is not of what my.yaml asks for (hydropathy: true → false)." in said
+    assert said.endswith("Type next featuremill run my.yaml -c 2")
+    write(desk.folder, inputs=["in.fa", "more.fa"])
+    assert "(inputs: in.fa → in.fa, more.fa)" in look()[1]
+    write(
+        desk.folder,
+        groups={"g": {"table": "groups.csv", "column": "kind", "pool": "max", **VECTORS}},
+    )
+    state, said = look()
+    assert state.exit_status == 1 and "(pool: mean → max)" in said
+    write(desk.folder)
+    assert look()[0].exit_status == 0
+    # The start of a run that failed asked for something else.
+    last = run_lock.read(Path("results/my"))
+    with run_lock.claim(Path("results/my")) as file:
+        asked = {**last.asked, "hydropathy": False}
+        run_lock.sign(file, last.command, config=last.config, asked=asked)
+    state = ProjectReader(runs.named(Path("results/my"))).look_closely()
+    assert state.exit_status == 1
+    said = " ".join("\n".join(view.lines(state)).split())
+    assert "is not of what the last start (featuremill run my.yaml -c 2) asks for (hydro" in said
+
+
+def test_the_model_is_named(desk):
+    path = Path("results/my/plan.json")
+    plan = read_sealed(path)
+    options = {"model": "mill_t6_8M", "dtype": "fp32"}
+    plan["settings"] |= {"workload": "esm2", "options": options}
+    write_sealed(path, plan | {"workload": "esm2"})
+    state = ProjectReader(runs.named(Path("results/my"))).look_closely()
+    assert "(esm2 mill_t6_8M, recipe " in " ".join(view.lines(state))
+    assert state.as_json()["model"] == "mill_t6_8M"
+
+
+def test_after_a_model_that_failed_the_results_before_are_not_done(desk):
+    (desk.folder / "broken.pt").write_bytes(b"no checkpoint")
+    steps = {"groups": {}, "transfer": {}}
+    write(desk.folder, workload="esm2", options={"model": "./broken.pt"}, **steps)
+    run(desk, status=2)
+    for named, who in (("my.yaml", "my.yaml"), ("results/my", "the last start (")):
+        said = desk.type("featuremill", "status", named, status=1).text
+        said = " ".join(said.split())
+        assert f"is not of what {who}" in said and "(workload: composition → esm2)" in said
+        assert "making the weights failed: broken.pt: " in said
+        assert said.endswith("Type next featuremill run my.yaml -c 2")
+
+
+MODULE = """
+from featuremill import SNAKEFILE
+
+module lab:
+    snakefile: SNAKEFILE
+    config: config["lab"]
+
+use rule * from lab as lab_*
+
+rule made:
+    output: "made.fa"
+    shell: "echo '>a' > {output}"
+"""
+
+
+def test_a_module_refuses_what_a_run_refuses(desk):
+    """But for what a rule makes: that is known once all rules are read."""
+    (desk.folder / "Snakefile").write_text(MODULE)
+    own = {key: CONFIG[key] for key in ("run", "inputs", "workload", "options", "outputs")}
+
+    def typed(*words, status=0, **changes):
+        (desk.folder / "lab.yaml").write_text(yaml.safe_dump({"lab": own | changes}))
+        command = ("snakemake", "-n", "-c", "1", "--configfile", "lab.yaml", *words)
+        return desk.type(*command, status=status).text
+
+    said = typed(inputs="nope.fa", status=2)
+    assert "config of module lab: inputs: nope.fa: this file does not exist; check the path" in said
+    assert "made" in typed(inputs="made.fa")
+    edited = {"options": {"hydropathy": False}}
+    triggers = ("--rerun-triggers", "mtime")
+    said = typed(*triggers, **edited, status=2)
+    assert "results/my was made of another config (hydropathy: true → false)" in said
+    assert "lab_plan" in typed(*triggers, "--forcerun", "lab_plan", **edited)
+    (desk.folder / "in.fa").unlink()
+    assert "in.fa is gone, and results/my has to be made anew" in typed(**edited, status=2)
+
+
+def test_words_of_snakemake_hide_nothing(desk):
+    write(desk.folder, options={"hydropathy": False})
+    said = run(desk, "-n", "--rerun-triggers", "mtime")
+    assert "params and input count, too" in said and "plan " in said.partition("Job stats")[2]
+    assert "(hydropathy: true → false): a run computes all 30 distinct records again" in said
+    for words, sentence in {
+        (
+            "--until",
+            "extract",
+        ): "--until extract: Snakemake has no such job before there is a plan",
+        ("--omit-from", "merge"): "--omit-from merge: Snakemake would plan and compute nothing",
+        ("--omit-from", "report"): "--omit-from report: Snakemake would plan and compute nothing",
+    }.items():
+        assert sentence in run(desk, "-n", *words, status=2)
+
+
+def test_the_closing_words_list_what_was_made(tmp_path):
+    manifest = tmp_path / "manifest.json"
+    counts = {"input": 1, "ok": 1, "failed": 0, "refused": 0, "duplicate": 0}
+    options = {"model": "mill_t6_8M"}
+    told = delivery_json(run="my", counts=counts)
+    told["settings"] |= {"workload": "esm2", "options": options}
+    write_sealed(manifest, told)
+    assert "report.html" not in closing_words(str(tmp_path)), "as after --until merge"
+    report = tmp_path / "report.html"
+    report.touch()
+    os.utime(report, (LONG_AGO, LONG_AGO))
+    assert "report.html" not in closing_words(str(tmp_path)), "it is of earlier results"
+    report.touch()
+    said = closing_words(str(tmp_path))
+    assert f"\n  {report}\n" in said and "1 of 1 record has features (mill_t6_8M):" in said
+
+
+def test_plan_says_what_is_computed_again(tmp_path, environment):
+    verbs = Verbs(tmp_path, environment)
+    plan = verbs.plan(RECORDS)
+    config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
+    config["options"] = {"hydropathy": False}
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(config))
+    words = ("plan", verbs.run_folder.root, "--config", "other.yaml")
+    assert "computed again" not in verbs(*words), "nothing was computed"
+    verbs.plan(RECORDS)
+    verbs.extract(plan)
+    again = (
+        "other values are asked for (hydropathy: true → false): 30 distinct records are computed"
+    )
+    assert again in verbs(*words)
+    assert "computed again" not in verbs(*words), "as the plan before asked"
+
+
+def test_a_file_of_a_step_that_is_gone_is_missed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    one = Made("one", ["a", "b"], [], [], [])
+    Path("b").touch()
+    assert (one.stands(), one.missing()) == ("no", ["a"])
+    Path("a").touch()
+    assert one.stands() == "yes"
+    assert {"sae_weights.safetensors", "features.tsv"} <= {*autoencoders.DELIVERED}
+
+
+def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
+    """By its digest: its time may be that of where it came from."""
+    monkeypatch.chdir(tmp_path)
+    seen = []
+    one = Made("one", ["made"], ["table"], [], [], is_other=lambda late: bool(seen.append(late)))
+    Path("made").touch()
+    os.utime("made", (LONG_AGO + 9, LONG_AGO + 9))
+    Path("table").touch()
+    os.utime("table", (LONG_AGO, LONG_AGO))
+    assert one.stands() == "yes" and seen == [["table"]]
+    plain = Made("one", ["made"], ["table"], [], [])
+    assert plain.stands() == "yes", "without a digest its time counts"
+    os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))
+    assert plain.stands() == "older"
+
+
+@pytest.mark.parametrize("name", ["notes.tsv", "failed.fa", "failed.tsv"])
+def test_what_a_merge_writes_besides_is_missed(desk, name):
+    Results(Path("results/my")).root.joinpath(name).unlink()
+    state, said = look()
+    assert state.exit_status == 1 and f"{name}: it is gone." in said
