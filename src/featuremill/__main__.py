@@ -152,9 +152,10 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
 
 def _name_folder(parsed: argparse.Namespace) -> None:
     """Give a command that takes the folder of one run that folder where a config was typed."""
-    given = getattr(parsed, "run_folder", None)
-    is_config = given is not None and given.suffix in (".yaml", ".yml")
-    if is_config and not getattr(parsed, "takes_configs", False):
+    given: Path | None = getattr(parsed, "run_folder", None)
+    if given is None or getattr(parsed, "takes_configs", False):
+        return
+    if given.suffix in (".yaml", ".yml"):
         from featuremill.config import runs
 
         parsed.run_folder = runs.one(given)
