@@ -109,7 +109,7 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
 @contextlib.contextmanager
 def keeping_old(path: Path, say: Say = log.warning) -> Iterator[Path]:
     """Yield a file to write that then gets the name `path`; an older one with other bytes is moved
-    aside, whoever wrote it. Nothing is recorded: this is for folders of users."""
+    aside, also one that featuremill wrote. Nothing is recorded: this is for folders of users."""
     with replacing(path) as new:
         yield new
         if path.is_file() and path.read_bytes() != new.read_bytes():
