@@ -813,6 +813,7 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     )
     every = gpu_tests._read(seen)
     assert [each["outcome"] for each in every[:2]] == [gpu_tests.BEGUN, "passed"]
+    assert 0 <= every[0]["began_seconds"] < 1000
     found = {each["test"].partition("::")[2]: each for each in every}
     assert {name: each["outcome"] for name, each in found.items()} == {
         "test_right": "passed",
