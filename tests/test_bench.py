@@ -492,7 +492,7 @@ def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_pa
         return receipts[len(folders) - 1]
 
     monkeypatch.setattr(start_up, "timed", timed)
-    monkeypatch.setattr(start_up, "_bare_load", lambda *_: 3.0)
+    monkeypatch.setattr(start_up, "_bare_load", lambda *_: (3.0, {"torch": 1.5}))
     monkeypatch.setattr(start_up.compileall, "compile_dir", lambda *_, **__: None)
     stage = Stage(SHAPES["tiny"], Place("rehearsal"), tmp_path, Sample())
     told = []
@@ -502,12 +502,12 @@ def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_pa
     assert folders[0][1] == folders[1][1], "the second one finds what the first one compiled"
     assert (found["start_up_seconds"], found["cold_start_up_seconds"]) == (5.0, 9.0)
     assert found["parts"] == [
-        {"part": "load", "cold": 8.0, "warm": 4.0},
-        {"part": "torch", "cold": 2.0, "warm": 0.0},
-        {"part": "new", "cold": 0.0, "warm": 1.0},
+        {"part": "load", "cold": 8.0, "warm": 4.0, "bare load": 0.0},
+        {"part": "torch", "cold": 2.0, "warm": 0.0, "bare load": 1.5},
+        {"part": "new", "cold": 0.0, "warm": 1.0, "bare load": 0.0},
     ]
     assert [each["start_up_seconds"] for each in told] == [9.0, 5.0]
-    assert "torch   2.0   0.0" in table.measured("start_up tiny", found)
+    assert "torch   2.0   0.0        1.5" in table.measured("start_up tiny", found)
 
 
 class Card:

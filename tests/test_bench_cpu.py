@@ -455,7 +455,7 @@ def test_the_kernels_table_is_what_a_record_shows(monkeypatch, tmp_path):
 
 
 def test_the_kernels_table_is_that_of_the_records(monkeypatch, tmp_path):
-    (record,) = (ROOT / "bench" / "results").glob("*-attention.json")
+    (record,) = (ROOT / "bench" / "results").glob("*-H200-attention.json")
     before, source = attention.SOURCE.read_text(), tmp_path / "kernel.py"
     source.write_text(before)
     monkeypatch.setattr(attention, "SOURCE", source)

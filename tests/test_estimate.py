@@ -346,7 +346,7 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption(machine):
 
 
 @pytest.mark.parametrize(
-    ("shape", "kind"), product(("650M", "3B"), ("gpu", "our-attention-gpu"))
+    ("shape", "kind"), list(product(("650M", "3B"), ("gpu", "our-attention-gpu")))
 )
 def test_what_was_measured_on_an_h200_is_what_is_said_of_one(shape, kind):
     record = ROOT / "bench" / "results" / f"2026-11-26-NVIDIA-H200-{shape}-{kind}.json"

@@ -868,8 +868,10 @@ def launched(capability, folder, width, heads, dtype, lengths):
             if capability >= 80 and dtype != FP32:
                 pack = packing.pack([np.full(num_rows, 5)], device=torch.device("cuda"))
                 qkv = narrow.new_empty(len(pack.tokens_T), 3, heads, width // heads)
-                attend = triton_attention().attend
-                attend(qkv, pack, turns, tiling=triton_attention().CAUTIOUS)
+                attention = triton_attention()
+                where = divmod(capability, 10), attention.columns(width // heads)
+                tiling = attention.FASTER.get(where, attention.CAUTIOUS)
+                attention.attend(qkv, pack, turns, tiling=tiling)
             if width // heads == 64:
                 qkv = narrow.new_empty(num_rows, 3, heads, 64)
                 ours.rotate_(qkv, turns, positions, torch.empty(2, width))
