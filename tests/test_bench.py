@@ -14,6 +14,7 @@ import sysconfig
 import tarfile
 import venv
 from importlib import metadata
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +42,7 @@ from bench.stage import ROOM, Stage
 from esm2_models import fair_esm, relative_l2, save_fair_esm
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from programs import fasta, is_running, random_records, wait_for
+from programs import Desk, fasta, is_running, random_records, wait_for
 
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
@@ -797,6 +798,19 @@ def test_right(record_property): record_property("l2", 2e-7)
 def test_wrong(): assert 1 == 2, "one is not two"
 def test_left_out(): pytest.skip("needs 40 GB")
 """
+
+
+def test_a_program_that_is_cut_off_tells_what_it_had_said(tmp_path, environment, monkeypatch):
+    join = ForkServerProcess.join
+
+    def cut_off(process, seconds):
+        join(process, seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ForkServerProcess, "join", cut_off)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        Desk(tmp_path, environment).type("featuremill", "status", "results/nowhere")
+    assert "results/nowhere" in stopped.value.__notes__[0]
 
 
 def test_each_test_is_noted_as_it_ends(tmp_path, environment):

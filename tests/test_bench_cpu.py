@@ -300,7 +300,7 @@ def test_the_page_has_the_figures_of_each_gpus_records(tmp_path):
         re.findall(r"\(\.\./bench/results/(.*-gpu\.json)\)", text)
     )
     copy = tmp_path / "page.md"
-    copy.write_text(text.replace("| fair-esm, autocast bf16 |", "| of another day |"), "utf-8")
+    copy.write_text(text.replace("| featuremill, fp16 |", "| of another day |"), "utf-8")
     names = [f"bench/results/{name}" for name in records]
     subprocess.run(
         [sys.executable, "-m", "bench.table", "--page", *names, "--into", str(copy)],
@@ -445,8 +445,8 @@ def test_the_kernels_table_is_what_a_record_shows(monkeypatch, tmp_path):
     ]
     told = attention.adopt({"capability": [9, 0], "cases": cases})
     lines = [
-        '    ((9, 0), 64): Tiling(128, 64, 4, 3),',
-        '    ((9, 0), 32): Tiling(64, 64, 4, 3),',
+        "    ((9, 0), 64): Tiling(128, 64, 4, 3),",
+        "    ((9, 0), 32): Tiling(64, 64, 4, 3),",
     ]
     assert told.splitlines() == lines and "\n".join(lines) in source.read_text()
     nothing = {"capability": [9, 0], "cases": []}

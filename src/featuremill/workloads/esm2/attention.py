@@ -82,7 +82,7 @@ def backends(
 
 
 def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
-    """Return our own kernel, where it runs, and whether it is known to be faster than
+    """Return our own kernel, where it runs, and whether a record shows it to be faster than
     FlashAttention-2."""
     if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
         return [], False
