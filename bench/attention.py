@@ -304,7 +304,7 @@ def best(cases: list[dict[str, Any]], width: int) -> dict[str, Any] | None:
 
 def _is_here(tiling: dict[str, Any] | None) -> bool:
     """Tell whether the kernel still has this: a record of 2026-11-26 has two more ways to turn."""
-    return (tiling or {}).get("rotary", "keys first") == "keys first"
+    return not tiling or "rotary" not in tiling or bool(tiling["rotary"] == "keys first")
 
 
 def line_of(capability: Sequence[int], width: int, row: dict[str, Any]) -> str:

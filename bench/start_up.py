@@ -101,8 +101,8 @@ def _bare_load(stage: Stage, clock: Clock) -> tuple[float, dict[str, float]]:
             told = processes.last_words(log)
             raise processes.ChildError(f"a bare load ended with {status}{told}")
         seconds = time.perf_counter() - started
-    told = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
-    return seconds, json.loads(told[-1])
+    parts = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
+    return seconds, json.loads(parts[-1])
 
 
 def timed(
