@@ -218,6 +218,10 @@ class Flow:
         self._rule = internals.rule_name(workflow, "{}")
         """What another workflow calls a rule of this one."""
         self._is_checked = not internals.is_main(workflow)
+        has_prefix = any(run.folder != run.results for run in self.runs.values())
+        self._are_records_checked = (
+            not internals.is_main(workflow) or internals.only_looks() or has_prefix
+        )
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -268,6 +272,21 @@ class Flow:
                 return
             for run in self.runs.values():
                 preflight.refuse_unseen_edits(run.there, run.folder, self._module)
+
+    @property
+    def checked_together(self) -> list[str]:
+        """The runs whose plans are awaited before any of them is computed: all of several, where a
+        step checks their records."""
+        is_one = len(self.runs) == 1
+        return [] if is_one or not project.checks_records(self._named) else [*self.runs]
+
+    def check_records(self) -> None:
+        """Have steps check the records, once in the main process, before any is computed."""
+        if self._are_records_checked:
+            return
+        self._are_records_checked = True
+        with screen.ending_with_it():
+            preflight.refuse_records(self._named)
 
     @property
     def _by_weights(self) -> dict[str, Run]:

@@ -23,7 +23,7 @@ from featuremill.base.change import told
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Config, asked, files_of, model_key, model_of
-from featuremill.config.project import Project, problems_of_files
+from featuremill.config.project import Project, problems_of_files, problems_of_records
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
@@ -661,6 +661,16 @@ def refuse_missing_of_steps(
     for one, path in missing:
         where = _where(named, one.label)
         raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
+
+
+def refuse_records(named: Project) -> None:
+    """Refuse what steps would refuse of the planned records in a job, after all are computed."""
+    if all(is_computed(str(folder)) for folder in named.folders):
+        return
+    with refusing():
+        problems = list(problems_of_records(named))
+    if problems:
+        raise RefusedError("\n".join(problems))
 
 
 def _where(named: Project, label: str) -> str:

@@ -39,7 +39,8 @@ class Told(NamedTuple):
     of: str
     """What the names should be of: "record of results/my"."""
     has_samples: bool
-    log: logging.Logger
+    log: logging.Logger | None
+    """Warns of names of none."""
 
 
 class Label(NamedTuple):
