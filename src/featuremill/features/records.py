@@ -106,11 +106,11 @@ class Planned(Records):
             IntegrityError: the ledger is not that of the plan.
         """
         folder = Results(Path(run))
-        self.inputs = folder.read_plan_of_manifest().inputs
+        self.inputs = folder.read_plan().inputs
         first, ordinals = 0, [np.empty(0, np.int64)]
         for batch in ledger.batches(folder.records, ["status"]):
             is_planned = pc.equal(batch["status"].cast(pa.string()), "planned")
-            ordinals.append(first + pc.indices_nonzero(is_planned).to_numpy())
+            ordinals.append(first + pc.indices_nonzero(is_planned).to_numpy().astype(np.int64))
             first += batch.num_rows
         super().__init__(folder, LedgerRows(folder.records, np.concatenate(ordinals)))
 

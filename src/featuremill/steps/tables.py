@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -95,6 +95,13 @@ def has_samples(project: Project, folder: str) -> bool:
 def stands(made: Sequence[Made], label: str) -> bool:
     """Return whether what status calls `label` is finished: no job is going to read its table."""
     return next(one for one in made if one.label == label).stands() == "yes"
+
+
+def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:
+    """Return whether a table, if any, and features of finished runs elsewhere are there: a rule of
+    another workflow may still have to make them."""
+    others = (Path(one, "manifest.json") for one in folders if one not in project.features.values())
+    return all(path.exists() for path in (*map(Path, filter(None, [table])), *others))
 
 
 def listed_in(folder: str, project: Project, column: str | None) -> Listed:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples, listed_in, stands, words_of
+from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
 
 KEY = "groups"
 TAKES_SAMPLES = True
@@ -126,6 +126,8 @@ def problems_of_records(
 
     for name, one in asked.items():
         of = project.features_of(one.of)
+        if not are_there(one.table, [of], project):
+            continue
         table = Path(one.table) if one.table else None
         id_column = one.id_column or ""
         chosen = Chosen(Path(of), table, one.column, one.vectors, one.pool, Path(), id_column)

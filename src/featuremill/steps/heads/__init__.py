@@ -13,7 +13,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
-from featuremill.steps.tables import has_samples, listed_in, stands, words_of
+from featuremill.steps.tables import are_there, has_samples, listed_in, stands, words_of
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -195,8 +195,8 @@ def problems_of_records(
 
     fragments = fragments_of(project)
     for name, head in asked.items():
-        if head.column:
-            runs = features_of(head, project)
+        runs = features_of(head, project)
+        if head.column and are_there(head.labels, runs, project):
             chosen = train.Chosen(
                 [Path(run) for run in runs],
                 Path(head.labels) if head.labels else None,
@@ -250,9 +250,10 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     else:
         return ()
     if len(classes) < 2:
+        (only,) = classes
         raise UserError(
-            f"{table}: {head.column!r} is {clipped(next(iter(classes)))!r} wherever it is filled in; a head "
-            "needs at least two classes, so label others, too."
+            f"{table}: {head.column!r} is {clipped(only)!r} wherever it is filled in; a head needs "
+            "at least two classes, so label others, too."
         )
     return classes
 

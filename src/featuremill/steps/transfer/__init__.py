@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples, listed_in, stands, words_of
+from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
 
 KEY = "transfer"
 TAKES_SAMPLES = True
@@ -143,6 +143,8 @@ def problems_of_records(
 
     for name, one in asked.items():
         *_, folder = features_of(one, project)
+        if not are_there(one.labels, [folder], project):
+            continue
         chosen = Chosen(
             Path(),
             Path(folder),
