@@ -103,7 +103,7 @@ class Planned(Records):
 
         Raises:
             UserError: there is no plan.
-            IntegrityError: the ledger is not that of the plan.
+            IntegrityError: the plan is damaged.
         """
         folder = Results(Path(run))
         self.inputs = folder.read_plan().inputs

@@ -385,6 +385,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         preflight.refuse_sheet(workflow, checked)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
+            preflight.refuse_store(run.config, run.named, run.places)
             # What a step makes of the inputs has a name of ours.
             given = {"inputs": checked.inputs, "samples": checked.samples}
             refuse_patterns(run.config.model_copy(update=given))

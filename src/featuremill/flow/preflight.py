@@ -31,7 +31,7 @@ from featuremill.inputs import labels, samples, source
 from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
-from featuremill.store import command_line, formats, ours, run_lock
+from featuremill.store import command_line, formats, ours, run_lock, shared
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
@@ -601,6 +601,12 @@ def refuse_missing_here(config: Config, named: str, places: Places) -> None:
             key = "file" if column in labels.names_of(Path(table)) else "column"
         with refusing(f"{places.get(('labels', key), named)}: labels"):
             labels.check(Path(table), column, bool(config.samples), config.labels.id_column)
+
+
+def refuse_store(config: Config, named: str, places: Places) -> None:
+    """Refuse stores, of the config or else of the environment, whose first is only read."""
+    with refusing(places.get(("store",), named) if config.store else ""):
+        shared.refuse_unwritable(config.store)
 
 
 def refuse_sheet(workflow: Any, named: Project) -> None:
