@@ -14,6 +14,7 @@ from test_contigs import begun, contigs
 from featuremill.config import project
 from featuremill.flow import preflight
 from featuremill.flow.screen import RefusedError
+from featuremill.store import shared
 
 RECORDS = random_records(24)
 IDS = [id for id, _ in RECORDS]
@@ -267,3 +268,51 @@ def test_nothing_is_read_where_no_step_checks_or_all_is_computed(desk, monkeypat
     monkeypatch.setattr(preflight, "is_computed", lambda _: False)
     preflight.refuse_records(found)
     assert asked
+
+
+@pytest.mark.parametrize(
+    ("stores", "sentence"),
+    [
+        ("ftp:/host/x", "ftp:/host/x: an address begins with ftp://, and a folder of such a name"),
+        (
+            "nope://x",
+            "nope://x: no address begins with nope://; known are file, http, https and s3",
+        ),
+        (["mine", "nope://x"], "nope://x: no address begins with nope://; known are file, http, "),
+        ("https://host/x", "https://host/x: it is only read; name a folder of yours before it."),
+    ],
+)
+def test_an_address_that_nothing_reads_is_refused_with_its_line(
+    tmp_path, environment, monkeypatch, stores, sentence
+):
+    desk = Labelled(tmp_path, environment)
+    (tmp_path / "in.fa").write_text(fasta(RECORDS))
+    desk.configure(store=stores)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RefusedError) as error:
+        begun(Path("my.yaml"))
+    assert error.value.status == 2
+    assert re.match(rf"my.yaml:3: store: {re.escape(sentence)}", str(error.value))
+    desk.configure()
+    monkeypatch.setenv("FEATUREMILL_STORE", stores if isinstance(stores, str) else ":".join(stores))
+    with pytest.raises(RefusedError, match=f"^FEATUREMILL_STORE: {re.escape(sentence)}"):
+        begun(Path("my.yaml"))
+    if isinstance(stores, str):
+        said = desk.type("featuremill", "store", "--store", stores, status=2).err
+        assert f"store: {stores}: " in " ".join(said.split())
+    assert {path.name for path in tmp_path.iterdir()} == {"in.fa", "my.yaml"}
+
+
+@pytest.mark.parametrize(
+    ("text", "stores"),
+    [
+        ("a:/b", ["a", "/b"]),
+        ("a:https://host:80/x", ["a", "https://host:80/x"]),
+        ("local:/institute:file:///x", ["local", "/institute", "file:///x"]),
+    ],
+)
+def test_folders_of_the_environment_stay_folders(tmp_path, monkeypatch, text, stores):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEATUREMILL_STORE", text)
+    whole = [one if one[0] == "/" or "://" in one else str(tmp_path / one) for one in stores]
+    assert shared.layers([]) == whole

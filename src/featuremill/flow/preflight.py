@@ -600,7 +600,11 @@ def refuse_missing_here(config: Config, named: str, places: Places) -> None:
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
         with refusing(f"{places.get(('labels', key), named)}: labels"):
-            labels.check(Path(table), column, bool(config.samples), config.labels.id_column)
+            told = bool(config.samples), config.labels.id_column
+            labels.check(Path(table), column, *told)
+        if is_other:  # a job is going to read it
+            with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
+                labels.read_ahead(Path(table), column, None, *told, wanted=())
 
 
 def refuse_store(config: Config, named: str, places: Places) -> None:

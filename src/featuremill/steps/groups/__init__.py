@@ -105,7 +105,7 @@ def problems_of_files(
                 told = of_samples, one.id_column or ""
                 labels.check(Path(one.table), one.column, *told)
                 if not stands(made({name: one}, project), f"{KEY}.{name}"):
-                    labels.read(Path(one.table), one.column, None, *told)
+                    labels.read_ahead(Path(one.table), one.column, None, *told)
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:

@@ -222,8 +222,8 @@ def problems_of_records(
 
 
 def classes_of(head: Head, project: Project) -> Collection[str]:
-    """Return the classes that a head trained here may have: those in its labels, as far as they are
-    there.
+    """Return the classes that a head trained here may have: those in its labels, if these can be
+    read before the first job.
 
     Raises:
         UserError: the labels cannot be read, or there are too few.
@@ -236,11 +236,9 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     sheet = Path(project.samples) if is_ours and of_samples else None
     if head.labels:
         table = Path(head.labels)
-        if not table.exists():
-            return ()
-        there = labels.names_of(table)
-        group = head.group if head.group in (None, labels.ID, *there) else None  # of the sheet
-        found, _ = labels.read(table, head.column, group, of_samples, head.id_column or "")
+        there = labels.names_of(table) if table.is_file() else []
+        group = head.group if not of_samples or head.group in (labels.ID, *there) else None
+        found = labels.read_ahead(table, head.column, group, of_samples, head.id_column or "")
         classes = {label.name for label in found.values()}
     elif sheet and sheet.exists():
         table = sheet
@@ -249,7 +247,7 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
             raise UserError(f"{sheet}: no sample has a label in {head.column!r}; fill it in.")
     else:
         return ()
-    if len(classes) < 2:
+    if len(classes) == 1:
         (only,) = classes
         raise UserError(
             f"{table}: {head.column!r} is {clipped(only)!r} wherever it is filled in; a head needs "

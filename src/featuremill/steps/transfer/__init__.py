@@ -118,12 +118,10 @@ def problems_of_files(
                 break
         else:
             try:
-                if Path(one.labels).exists() and not stands(
-                    made({name: one}, project), f"{KEY}.{name}"
-                ):
+                if not stands(made({name: one}, project), f"{KEY}.{name}"):
                     of_samples = has_samples(project, features_of(one, project)[-1])
                     told = one.column, one.group, of_samples, one.id_column or ""
-                    labels.read(Path(one.labels), *told)
+                    labels.read_ahead(Path(one.labels), *told)
             except UserError as error:
                 yield (name, "labels"), str(error)
         try:
