@@ -18,7 +18,7 @@ from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
 from featuremill.store.ledger import SAMPLE, full_ids, samples_of
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -150,7 +150,11 @@ class Features(Records):
         self.settings = delivery.settings
         """What the recipe is the digest of."""
         self.vectors = vectors
-        self.inputs = delivery.inputs
+
+    @property
+    def inputs(self) -> list[Input]:
+        """The files of its records; a sheet of samples comes first."""
+        return self.delivery.inputs
 
     @property
     def is_of_plan(self) -> bool:
