@@ -68,9 +68,10 @@ def layers(asked: Sequence[str]) -> list[str]:
     Raises:
         UserError: as `problem_with` says.
     """
-    stores, told = asked or LAYER.findall(STORE.value()), asked or [STORE.value()]
-    wrong = [] if asked else ONE_SLASH.findall(STORE.value())
-    if problem := problem_with([*filter(WITH_USER.search, told), *wrong, *stores]):
+    text = "" if asked else STORE.value()
+    stores = asked or LAYER.findall(text)
+    split = [*filter(WITH_USER.search, [text]), *ONE_SLASH.findall(text)]  # which `stores` hides
+    if problem := problem_with([*split, *stores]):
         raise UserError(f"{'store' if asked else STORE}: {problem}.")
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in stores]
 
