@@ -749,7 +749,7 @@ def test_a_class_of_which_each_fold_has_copies_is_refused(group):
 
     def examples(sha256s):
         first = SimpleNamespace(digests=lambda: zip(ids, sha256s, strict=True))
-        return _examples(joined, first, found, used, [])
+        return _examples(joined, [first], found, used, [])
 
     _refuse_unfit(examples(ids), used)
     copies = names if group else [name[-1] for name in names]

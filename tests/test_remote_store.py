@@ -242,7 +242,9 @@ def test_a_store_that_cannot_be_read_is_refused_in_a_sentence(
         monkeypatch.setitem(sys.modules, "s3fs", None)
     else:
         monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(UserError, match=r"^store: [a-z0-9]+://[^ ]*: .*;.*\.$") as refused:
+    with pytest.raises(
+        UserError, match=r"^(config: )?store: [a-z0-9]+://[^ ]*: .*;.*\.$"
+    ) as refused:
         Run(tmp_path / "run", *stores).write(FORTY[:3]).plan()
     install = {"lacking": "pip install 'featuremill[remote]'", "s3": "pip install s3fs"}
     assert install.get(where, "") in str(refused.value)
@@ -345,7 +347,9 @@ def test_an_address_with_a_password_is_refused_and_not_shown(monkeypatch):
         config.validate(told)
     assert "secret" not in str(refused.value)
     monkeypatch.setenv("FEATUREMILL_STORE", f"shelf:{address}")
-    with pytest.raises(UserError, match=r"^store: an address has a user or password") as refused:
+    with pytest.raises(
+        UserError, match=r"^FEATUREMILL_STORE: an address has a user or "
+    ) as refused:
         shared.open_layers([])
     assert "secret" not in str(refused.value)
 

@@ -19,8 +19,12 @@ mill.guard_outputs(SNAKEFILE)
 
 
 def receipts(wildcards):
-    """Return the receipts that the plan asks for, once there is a plan."""
-    return mill.of(wildcards).receipts(checkpoints.plan.get(**wildcards).output.plan)
+    """Return the receipts that the plan asks for, once there is a plan and steps can do with it."""
+    plan = checkpoints.plan.get(**wildcards).output.plan
+    for run in mill.checked_together:
+        checkpoints.plan.get(run=run)
+    mill.check_records()
+    return mill.of(wildcards).receipts(plan)
 
 
 def result(name):

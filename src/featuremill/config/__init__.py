@@ -139,6 +139,13 @@ class Records(Section):
                 raise ValueError(shared.WITHOUT_USER)
         return values
 
+    @field_validator("store")
+    @classmethod
+    def _addresses(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+        if problem := shared.problem_with(values):
+            raise ValueError(problem)
+        return values
+
     @field_validator("inputs")
     @classmethod
     def _or_samples(cls, values: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.yaml_lines import Places
 from featuremill.step import (
     ChecksFiles,
+    ChecksRecords,
     MakesProteins,
     MakesRecords,
     TakesSamples,
@@ -172,6 +173,19 @@ def problems_of_files(project: Project) -> Iterator[str]:
     for key, told in project.sections.items():
         if isinstance(one := step_of(key), ChecksFiles):
             yield from _sentences(project, key, one.problems_of_files(told, seen))
+
+
+def checks_records(project: Project) -> bool:
+    """Return whether a step checks the records once they are planned."""
+    return any(isinstance(step_of(key), ChecksRecords) for key in project.sections)
+
+
+def problems_of_records(project: Project) -> Iterator[str]:
+    """Yield what the planned records would make a step's job refuse, and where the config asks for
+    it."""
+    for key, told in project.sections.items():
+        if isinstance(one := step_of(key), ChecksRecords):
+            yield from _sentences(project, key, one.problems_of_records(told, project.seen))
 
 
 def _refuse_problems(project: Project) -> None:

@@ -8,7 +8,8 @@
 
 Vectors come from embeddings.npy, from embeddings.parquet or embeddings/, or, where a run has no
 table, from the parts in its store. They are read in blocks, so a run may be larger than memory.
-`open_parts` gives the parts themselves, with vectors of residues too.
+`open_parts` gives the parts themselves, with vectors of residues too. `Planned` has the records of
+a run before it is computed.
 
 It knows columns of vectors, and no workload that makes them or step that takes them.
 """
@@ -21,7 +22,7 @@ from featuremill.features.opening import (
     open_parts,
 )
 from featuremill.features.parts import Parts
-from featuremill.features.records import Features, Record
+from featuremill.features.records import Features, Listed, Planned, Record
 from featuremill.features.table import Matrix, Rows
 from featuremill.store.failed import Failure
 from featuremill.store.ledger import split_id
@@ -32,8 +33,10 @@ __all__ = [
     "Failure",
     "Features",
     "Index",
+    "Listed",
     "Matrix",
     "Parts",
+    "Planned",
     "Record",
     "Rows",
     "chosen",

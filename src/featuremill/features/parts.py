@@ -210,7 +210,7 @@ class Parts:
             ordinals.append(first + places)
             rows_of.append(rows[places])
             first += batch.num_rows
-        table = _Named(self._folder.records, np.concatenate(ordinals))
+        table = LedgerRows(self._folder.records, np.concatenate(ordinals))
         return table, RecordVectors(self, np.concatenate(rows_of))
 
 
@@ -227,8 +227,8 @@ class RecordVectors:
         return self._parts.take(rows, np.zeros(len(rows), np.int64), self.dtype)
 
 
-class _Named(Table):
-    """Those rows of the ledger that have vectors."""
+class LedgerRows(Table):
+    """Some rows of the ledger, by their `ordinals`."""
 
     def __init__(self, path: Path, ordinals: Rows) -> None:
         super().__init__(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.features.columns import Column
-from featuremill.features.parts import RecordVectors
+from featuremill.features.parts import LedgerRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table
-from featuremill.store import failed
+from featuremill.store import failed, ledger
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
 from featuremill.store.ledger import SAMPLE, full_ids, samples_of
-from featuremill.store.plan import Plan
+from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -35,34 +36,15 @@ class Record(NamedTuple):
     description: str
 
 
-class Features:
-    """One vector a record: all records of a run that have one, in the order of its input.
+class Records:
+    """Records of a run, in the order of its input. A row is a record's number among these, from
+    0."""
 
-    A row is a record's number among these, from 0. Records with equal payloads have equal vectors.
-    """
-
-    def __init__(
-        self,
-        folder: Results,
-        place: Results,
-        delivery: Delivery,
-        column: Column,
-        table: Table,
-        vectors: Stored | RecordVectors | Matrix,
-        check: Callable[[], None],
-    ) -> None:
-        """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
-        self.folder, self.place, self.delivery = folder, place, delivery
-        self._check = check
-        self.plan: Plan | None = folder.find_plan()
-        """It may be newer than the results."""
+    def __init__(self, folder: Results, table: Table) -> None:
+        """`table` says what the rows are."""
+        self.folder, self.table = folder, table
         self.name = str(folder.root)
-        self.column, self.width = column.name, column.width
         self.num_rows = table.num_rows
-        self.recipe: str = delivery.recipe
-        self.settings = delivery.settings
-        """What the recipe is the digest of."""
-        self.table, self.vectors = table, vectors
         self.has_samples = SAMPLE in table.schema.names
         self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
         """Of the table: `full_ids` makes the ids of them."""
@@ -72,27 +54,6 @@ class Features:
         has them; nothing of a run without."""
         return samples_of(self.folder.records) if self.has_samples else {}
 
-    def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
-        """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
-        in the number type of the results."""
-        enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
-        first, lot = 0, list[Matrix]()
-        for start, vectors in self.vectors_in_blocks(enough):
-            lot.append(vectors)
-            end = start + len(vectors)
-            if end - first >= enough or end == self.num_rows:
-                yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
-                first, lot = end, []
-
-    def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
-        """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
-        row."""
-        if isinstance(self.vectors, Stored):
-            yield from self.vectors.blocks(num_rows)
-            return
-        for start in range(0, self.num_rows, num_rows):
-            yield start, self.vectors[start : start + num_rows]
-
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
         found = np.empty(len(rows), object)
@@ -100,10 +61,6 @@ class Features:
             found[places] = full_ids(batch).to_pylist()
         ids: list[str] = found.tolist()
         return ids
-
-    def take(self, rows: Rows) -> Matrix:
-        """Return the vectors (rows, width) of `rows`, which are in any order."""
-        return self.vectors[rows]
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the rows of those of `ids` that are there, by one reading of all ids; for very
@@ -135,6 +92,100 @@ class Features:
         for _, batch in self.table.batches([*self.id_columns, "sha256"]):
             yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
+
+class Planned(Records):
+    """Those records of a planned run that are going to have a vector, unless they fail."""
+
+    is_of_plan = True
+
+    def __init__(self, run: str | Path) -> None:
+        """Read the ledger of `run`, such as "results/demo".
+
+        Raises:
+            UserError: there is no plan.
+            IntegrityError: the plan is damaged.
+        """
+        folder = Results(Path(run))
+        self.inputs = folder.read_plan().inputs
+        first, ordinals = 0, [np.empty(0, np.int64)]
+        for batch in ledger.batches(folder.records, ["status"]):
+            is_planned = pc.equal(batch["status"].cast(pa.string()), "planned")
+            ordinals.append(first + pc.indices_nonzero(is_planned).to_numpy().astype(np.int64))
+            first += batch.num_rows
+        super().__init__(folder, LedgerRows(folder.records, np.concatenate(ordinals)))
+
+    def failures(self) -> Iterator[Record]:
+        """Yield the records without a vector, as far as they are known: those that are refused."""
+        every = Table(self.folder.records)
+        for _, batch in every.batches([*self.id_columns, "status"]):
+            is_refused = pc.equal(batch["status"].cast(pa.string()), "refused")
+            for id in full_ids(batch).filter(is_refused).to_pylist():
+                yield Record(id, 0, "", "")
+
+
+class Features(Records):
+    """One vector a record: all records of a run that have one, in the order of its input.
+
+    Records with equal payloads have equal vectors.
+    """
+
+    def __init__(
+        self,
+        folder: Results,
+        place: Results,
+        delivery: Delivery,
+        column: Column,
+        table: Table,
+        vectors: Stored | RecordVectors | Matrix,
+        check: Callable[[], None],
+    ) -> None:
+        """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
+        super().__init__(folder, table)
+        self.place, self.delivery = place, delivery
+        self._check = check
+        self.plan: Plan | None = folder.find_plan()
+        """It may be newer than the results."""
+        self.column, self.width = column.name, column.width
+        self.recipe: str = delivery.recipe
+        self.settings = delivery.settings
+        """What the recipe is the digest of."""
+        self.vectors = vectors
+
+    @property
+    def inputs(self) -> list[Input]:
+        """The files of its records; a sheet of samples comes first."""
+        return self.delivery.inputs
+
+    @property
+    def is_of_plan(self) -> bool:
+        """Whether the last plan is that of the results; also where there is none."""
+        return self.plan is None or self.delivery.is_of(self.plan)
+
+    def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
+        """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
+        in the number type of the results."""
+        enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
+        first, lot = 0, list[Matrix]()
+        for start, vectors in self.vectors_in_blocks(enough):
+            lot.append(vectors)
+            end = start + len(vectors)
+            if end - first >= enough or end == self.num_rows:
+                yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
+                first, lot = end, []
+
+    def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
+        """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
+        row."""
+        if isinstance(self.vectors, Stored):
+            yield from self.vectors.blocks(num_rows)
+            return
+        for start in range(0, self.num_rows, num_rows):
+            yield start, self.vectors[start : start + num_rows]
+
+    def take(self, rows: Rows) -> Matrix:
+        """Return the vectors (rows, width) of `rows`, which are in any order."""
+        return self.vectors[rows]
+
     def check(self) -> None:
         """Compare all bytes that are read with the digests in manifest.json.
 
@@ -149,6 +200,10 @@ class Features:
         path = self.place.root / FAILED[0]
         found = failed.read(path) if path.exists() else iter(())
         return (one._replace(id=f"{one.sample}/{one.id}") if one.sample else one for one in found)
+
+
+Listed = Features | Planned
+"""Records by their ids, with vectors or still without."""
 
 
 def _plain(column: pa.Array) -> list[Any]:

@@ -218,6 +218,13 @@ class Flow:
         self._rule = internals.rule_name(workflow, "{}")
         """What another workflow calls a rule of this one."""
         self._is_checked = not internals.is_main(workflow)
+        self._has_prefix = any(run.folder != run.results for run in self.runs.values())
+        self._checks_records = (
+            internals.is_main(workflow)
+            and not (internals.only_looks() or self._has_prefix)
+            and project.checks_records(named)
+        )
+        """Whether steps are still to check the planned records."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -246,7 +253,7 @@ class Flow:
             preflight.refuse_missing(self._workflow, *about, is_made)
             if self._module is None:
                 preflight.refuse_missing_here(run.there, run.named, run.places)
-        if all(run.folder == run.results for run in self.runs.values()):  # no prefix
+        if not self._has_prefix:
             preflight.refuse_missing_of_steps(self._workflow, self._named, is_made)
 
     def _check_once(self) -> None:
@@ -268,6 +275,19 @@ class Flow:
                 return
             for run in self.runs.values():
                 preflight.refuse_unseen_edits(run.there, run.folder, self._module)
+
+    @property
+    def checked_together(self) -> list[str]:
+        """The runs whose plans are awaited before any of them is computed: all of several, where a
+        step checks their records."""
+        return [*self.runs] if self._checks_records and len(self.runs) > 1 else []
+
+    def check_records(self) -> None:
+        """Have steps check the records of all plans, once, before any is computed."""
+        if self._checks_records:
+            self._checks_records = False
+            with screen.ending_with_it():
+                preflight.refuse_records(self._named)
 
     @property
     def _by_weights(self) -> dict[str, Run]:
@@ -365,6 +385,7 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
         preflight.refuse_sheet(workflow, checked)
         for run in checked.runs.values():
             check_outputs(run.config, run.named)
+            preflight.refuse_store(run.config, run.named, run.places)
             # What a step makes of the inputs has a name of ours.
             given = {"inputs": checked.inputs, "samples": checked.samples}
             refuse_patterns(run.config.model_copy(update=given))

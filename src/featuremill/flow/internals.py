@@ -55,6 +55,8 @@ EPILOGUES = (
     "WorkflowError:\nAt least one job did not complete",
 )
 """Beginnings of its messages after failures."""
+AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
+"""Beginnings of its messages where a refusal ends it."""
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """Its message about the profile beside the workflow, which it finds by itself."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
@@ -337,6 +339,11 @@ def is_about_scheduling(record: logging.LogRecord) -> bool:
 def is_epilogue(record: logging.LogRecord) -> bool:
     """Return whether the record repeats that jobs failed."""
     return record.getMessage().startswith(EPILOGUES)
+
+
+def is_after_refusal(record: logging.LogRecord) -> bool:
+    """Return whether the record says no more than that this Snakemake ends."""
+    return record.getMessage().startswith(AFTER_REFUSAL)
 
 
 def exception_of(record: logging.LogRecord) -> str:

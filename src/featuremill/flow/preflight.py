@@ -23,7 +23,7 @@ from featuremill.base.change import told
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Config, asked, files_of, model_key, model_of
-from featuremill.config.project import Project, problems_of_files
+from featuremill.config.project import Project, problems_of_files, problems_of_records
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
@@ -31,7 +31,7 @@ from featuremill.inputs import labels, samples, source
 from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
-from featuremill.store import command_line, formats, ours, run_lock
+from featuremill.store import command_line, formats, ours, run_lock, shared
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
@@ -600,7 +600,17 @@ def refuse_missing_here(config: Config, named: str, places: Places) -> None:
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
         with refusing(f"{places.get(('labels', key), named)}: labels"):
-            labels.check(Path(table), column, bool(config.samples), config.labels.id_column)
+            told = bool(config.samples), config.labels.id_column
+            labels.check(Path(table), column, *told)
+        if is_other:  # a job is going to read it
+            with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
+                labels.read_ahead(Path(table), column, None, *told, wanted=())
+
+
+def refuse_store(config: Config, named: str, places: Places) -> None:
+    """Refuse stores, of the config or else of the environment, whose first is only read."""
+    with refusing(places.get(("store",), named) if config.store else ""):
+        shared.refuse_unwritable(config.store)
 
 
 def refuse_sheet(workflow: Any, named: Project) -> None:
@@ -661,6 +671,16 @@ def refuse_missing_of_steps(
     for one, path in missing:
         where = _where(named, one.label)
         raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
+
+
+def refuse_records(named: Project) -> None:
+    """Refuse what steps would refuse of the planned records in a job, after all are computed."""
+    if all(is_computed(str(folder)) for folder in named.folders):
+        return
+    with refusing():
+        problems = list(problems_of_records(named))
+    if problems:
+        raise RefusedError("\n".join(problems))
 
 
 def _where(named: Project, label: str) -> str:

@@ -174,6 +174,8 @@ def calm_output(workflow: Any) -> Failures:
         if internals.exception_of(record) == RefusedError.__name__:
             print(RefusedError.said, file=sys.stderr)
             return False
+        if RefusedError.status and internals.is_after_refusal(record):
+            return False
         if internals.exception_of(record) == LOCKED and (others := run_lock.living(Path())):
             print(plain(message_of_lock(others)), file=sys.stderr)
             return False

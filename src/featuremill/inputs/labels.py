@@ -31,6 +31,8 @@ SAMPLE = "sample"
 
 CHOOSE_IDS = "call the right one 'id', or name it with --id-column (id_column in a config)"
 IDS_AT_ONCE = 2**17
+MOST_AHEAD_BYTES = 2**23
+"""Size of a table that is read whole before the first job: a few hundred thousand rows."""
 
 
 class Told(NamedTuple):
@@ -39,7 +41,8 @@ class Told(NamedTuple):
     of: str
     """What the names should be of: "record of results/my"."""
     has_samples: bool
-    log: logging.Logger
+    log: logging.Logger | None
+    """Warns of names of none."""
 
 
 class Label(NamedTuple):
@@ -153,6 +156,25 @@ def read(
         for doubt in _doubts({label.name for label in found.values()}):
             log.warning("%s: in %r, %s.", path, column, doubt)
     return found, num_empty
+
+
+def read_ahead(
+    path: Path,
+    column: str,
+    group: str | None,
+    of_samples: bool = False,
+    id_column: str = "",
+    wanted: Container[str] | None = None,
+) -> dict[str, Label]:
+    """Return the labels as `read` does, before the first job; none where the table is not there
+    yet, or is so large that the start would take long.
+
+    Raises:
+        UserError: as `read` does.
+    """
+    if not path.is_file() or path.stat().st_size > MOST_AHEAD_BYTES:
+        return {}
+    return read(path, column, group, of_samples, id_column, wanted)[0]
 
 
 def first_id(path: Path, of_samples: bool = False, id_column: str = "") -> str:

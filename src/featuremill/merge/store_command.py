@@ -95,6 +95,11 @@ def _add_remove(acts: Acts) -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill store`."""
     found = shared.layers([str(arguments.store)] if "store" in arguments else [])
+    if "store" in arguments and shared.is_remote(found[0]):
+        raise UserError(
+            f"store: {found[0]}: this command works on a folder, and this is an address; name the "
+            "store's folder."
+        )
     if not found or shared.is_remote(found[0]):
         raise UserError("store: name the store's folder with --store, or set FEATUREMILL_STORE.")
     store = Path(found[0])

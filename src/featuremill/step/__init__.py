@@ -247,6 +247,17 @@ class ChecksFiles(Protocol):
 
 
 @runtime_checkable
+class ChecksRecords(Protocol):
+    """A step that checks what it is given against the records, before any of these is computed."""
+
+    def problems_of_records(
+        self, asked: Any, project: Project
+    ) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Yield, as `problems` does, errors that would end a job and show in the records' ids. All
+        sets of features are planned: `features.Planned` has the records of each."""
+
+
+@runtime_checkable
 class MakesRecords(Protocol):
     """A step before the features: these are computed from its files instead of the inputs."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.step import Made, Project
+
+if TYPE_CHECKING:
+    from featuremill.features import Listed
 
 
 class Table(NamedTuple):
@@ -87,3 +90,25 @@ def has_samples(project: Project, folder: str) -> bool:
 
     is_ours = folder in project.features.values()
     return bool(project.samples) if is_ours else features.has_samples(folder)
+
+
+def stands(made: Sequence[Made], label: str) -> bool:
+    """Return whether what status calls `label` is finished: no job is going to read its table."""
+    return next(one for one in made if one.label == label).stands() == "yes"
+
+
+def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:
+    """Return whether a table, if any, and features of finished runs elsewhere are there: a rule of
+    another workflow may still have to make them."""
+    others = (Path(one, "manifest.json") for one in folders if one not in project.features.values())
+    return all(path.exists() for path in (*map(Path, filter(None, [table])), *others))
+
+
+def listed_in(folder: str, project: Project, column: str | None) -> Listed:
+    """Return the records of the features in `folder`: of the project as they are planned, of a
+    finished run elsewhere with the vectors `column`."""
+    from featuremill import features
+
+    if folder in project.features.values():
+        return features.Planned(folder)
+    return features.open(folder, column, choosing="vectors:")

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 from featuremill.base.environment import STORE
 from featuremill.base.errors import UserError
+from featuremill.base.words import listed
 from featuremill.store import files
 from featuremill.store.files import read_json, write_json
 from featuremill.store.journal_log import digest_of_file
@@ -44,6 +45,11 @@ FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Modes of published folders and files in a store that all users may read."""
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
 """One of several stores, separated by `:`: an address, perhaps with a port, or a folder."""
+SCHEMES = ("file", "http", "https", "s3")
+"""Of addresses that are read; where fsspec is installed, also those that it lists."""
+ADDRESS = re.compile(r"(\w[\w+.-]*):/(/?)")
+ONE_SLASH = re.compile(r"(?:^|:)((?:ftp|https?|s3):/(?!/)[^:]*)")
+"""In several stores with `:` between, which would be read as two folders."""
 WITH_USER = re.compile(r"://[^/]*@")
 WITHOUT_USER = (
     "an address has a user or password in it, which files of the run would show; leave them out of "
@@ -60,12 +66,43 @@ def layers(asked: Sequence[str]) -> list[str]:
     written.
 
     Raises:
-        UserError: for an address with a user or password, which files of the run would show.
+        UserError: as `problem_with` says.
     """
-    if any(map(WITH_USER.search, asked or [STORE.value()])):
-        raise UserError(f"store: {WITHOUT_USER}.")
-    stores = asked or LAYER.findall(STORE.value())
+    text = "" if asked else STORE.value()
+    stores = asked or LAYER.findall(text)
+    split = [*filter(WITH_USER.search, [text]), *ONE_SLASH.findall(text)]  # which `stores` hides
+    if problem := problem_with([*split, *stores]):
+        raise UserError(f"{'store' if asked else STORE}: {problem}.")
     return [path if is_remote(path) else str(Path(path).expanduser().absolute()) for path in stores]
+
+
+def problem_with(stores: Sequence[str]) -> str:
+    """Return what is wrong with the names of stores: a user or password, which files of the run
+    would show, or an address that nothing reads; "" if nothing is."""
+    for store in stores:
+        if WITH_USER.search(store):
+            return WITHOUT_USER
+        found = ADDRESS.match(store)
+        if found and not found[2]:
+            return (
+                f"{store}: an address begins with {found[1]}://, and a folder of such a name with "
+                "./; write one of both"
+            )
+        if found and found[1] not in SCHEMES and not _is_read_by_fsspec(found[1]):
+            return (
+                f"{store}: no address begins with {found[1]}://; known are {listed(SCHEMES)}, and "
+                "those of fsspec where it is installed (pip install 'featuremill[remote]'), so "
+                "write one of these, or a folder"
+            )
+    return ""
+
+
+def _is_read_by_fsspec(scheme: str) -> bool:
+    try:
+        import fsspec
+    except ImportError:
+        return False
+    return scheme in fsspec.available_protocols()
 
 
 def is_remote(layer: str) -> bool:
@@ -161,9 +198,8 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
     Raises:
         UserError: with the store and the reason.
     """
+    refuse_unwritable(asked)
     stores = [Path(layer) for layer in layers(asked) if not is_remote(layer)]
-    if remote := next(filter(is_remote, layers(asked)[:1]), ""):
-        raise UserError(f"store: {remote}: it is only read; name a folder of yours before it.")
     for number, store in enumerate(stores):
         if number == 0:
             _try_to_write(store)
@@ -176,6 +212,13 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
                 "this one out."
             ) from None
     return stores
+
+
+def refuse_unwritable(asked: Sequence[str]) -> None:
+    """Refuse names of stores of which the first is an address."""
+    if remote := next(filter(is_remote, layers(asked)[:1]), ""):
+        named = "store" if asked else STORE
+        raise UserError(f"{named}: {remote}: it is only read; name a folder of yours before it.")
 
 
 def _try_to_write(store: Path) -> None:

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.base.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples, words_of
+from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
 
 KEY = "groups"
 TAKES_SAMPLES = True
@@ -88,8 +88,8 @@ def problems(
 def problems_of_files(
     asked: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a column that the table or the sheet lacks, and vectors that the features will not
-    have."""
+    """Yield a column that the table or the sheet lacks, wrong rows, and vectors that the features
+    will not have."""
     from featuremill import features
     from featuremill.inputs import labels, samples
 
@@ -102,7 +102,10 @@ def problems_of_files(
             yield (name,), f"{of} is a run without samples; name a table with groups."
         try:
             if one.table and one.column and Path(one.table).exists():
-                labels.check(Path(one.table), one.column, of_samples, one.id_column or "")
+                told = of_samples, one.id_column or ""
+                labels.check(Path(one.table), one.column, *told)
+                if not stands(made({name: one}, project), f"{KEY}.{name}"):
+                    labels.read_ahead(Path(one.table), one.column, None, *told)
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:
@@ -113,6 +116,25 @@ def problems_of_files(
                 features.chosen(ahead.schema, one.vectors, of, "vectors:")
         except UserError as error:
             yield (name, "vectors"), str(error)
+
+
+def problems_of_records(
+    asked: Mapping[str, Groups], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield groups that are not of the records."""
+    from featuremill.steps.groups.write import Chosen, refuse_unfit
+
+    for name, one in asked.items():
+        of = project.features_of(one.of)
+        if not are_there(one.table, [of], project):
+            continue
+        table = Path(one.table) if one.table else None
+        id_column = one.id_column or ""
+        chosen = Chosen(Path(of), table, one.column, one.vectors, one.pool, Path(), id_column)
+        try:
+            refuse_unfit(listed_in(of, project, one.vectors), chosen)
+        except UserError as error:
+            yield (name, "table" if table else "column"), str(error)
 
 
 def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:

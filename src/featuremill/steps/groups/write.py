@@ -23,7 +23,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, listed, records
-from featuremill.features import Features, split_id
+from featuremill.features import Features, Listed, split_id
 from featuremill.inputs import labels
 from featuremill.steps.groups import TABLE, Pool
 from featuremill.store.files import sha256_of
@@ -111,7 +111,7 @@ def pool(chosen: Chosen) -> None:
     if chosen.output.suffix != ".parquet":
         raise UserError(f"{chosen.output}: the table is a .parquet; give such a name.")
     of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    grouping = _grouping(of, chosen)
+    grouping = _grouping(of, chosen, log)
     missing_G = np.zeros(len(grouping.keys), np.int64)
     sums = Sums(len(grouping.keys), of.width)
     counts = Counter[str]()
@@ -141,8 +141,19 @@ def pool(chosen: Chosen) -> None:
     _say(chosen, told["counts"])
 
 
-def _grouping(of: Features, chosen: Chosen) -> Grouping:
-    """Return the groups of the table, or of the samples."""
+def refuse_unfit(of: Listed, chosen: Chosen) -> None:
+    """Refuse groups of which none has a record, before these have vectors.
+
+    Raises:
+        UserError: as `pool` does.
+    """
+    grouping = _grouping(of, chosen, None)
+    if not any(grouping.number_of(id) is not None for id, _ in of.digests()):
+        raise _none_pooled(chosen, of, grouping)
+
+
+def _grouping(of: Listed, chosen: Chosen, log: logging.Logger | None) -> Grouping:
+    """Return the groups of the table, or of the samples; `log` warns of ids of no record."""
     if chosen.table is None:
         return _of_samples(of, chosen.column or labels.SAMPLE)
     if chosen.column is None:
@@ -163,7 +174,7 @@ def _grouping(of: Features, chosen: Chosen) -> Grouping:
     return Grouping(columns, keys, number_of.get, list(found), num_empty)
 
 
-def _of_samples(of: Features, column: str) -> Grouping:
+def _of_samples(of: Listed, column: str) -> Grouping:
     about = of.samples()
     if not about:
         raise UserError(
@@ -225,7 +236,7 @@ def _refuse_not_finite(of: Features, ids: Sequence[str], vectors: features.Matri
         )
 
 
-def _none_pooled(chosen: Chosen, of: Features, grouping: Grouping) -> UserError:
+def _none_pooled(chosen: Chosen, of: Listed, grouping: Grouping) -> UserError:
     if not grouping.ids:
         return UserError(
             f"{of.name}: no sample with features has a group in {chosen.column!r}; fill it in."

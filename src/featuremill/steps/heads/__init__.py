@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
+from featuremill.base.text import clipped
 from featuremill.base.words import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
-from featuremill.steps.tables import has_samples, words_of
+from featuremill.steps.tables import are_there, has_samples, listed_in, stands, words_of
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -149,7 +150,8 @@ def problems(asked: Mapping[str, Head], project: Project) -> Iterator[tuple[tupl
 def problems_of_files(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield labels without the column, missing heads, and heads of other features."""
+    """Yield labels without the column or with wrong rows, missing heads, and heads of other
+    features."""
     from featuremill.features import chosen
     from featuremill.steps.heads.card import CARD, Card
 
@@ -163,6 +165,12 @@ def problems_of_files(
                     is_there = not head.labels or Path(head.labels).is_file()
                     yield (name, key if is_there else "labels"), str(error)
                     break
+            else:
+                if not stands(made({name: head}, project), f"{KEY}.{name}"):
+                    try:
+                        classes_of(head, project)
+                    except UserError as error:
+                        yield (name, "labels" if head.labels else "column"), str(error)
             names = head.of or tuple(project.features)
             for place, of in enumerate(names):
                 column = head.vectors_at(place)
@@ -177,6 +185,75 @@ def problems_of_files(
         else:
             problem = f"{head.folder}: there is no head here; featuremill head import makes one."
             yield (name, "folder"), problem
+
+
+def problems_of_records(
+    asked: Mapping[str, Head], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield labels that are not of the records, and those of too few classes or groups."""
+    from featuremill.steps.heads import train
+
+    fragments = fragments_of(project)
+    for name, head in asked.items():
+        runs = features_of(head, project)
+        if head.column and are_there(head.labels, runs, project):
+            chosen = train.Chosen(
+                [Path(run) for run in runs],
+                Path(head.labels) if head.labels else None,
+                head.column,
+                head.group,
+                Path(fragments) if fragments else None,
+                head.kind or "logistic",
+                head.vectors,
+                Path(folder_of(name, head, project)),
+                seed=0,
+                threads=1,
+                id_column=head.id_column or "",
+            )
+            try:
+                columns = map(head.vectors_at, range(len(runs)))
+                parts = [
+                    listed_in(run, project, column)
+                    for run, column in zip(runs, columns, strict=True)
+                ]
+                train.refuse_unfit(chosen, parts)
+            except UserError as error:
+                yield (name, "labels" if head.labels else "column"), str(error)
+
+
+def classes_of(head: Head, project: Project) -> Collection[str]:
+    """Return the classes that a head trained here may have: those in its labels, if these can be
+    read before the first job.
+
+    Raises:
+        UserError: the labels cannot be read, or there are too few.
+    """
+    from featuremill.inputs import labels, samples
+
+    assert head.column
+    first = features_of(head, project)[0]
+    of_samples, is_ours = has_samples(project, first), first in project.features.values()
+    sheet = Path(project.samples) if is_ours and of_samples else None
+    if head.labels:
+        table = Path(head.labels)
+        there = labels.names_of(table) if table.is_file() else []
+        group = head.group if not of_samples or head.group in (labels.ID, *there) else None
+        found = labels.read_ahead(table, head.column, group, of_samples, head.id_column or "")
+        classes = {label.name for label in found.values()}
+    elif sheet and sheet.exists():
+        table = sheet
+        classes = {*samples.read(sheet).about[head.column]} - {""}
+        if not classes:
+            raise UserError(f"{sheet}: no sample has a label in {head.column!r}; fill it in.")
+    else:
+        return ()
+    if len(classes) == 1:
+        (only,) = classes
+        raise UserError(
+            f"{table}: {head.column!r} is {clipped(only)!r} wherever it is filled in; a head needs "
+            "at least two classes, so label others, too."
+        )
+    return classes
 
 
 def _check_column(head: Head, key: str, column: str, project: Project) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
-from featuremill.features import Features, split_id
+from featuremill.features import Listed, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import SAMPLE, Label
 from featuremill.steps.heads import card
@@ -33,16 +33,17 @@ class Labels(NamedTuple):
 
 
 def read(
-    of: Features,
+    of: Listed,
     table: Path | None,
     column: str,
     group: str | None,
     id_column: str = "",
+    log: logging.Logger | None = log,
 ) -> Labels:
     """Return the labels in `table` or, without one, those of the samples of these features, which
     their sheet has in `column`. The table has ids in `id_column`, or in a column of such a name;
     they are not yet matched. Of samples, `group` may be a column of the sheet, too, and is the
-    sample if there is none.
+    sample if there is none. `log` warns of doubtful labels.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
@@ -67,7 +68,7 @@ def read(
     return Labels(found, num_empty, used)
 
 
-def _sheet_of(of: Features) -> dict[str, list[str]]:
+def _sheet_of(of: Listed) -> dict[str, list[str]]:
     """Return the sheet of samples as the plan has it.
 
     Raises:
@@ -78,7 +79,7 @@ def _sheet_of(of: Features) -> dict[str, list[str]]:
             f"{of.folder.records}: there is no such file, which has the sheet of samples of these "
             "results; copy it with them, or name a table of labels that has the groups, too."
         )
-    if of.plan and not of.delivery.is_of(of.plan):
+    if not of.is_of_plan:
         again = command_line.again(of.folder.root)
         raise UserError(
             f"{of.name}: its sheet of samples was planned anew after these results, so they may "
@@ -94,9 +95,7 @@ def _without_group(sample: str, group: str | None) -> UserError:
     )
 
 
-def _of_samples(
-    of: Features, about: dict[str, list[str]], column: str, group: str | None
-) -> Labels:
+def _of_samples(of: Listed, about: dict[str, list[str]], column: str, group: str | None) -> Labels:
     if not about:
         raise UserError(
             f"{of.name}: it is a run without samples, whose sheet could have {column!r}; name a "
@@ -121,13 +120,17 @@ def _of_samples(
     found = {id: of_sample[sample] for id in ids if (sample := split_id(id)[0]) in of_sample}
     if group == labels.ID:
         found = {id: label._replace(group=id) for id, label in found.items()}
-    sheet = of.delivery.inputs[0]
+    sheet = of.inputs[0]
     used = card.TableUsed(file=sheet.path, sha256=sheet.sha256, column=column, group=group)
     return Labels(found, len(about[SAMPLE]) - len(of_sample), used)
 
 
 def of_fragments(
-    found: dict[str, Label], table: Path, translated: Path, has_samples: bool
+    found: dict[str, Label],
+    table: Path,
+    translated: Path,
+    has_samples: bool,
+    log: logging.Logger | None = log,
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each fragment in the folder `translated` whose contig has one in `found`,
     out of `table`, and how many of those contigs have no fragment. A contig's group is that of its

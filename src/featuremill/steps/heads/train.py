@@ -16,7 +16,7 @@ from featuremill.base import this_process
 from featuremill.base.errors import UserError
 from featuremill.base.text import clipped
 from featuremill.base.words import counted, listed, records
-from featuremill.features import Matrix, split_id
+from featuremill.features import Listed, Matrix, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.heads import card, figures, held_out
@@ -35,11 +35,10 @@ from featuremill.steps.heads.joined import (
     CHOOSING,
     Joined,
     Lacking,
-    Source,
     lacking_writer,
     spread,
 )
-from featuremill.steps.heads.labels import of_fragments, read
+from featuremill.steps.heads.labels import Labels, of_fragments, read
 from featuremill.store.ours import delivering_folder
 from featuremill.workload import refuse_without_packages
 
@@ -104,27 +103,10 @@ def train(chosen: Chosen) -> card.Card:
         features.open(run, column, choosing=CHOOSING)
         for run, column in zip(chosen.runs, columns, strict=True)
     ]
-    found, num_empty, used = read(
-        parts[0], chosen.labels, chosen.column, chosen.group, chosen.id_column
-    )
-    has_samples = parts[0].has_samples
-    if chosen.fragments and chosen.labels:  # labels of samples are those of fragments, too
-        found, num_without = of_fragments(found, chosen.labels, chosen.fragments, has_samples)
-        if not found:
-            raise UserError(
-                f"{chosen.labels}: none of its ids is a contig with fragments in "
-                f"{chosen.fragments}; write the ids as the contigs have them."
-            )
-        if num_without:
-            says = counted(num_without, "labelled contig has", "labelled contigs have")
-            log.warning("%s no fragment in %s.", says, chosen.fragments)
-        used = used.model_copy(update={"group": used.group or "contig"})
-    elif chosen.labels:
-        told = labels.Told(f"record of {listed(part.name for part in parts)}", has_samples, log)
-        found = labels.by_record(found, chosen.labels, parts, told)
+    found, num_empty, used = _labelled(chosen, parts, log)
     joined = Joined(parts, found)
     missing: list[Lacking] = []
-    examples = _examples(joined, parts[0], found, used, missing)
+    examples = _examples(joined, parts, found, used, missing)
     missing += _without_record(joined, found, examples.ids, missing, used)
     _refuse_unfit(examples, used)
 
@@ -209,6 +191,58 @@ def train(chosen: Chosen) -> card.Card:
     return made
 
 
+def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
+    """Refuse labels of which no head can be made, as far as the records tell: before they have
+    features.
+
+    Raises:
+        UserError: as `train` does.
+    """
+    found, _, used = _labelled(chosen, parts, None)
+    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in found}
+    for part in parts[1:]:
+        there = part.rows_of(sha256_of_id)
+        sha256_of_id = {id: sha256 for id, sha256 in sha256_of_id.items() if id in there}
+    if not sha256_of_id:
+        raise _without_features(found, used, parts)
+    ids = [*sha256_of_id]
+    _refuse_unfit(_of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used)
+
+
+def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> Labels:
+    """Return the labels by the ids of records; `log` warns of those that are of none."""
+    table, has_samples = chosen.labels, parts[0].has_samples
+    found, num_empty, used = read(
+        parts[0], table, chosen.column, chosen.group, chosen.id_column, log
+    )
+    if chosen.fragments and table:  # labels of samples are those of fragments, too
+        found, num_without = of_fragments(found, table, chosen.fragments, has_samples, log)
+        if not found:
+            raise UserError(
+                f"{table}: none of its ids is a contig with fragments in {chosen.fragments}; write "
+                "the ids as the contigs have them."
+            )
+        if num_without and log:
+            says = counted(num_without, "labelled contig has", "labelled contigs have")
+            log.warning("%s no fragment in %s.", says, chosen.fragments)
+        used = used.model_copy(update={"group": used.group or "contig"})
+    elif table:
+        told = labels.Told(f"record of {listed(part.name for part in parts)}", has_samples, log)
+        found = labels.by_record(found, table, parts, told)
+    return Labels(found, num_empty, used)
+
+
+def _without_features(
+    found: dict[str, Label], used: card.TableUsed, parts: Sequence[Listed]
+) -> UserError:
+    theirs = parts[0].ids_of(np.arange(1))[0]
+    return UserError(
+        f"{used.file}: none of its {len(found):,} ids has features in "
+        f"{listed(part.name for part in parts)}: its first is {clipped(next(iter(found)))!r}, the "
+        f"run's first is {clipped(theirs)!r}; write the ids as the run has them."
+    )
+
+
 def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[OfSample]:
     """Return how many records of each sample have a correct prediction, in the order of the
     samples."""
@@ -223,7 +257,7 @@ def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[O
 
 def _examples(
     joined: Joined,
-    first: Source,
+    parts: Sequence[features.Features],
     found: dict[str, Label],
     used: card.TableUsed,
     missing: list[Lacking],
@@ -234,21 +268,20 @@ def _examples(
         ids += some
         lots.append(vectors)
     if not ids:
-        theirs = joined.first_id()
-        raise UserError(
-            f"{used.file}: none of its {len(found):,} ids has features in {joined.name}: its "
-            "first is "
-            f"{clipped(next(iter(found)))!r}, the run's first is {clipped(theirs)!r}; write the "
-            "ids as the run has them."
-        )
+        raise _without_features(found, used, parts)
+    wanted = set(ids)
+    sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in wanted}
+    return _of_ids(ids, sha256_of_id, found, np.concatenate(lots))
+
+
+def _of_ids(
+    ids: list[str], sha256_of_id: dict[str, str], found: dict[str, Label], x_NF: Matrix
+) -> Examples:
     names = [found[id].name for id in ids]
     classes, y_N = np.unique(names, return_inverse=True)
     groups_N = np.array([found[id].group for id in ids])
-    wanted = set(ids)
-    sha256_of_id = {id: sha256 for id, sha256 in first.digests() if id in wanted}
     sha256s = [sha256_of_id[id] for id in ids]
     payload_N = np.unique(sha256s, return_inverse=True)[1]
-    x_NF = np.concatenate(lots)
     return Examples(ids, sha256s, x_NF, y_N, groups_N, payload_N, classes.tolist())
 
 

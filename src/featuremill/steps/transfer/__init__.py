@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from featuremill.base.errors import UserError
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples, words_of
+from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
 
 KEY = "transfer"
 TAKES_SAMPLES = True
@@ -101,8 +101,8 @@ def problems(
 def problems_of_files(
     asked: Mapping[str, Transfer], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield columns that a table of labels lacks, vectors that the features will not have, and a
-    reference of other features."""
+    """Yield columns that a table of labels lacks, its wrong rows, vectors that the features will
+    not have, and a reference of other features."""
     from featuremill.inputs import labels
 
     for name, one in asked.items():
@@ -116,6 +116,14 @@ def problems_of_files(
             except UserError as error:
                 yield (name, key), str(error)
                 break
+        else:
+            try:
+                if not stands(made({name: one}, project), f"{KEY}.{name}"):
+                    of_samples = has_samples(project, features_of(one, project)[-1])
+                    told = one.column, one.group, of_samples, one.id_column or ""
+                    labels.read_ahead(Path(one.labels), *told)
+            except UserError as error:
+                yield (name, "labels"), str(error)
         try:
             problem = _unfit(one, project)
         except UserError as error:
@@ -123,6 +131,34 @@ def problems_of_files(
         if problem:
             key, sentence = problem
             yield (name, key), sentence
+
+
+def problems_of_records(
+    asked: Mapping[str, Transfer], project: Project
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield labels that are not of the records."""
+    from featuremill.steps.transfer.write import Chosen, labelled
+
+    for name, one in asked.items():
+        *_, folder = features_of(one, project)
+        if not are_there(one.labels, [folder], project):
+            continue
+        chosen = Chosen(
+            Path(),
+            Path(folder),
+            Path(one.labels),
+            one.column,
+            one.group,
+            one.vectors,
+            one.k,
+            one.metric,
+            Path(),
+            one.id_column or "",
+        )
+        try:
+            labelled(listed_in(folder, project, one.vectors), chosen, None)
+        except UserError as error:
+            yield (name, "labels"), str(error)
 
 
 def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:

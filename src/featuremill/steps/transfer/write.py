@@ -20,7 +20,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
-from featuremill.features import Features, split_id
+from featuremill.features import Features, Listed, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.transfer import TABLE
@@ -113,13 +113,8 @@ def transfer(chosen: Chosen) -> None:
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
         _refuse_other_features(of, reference)
-    has_samples = reference.has_samples
-    labelled, num_empty = labels.read(
-        chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
-    )
-    told = labels.Told(f"record of {reference.name}", has_samples, log)
-    labelled = labels.by_record(labelled, chosen.labels, [reference], told)
-    known = _known(reference, labelled, chosen)
+    found = labelled(reference, chosen, log)
+    known = _known(reference, found, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
     with delivering(table, is_named=True) as rows_path, delivering(missing) as missing_path:
@@ -139,8 +134,8 @@ def transfer(chosen: Chosen) -> None:
         card_told = _card(chosen, of, reference, known)
         card_told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
-            "labels_without_vector": len(labelled) - len(known.ids),
-            "rows_without_label": num_empty,
+            "labels_without_vector": len(found.of_id) - len(known.ids),
+            "rows_without_label": found.num_empty,
         }
         write_json(card, card_told)
     _say(chosen, card_told)
@@ -155,16 +150,42 @@ def _refuse_other_features(of: Features, reference: Features) -> None:
         )
 
 
-def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -> Known:
-    """Return the labelled records with vectors, and the nearest of each."""
-    rows = np.array(sorted(reference.rows_of(labelled).values()), np.int64)
+class Labelled(NamedTuple):
+    """The labels of records, by their ids."""
+
+    of_id: Mapping[str, Label]
+    num_empty: int
+    """Rows of the table without one."""
+    rows: npt.NDArray[np.int64]
+    """The records that have one, in order."""
+
+
+def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> Labelled:
+    """Return the labels of the records of the reference; `log` warns of those that are of none.
+
+    Raises:
+        UserError: the table cannot be read, or is not of these records.
+    """
+    has_samples = reference.has_samples
+    found, num_empty = labels.read(
+        chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
+    )
+    told = labels.Told(f"record of {reference.name}", has_samples, log)
+    found = labels.by_record(found, chosen.labels, [reference], told)
+    rows = np.array(sorted(reference.rows_of(found).values()), np.int64)
     if not len(rows):
         theirs = reference.ids_of(np.arange(1))[0]
         raise UserError(
-            f"{chosen.labels}: none of its {len(labelled):,} ids has features in {reference.name}: "
-            f"its first is {clipped(next(iter(labelled)))!r}, the run's first is "
+            f"{chosen.labels}: none of its {len(found):,} ids has features in {reference.name}: "
+            f"its first is {clipped(next(iter(found)))!r}, the run's first is "
             f"{clipped(theirs)!r}; write the ids as the run has them."
         )
+    return Labelled(found, num_empty, rows)
+
+
+def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
+    """Return the labelled records with vectors, and the nearest of each."""
+    labelled, rows = found.of_id, found.rows
     told = reference.records_of(rows)
     ids = [told[row].id for row in rows.tolist()]
     sha256 = [told[row].sha256 for row in rows.tolist()]
@@ -184,15 +205,15 @@ def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -
     payload_N = np.unique(sha256, return_inverse=True)[1]
     groups = [labelled[id].group for id in ids] if chosen.group else sha256
     group_N = np.unique(groups, return_inverse=True)[1]
-    found: list[Found] = []
+    nearest: list[Found] = []
     progress = Progress(log, "leaving out one by one")
     for start in range(0, len(ids), index.queries_at_once):
         some = slice(start, start + index.queries_at_once)
         excluded = group_N[some, None] == group_N
         excluded |= payload_N[some, None] == payload_N
-        found += index.nearest(vectors[some], chosen.k, excluded)
-        progress.at(len(found), len(ids))
-    return Known(ids, [labelled[id].name for id in ids], sha256, groups, index, found)
+        nearest += index.nearest(vectors[some], chosen.k, excluded)
+        progress.at(len(nearest), len(ids))
+    return Known(ids, [labelled[id].name for id in ids], sha256, groups, index, nearest)
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:

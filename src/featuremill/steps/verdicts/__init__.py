@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -83,16 +84,24 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
 
 
 def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a class that the head does not tell, where it is there already."""
+    """Yield a class that the head does not tell, or will not after its training."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
     from featuremill.steps.verdicts.command import place_of_preferred
 
     name, folder = head_of(asked, project), folder_of_head(asked, project)
-    card = Card.find(Path(folder) / CARD)
-    if card and project.sections[heads.KEY][name].folder:
+    head: heads.Head = project.sections[heads.KEY][name]
+    classes: Sequence[str] = ()
+    if head.folder:
+        card = Card.find(Path(folder) / CARD)
+        classes, source = card.classes if card else (), folder
+    elif asked.prefer:
+        source = f"{head.labels or project.samples}, column {head.column},"
+        with suppress(UserError):  # which the head tells
+            classes = sorted(heads.classes_of(head, project))
+    if classes:
         try:
-            place_of_preferred(asked.prefer, card.classes, folder, "prefer:")
+            place_of_preferred(asked.prefer, classes, source, "prefer:")
         except UserError as error:
             yield ("prefer",), str(error)
 
