@@ -116,7 +116,10 @@ class _Lines(Iterator[Line]):
             return self._by_tabs(first)
         lines, cells, problem = self._quoted(first)
         if len(lines) == 1 and len(cells) != self._width and self._is_row(first):
-            return self._plain(first)
+            if problem:
+                return self._plain(first)
+            if not self._quotes():
+                raise self._unclear(first.number, len(cells))
         if problem:
             where = "" if len(lines) == 1 else f" in line {lines[-1].number}"
             raise self._wrong(first.number, f"{problem}{where}")
@@ -191,6 +194,13 @@ class _Lines(Iterator[Line]):
         except csv.Error:
             return False
         return len(cells) == self._width
+
+    def _unclear(self, line: int, num_quoted: int) -> UserError:
+        return UserError(
+            f"{self._path}:{line}: this row has {num_quoted} cells if its quotation marks quote, "
+            f"and {self._width} if they do not; write its empty cells at the end, or take the "
+            "marks away."
+        )
 
     def _wrong(self, line: int, problem: str) -> UserError:
         return UserError(
