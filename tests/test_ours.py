@@ -1,6 +1,7 @@
 """What a person put beside or in the place of our files survives every command, and is said."""
 
 import argparse
+import itertools
 import logging
 import os
 import shutil
@@ -16,7 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.merge import clean
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.store import formats, ours
+from featuremill.store import files, formats, ours
 from featuremill.store.results import Results
 
 
@@ -290,6 +291,26 @@ def test_a_kill_between_the_name_and_the_record_leaves_ours(tmp_path, monkeypatc
         with ours.delivering(path) as new:
             new.write_text("ours")
     assert path.read_text() == "ours" and ours.is_ours(path)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_saved_while_ours_is_written_to_the_disk_survives(tmp_path, monkeypatch, is_folder):
+    """fsync of a large file takes minutes."""
+    path, deliver = tmp_path / "a", ours.delivering_folder if is_folder else ours.delivering
+    for _ in range(2):  # where there is nothing, and where there is one of ours
+        with monkeypatch.context() as patch, deliver(path) as new:
+            (new / "part" if is_folder else new).write_text("ours")
+
+            def save_meanwhile(*_):
+                patch.undo()  # the first of all calls
+                put(path / "part" if is_folder else path, b"mine")
+
+            for module, name in itertools.product((files, ours), ("sync", "sync_folder")):
+                patch.setattr(module, name, save_meanwhile, raising=False)
+        (kept,) = tmp_path.glob("a.yours-*")
+        assert (kept / "part" if is_folder else kept).read_bytes() == b"mine"
+        files.remove(kept)
+        assert ours.is_ours(path)
 
 
 def test_a_long_record_keeps_the_last_line_of_each_file(tmp_path, monkeypatch):

@@ -33,6 +33,8 @@ from featuremill.store.files import (
     replacing_folder,
     seal_of,
     sha256_of,
+    sync,
+    sync_folder,
 )
 
 ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
@@ -150,6 +152,8 @@ def delivering(
     with replacing(path, is_synced) as temporary:
         yield temporary
         sha256 = digest(temporary)
+        if is_synced:  # here, as it may take minutes, in which somebody could save a file
+            sync(temporary)
         give_way(path, is_named=is_named)
         # A kill may follow the new name at once.
         _append(path.parent, [_line(path.name, sha256, temporary)])
@@ -162,9 +166,10 @@ def delivering_folder(
 ) -> Iterator[Path]:
     """As `delivering`, of a folder; `digests` returns the sha256 of each file in it, by its path
     inside."""
-    with replacing_folder(path) as temporary:
+    with replacing_folder(path, is_synced=False) as temporary:
         yield temporary
         found = (digests or digests_at)(temporary)
+        sync_folder(temporary)  # as in `delivering`
         give_way(path)
         _append(path.parent, _lines_of_folder(path.name, temporary, found))
 
