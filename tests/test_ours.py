@@ -176,6 +176,24 @@ def test_a_first_run_into_a_folder_of_others_and_changed_outputs_lose_nothing(
         assert (root / name).read_bytes().endswith(b"mine") and name in said
 
 
+def test_changed_outputs_survive_a_snakemake_of_other_insides(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(8))
+    workflow("merge")
+    root, changed = workflow.run_folder.root, ("embeddings.parquet", "failed.tsv")
+    for name in changed:
+        with (root / name).open("ab") as file:
+            file.write(b"mine")
+    words = ("guard_outputs", *workflow.words("merge")[1:])
+    said = workflow.type("without_internals", *words, "--dry-run").err
+    assert "yours-1" not in said and not list(root.glob("*yours*"))
+    said = workflow.type("without_internals", *words).err
+    for name in ("embeddings.yours-1.parquet", "failed.yours-1.tsv"):
+        assert (root / name).read_bytes().endswith(b"mine") and name in said
+    assert all((root / name).exists() for name in changed), "made again"
+    workflow.type("without_internals", *words, "--forceall")
+    assert len(list(root.glob("*yours*"))) == 2, "the others are ours"
+
+
 def test_a_touch_claims_nothing(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(8))
     workflow("merge")

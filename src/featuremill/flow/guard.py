@@ -16,12 +16,24 @@ _rules: set[Path] = set()
 """The files whose rules are guarded, when there are any."""
 
 
-def guard(workflow: Any, rules: Iterable[Path]) -> None:
-    """Guard the outputs of rules in these files."""
-    is_first = not _rules
+def guard(
+    workflow: Any, rules: Iterable[Path], outputs: Iterable[Path], of_steps: Iterable[Path]
+) -> None:
+    """Guard the outputs of rules in these files.
+
+    Where this Snakemake has no place for that, what of the `outputs` of runs is a person's is moved
+    aside before the run begins, and what of those `of_steps` was changed: another package's are in
+    no record then. A start cannot do more: what somebody saves during a job is in Snakemake's
+    hands.
+    """
     _rules.update(path.resolve() for path in rules)
-    if is_first:  # Snakemake may read the workflow several times, as a module
-        internals.guard_outputs(workflow, _is_guarded, _vacate, ours.touching)
+    is_guarding = internals.guard_outputs(workflow, _is_guarded, _vacate, ours.touching)
+    if not is_guarding and internals.is_main(workflow) and internals.executes(workflow):
+        for path in outputs:
+            ours.give_way(path, internals.log.warning)
+        for path in of_steps:
+            if not path.is_dir():
+                ours.give_way(path, internals.log.warning, is_named=True)
 
 
 def _is_guarded(rules: str, output: str) -> bool:
