@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from programs import Verbs, Workflow, fasta, random_records
 
 from featuremill.base.errors import UserError
+from featuremill.flow import guard
 from featuremill.merge import clean
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
@@ -285,10 +286,32 @@ def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch):
     path = tmp_path / "large.npy"
     with ours.delivering(path) as new:
         new.write_bytes(b"x" * 100)
-    with ours.touching(path):  # as Snakemake does after a job
+    with ours.touching(path, None):  # as Snakemake does after a job
         os.utime(path)
     monkeypatch.setattr(ours, "sha256_of", None)
     assert ours.is_ours(path)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_changed_between_a_job_and_its_touch_is_a_persons(tmp_path, is_folder):
+    """A cluster's jobs are looked at every few seconds, and steps of others write no record."""
+    path, deliver = tmp_path / "a", ours.delivering_folder if is_folder else ours.delivering
+    inside = path / "part" if is_folder else path
+    for number in range(2):
+        guard._vacate(path)
+        with deliver(path) as new:
+            (new / "part" if is_folder else new).write_text(f"ours {number}")
+        (path / "note" if is_folder else path).write_text("mine")
+        with guard._touching(path):
+            os.utime(path)
+        assert not ours.is_ours(path)
+    for number in range(2):
+        guard._vacate(path)
+        inside.parent.mkdir(exist_ok=True)
+        inside.write_text(f"another package's {number}")
+        with guard._touching(path):
+            os.utime(path)
+        assert ours.is_ours(path)
 
 
 def test_a_kill_between_the_name_and_the_record_leaves_ours(tmp_path, monkeypatch):

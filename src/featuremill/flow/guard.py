@@ -6,6 +6,7 @@ Receipts and logs are named by featuremill alone, and go as ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from featuremill.store import ours
 
 _rules: set[Path] = set()
 """The files whose rules are guarded, when there are any."""
+_before: dict[Path, dict[str, Any] | None] = {}
+"""What the records said last of an output before its job."""
 
 
 def guard(
@@ -27,7 +30,7 @@ def guard(
     hands.
     """
     _rules.update(path.resolve() for path in rules)
-    is_guarding = internals.guard_outputs(workflow, _is_guarded, _vacate, ours.touching)
+    is_guarding = internals.guard_outputs(workflow, _is_guarded, _vacate, _touching)
     if not is_guarding and internals.is_main(workflow) and internals.executes(workflow):
         for path in outputs:
             ours.give_way(path, internals.log.warning)
@@ -43,3 +46,8 @@ def _is_guarded(rules: str, output: str) -> bool:
 
 def _vacate(path: Path) -> None:
     ours.vacate(path, internals.log.warning)
+    _before[path] = ours.latest(path)
+
+
+def _touching(path: Path) -> AbstractContextManager[None]:
+    return ours.touching(path, _before.get(path, ours.latest(path)))
