@@ -66,7 +66,7 @@ GPU_PARTS = {
         Step("compare", "150M", "per_residue", 80),
     ),
     "c": (
-        Step(TESTS, needs_seconds=60, at_most_seconds=150),
+        Step(TESTS, needs_seconds=60, at_most_seconds=210),
         Step("start_up", "650M", needs_seconds=40, at_most_seconds=90),
         Step("same_bits", "650M", needs_seconds=40, at_most_seconds=120),
         Step("batch_memory", "650M", at_most_seconds=60),

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -49,8 +50,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_runtest_logstart(nodeid: str) -> None:
-    """Note that a test begins: who is killed tells what was not done."""
-    _note({"test": nodeid, "outcome": BEGUN})
+    """Note that a test begins, and when: who is killed tells what was not done."""
+    began = round(time.monotonic() - STARTED, 1)
+    _note({"test": nodeid, "outcome": BEGUN, "began_seconds": began})
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
@@ -76,6 +78,7 @@ def _note(seen: dict[str, Any]) -> None:
         file.write(json.dumps(seen, default=str) + "\n")
 
 
+STARTED = time.monotonic()
 BEGUN = "not ended"
 """The outcome of a test of which no end was seen."""
 
@@ -159,7 +162,7 @@ def _summary(seen: Path) -> dict[str, Any]:
     }
 
 
-KEYS = {"test", "outcome", "says", "seconds", "trace"}
+KEYS = {"test", "outcome", "began_seconds", "says", "seconds", "trace"}
 """What is noted of each test; other things a test tells itself (`record_property`)."""
 
 

@@ -35,7 +35,10 @@ PACKAGES = (
     "flash-attn",
 )
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "bf16", "asimd")
-VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    *("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "MKL_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    "FEATUREMILL_WITHOUT",
+)
 
 
 class Record:

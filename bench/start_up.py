@@ -23,12 +23,16 @@ from featuremill.store.results import Results
 from featuremill.workload import weights
 
 BARE_LOAD = """
-import sys, torch
+import json, sys, time
+began = time.perf_counter()
+import torch
+imported = time.perf_counter()
 from safetensors.torch import load_file
 tensors = load_file(sys.argv[1], device=sys.argv[2])
-print(sum(float(tensor.sum()) for tensor in tensors.values()))
+assert sum(float(tensor.sum()) for tensor in tensors.values())
+print(json.dumps({"torch": imported - began, "weights": time.perf_counter() - imported}))
 """
-"""What any program does that computes with these weights."""
+"""What any program does that computes with these weights; it prints the seconds of its parts."""
 
 
 class Asked(NamedTuple):
@@ -51,7 +55,7 @@ def start_up(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
     """Return the wall time of one `featuremill extract` and what of it was not computing."""
     say(f"{stage.shape.name}: a whole featuremill extract")
     compileall.compile_dir(ROOT / "src", quiet=1)  # as pip does when it installs
-    bare = _bare_load(stage, clock)
+    bare, bare_parts = _bare_load(stage, clock)
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "start_up.fasta", proteins)
     kernels = stage.fresh_folder() / "kernels"
@@ -66,22 +70,25 @@ def start_up(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
         **told,
         **warm,
         "cold_start_up_seconds": cold["start_up_seconds"],
-        "parts": _parts(cold, warm),
+        "parts": _parts(cold, warm, bare_parts),
     }
 
 
-def _parts(cold: dict[str, Any], warm: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the seconds of each stage of the receipts, and of each part of `load`."""
-    every = [{**of["receipt_seconds"], **of["load_seconds"]} for of in (cold, warm)]
+def _parts(
+    cold: dict[str, Any], warm: dict[str, Any], bare: dict[str, float]
+) -> list[dict[str, Any]]:
+    """Return the seconds of each stage of the receipts, and of each part of `load`, beside those
+    of the bare load."""
+    every = [{**of["receipt_seconds"], **of["load_seconds"]} for of in (cold, warm)] + [bare]
     names = dict.fromkeys(name for of in every for name in of)
-    kinds = zip(("cold", "warm"), every, strict=True)
+    kinds = zip(("cold", "warm", "bare load"), every, strict=True)
     columns = {kind: {name: round(of.get(name, 0.0), 3) for name in names} for kind, of in kinds}
     return [{"part": n, **{kind: of[n] for kind, of in columns.items()}} for n in names]
 
 
-def _bare_load(stage: Stage, clock: Clock) -> float:
-    """Return the wall time of a process that brings the weights to the device, and no more; of two,
-    the second, which finds the files in memory as the extract does."""
+def _bare_load(stage: Stage, clock: Clock) -> tuple[float, dict[str, float]]:
+    """Return the wall time of a process that brings the weights to the device, and no more, and of
+    its parts; of two, the second, which finds the files in memory as the extract does."""
     path = stage.subject.weights
     assert path
     file = weights.read(path).path
@@ -94,7 +101,8 @@ def _bare_load(stage: Stage, clock: Clock) -> float:
             told = processes.last_words(log)
             raise processes.ChildError(f"a bare load ended with {status}{told}")
         seconds = time.perf_counter() - started
-    return seconds
+    parts = [line for line in log.read_text("utf-8").splitlines() if line.startswith("{")]
+    return seconds, json.loads(parts[-1])
 
 
 def timed(

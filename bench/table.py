@@ -307,7 +307,7 @@ GPU_PAGE = {
     "featuremill fp32": "**featuremill, fp32**",
     "fair-esm autocast bf16": "fair-esm, autocast bf16",
     "transformers sdpa bf16": "transformers (sdpa), bf16",
-    "transformers sdpa bf16 compiled": "the same, compiled",
+    "transformers sdpa bf16 compiled": "transformers (sdpa), bf16, compiled",
     "featuremill bf16": "**featuremill, bf16**",
     f"featuremill bf16{WITHOUT_PLAN}": "the same, without `plan`",
     "featuremill bf16, GPU only": "the same, GPU only",

@@ -276,10 +276,14 @@ def _forked(words, folder, environment):
             path.touch()
         process = FORKS.Process(target=_become, args=(words, folder, environment, streams))
         process.start()
-        process.join(PATIENCE_SECONDS)
-        if process.is_alive():
+        try:
+            process.join(PATIENCE_SECONDS)
+            if process.is_alive():
+                raise subprocess.TimeoutExpired(words, PATIENCE_SECONDS)
+        except BaseException as late:  # a test's own limit, too, which tells only where it waited
+            late.add_note("".join(path.read_text("utf-8", "replace") for path in streams))
             process.kill()
-            raise subprocess.TimeoutExpired(words, PATIENCE_SECONDS)
+            raise
         out, err = (path.read_text("utf-8", "replace") for path in streams)
         said = Said(process.exitcode, out, err)
         process.close()

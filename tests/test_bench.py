@@ -14,6 +14,7 @@ import sysconfig
 import tarfile
 import venv
 from importlib import metadata
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,7 +42,7 @@ from bench.stage import ROOM, Stage
 from esm2_models import fair_esm, relative_l2, save_fair_esm
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
-from programs import fasta, is_running, random_records, wait_for
+from programs import Desk, fasta, is_running, random_records, wait_for
 
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights
@@ -492,7 +493,7 @@ def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_pa
         return receipts[len(folders) - 1]
 
     monkeypatch.setattr(start_up, "timed", timed)
-    monkeypatch.setattr(start_up, "_bare_load", lambda *_: 3.0)
+    monkeypatch.setattr(start_up, "_bare_load", lambda *_: (3.0, {"torch": 1.5}))
     monkeypatch.setattr(start_up.compileall, "compile_dir", lambda *_, **__: None)
     stage = Stage(SHAPES["tiny"], Place("rehearsal"), tmp_path, Sample())
     told = []
@@ -502,12 +503,12 @@ def test_a_start_is_told_by_its_parts_with_kernels_to_compile_and_without(tmp_pa
     assert folders[0][1] == folders[1][1], "the second one finds what the first one compiled"
     assert (found["start_up_seconds"], found["cold_start_up_seconds"]) == (5.0, 9.0)
     assert found["parts"] == [
-        {"part": "load", "cold": 8.0, "warm": 4.0},
-        {"part": "torch", "cold": 2.0, "warm": 0.0},
-        {"part": "new", "cold": 0.0, "warm": 1.0},
+        {"part": "load", "cold": 8.0, "warm": 4.0, "bare load": 0.0},
+        {"part": "torch", "cold": 2.0, "warm": 0.0, "bare load": 1.5},
+        {"part": "new", "cold": 0.0, "warm": 1.0, "bare load": 0.0},
     ]
     assert [each["start_up_seconds"] for each in told] == [9.0, 5.0]
-    assert "torch   2.0   0.0" in table.measured("start_up tiny", found)
+    assert "torch   2.0   0.0        1.5" in table.measured("start_up tiny", found)
 
 
 class Card:
@@ -799,6 +800,19 @@ def test_left_out(): pytest.skip("needs 40 GB")
 """
 
 
+def test_a_program_that_is_cut_off_tells_what_it_had_said(tmp_path, environment, monkeypatch):
+    join = ForkServerProcess.join
+
+    def cut_off(process, seconds):
+        join(process, seconds)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ForkServerProcess, "join", cut_off)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        Desk(tmp_path, environment).type("featuremill", "status", "results/nowhere")
+    assert "results/nowhere" in stopped.value.__notes__[0]
+
+
 def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     (tmp_path / "test_it.py").write_text(SEEN)
     seen = tmp_path / "seen.jsonl"
@@ -813,6 +827,7 @@ def test_each_test_is_noted_as_it_ends(tmp_path, environment):
     )
     every = gpu_tests._read(seen)
     assert [each["outcome"] for each in every[:2]] == [gpu_tests.BEGUN, "passed"]
+    assert 0 <= every[0]["began_seconds"] < 1000
     found = {each["test"].partition("::")[2]: each for each in every}
     assert {name: each["outcome"] for name, each in found.items()} == {
         "test_right": "passed",

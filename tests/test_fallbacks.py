@@ -1039,14 +1039,14 @@ def test_our_attention_is_first_only_where_it_is_known_to_be_faster(
     ours = pytest.importorskip("featuremill.workloads.esm2.kernels.triton_attention")
     monkeypatch.setattr(attention, "_takes", lambda _: False)
     monkeypatch.setattr(kernels, "has_triton", lambda: True)
-    tiling = ours.Tiling(64, 32, rotary="first")
+    tiling = ours.Tiling(64, 32)
 
     def names(faster, width=64, capability=(9, 0), dtype=torch.bfloat16):
         monkeypatch.setattr(ours, "FASTER", faster)
         monkeypatch.setattr(attention, "_capability", lambda _: capability)
         with FakeTensorMode():
             found = attention.backends(CUDA, dtype, 4, width)
-        kinds = [next(k for k in ("triton", "FA2", "sdpa") if k in way.name) for way in found]
+        kinds = [next(k for k in ("triton", "FA2", "FA3", "sdpa") if k in w.name) for w in found]
         tilings = [way.attend.keywords["tiling"] for way in found if "triton" in way.name]
         return kinds, tilings
 
@@ -1059,6 +1059,11 @@ def test_our_attention_is_first_only_where_it_is_known_to_be_faster(
     assert names(known, capability=(8, 0)) == (behind, [ours.CAUTIOUS])
     assert names(known, 160)[0] == ["FA2", "sdpa"]
     assert names(known, dtype=torch.float32)[0] == names(known, capability=(7, 5))[0] == ["sdpa"]
+    with monkeypatch.context() as patched:  # beside which nothing was timed
+        patched.setattr(attention, "_takes", lambda _: True)
+        patched.setattr(attention, "_later_flash", lambda _: ["FA3"])
+        assert names(known)[0] == ["FA3", "triton", "FA2", "FA2", "sdpa"]
+        assert names({})[0] == ["FA3", "FA2", "FA2", "triton", "sdpa"]
     monkeypatch.setattr(kernels, "has_triton", lambda: False)
     assert names(known)[0] == ["FA2", "sdpa"]
 

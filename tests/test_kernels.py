@@ -255,10 +255,6 @@ def check_norm(ours, width, num_tokens, dtype, device="cpu"):
         error = 2**-19 * weight.double().abs() * (1 + largest * scale) + 2**-21
         bound = error + torch.finfo(dtype).eps / 2 * expected.abs()
         assert within(found, expected, bound)
-        if ours is not reference:
-            alike = ours.norm(*arguments, ours.Tile(loads_first=True))
-            assert torch.equal(bits(alike), bits(found)), "bits follow from the warps alone"
-            assert within(ours.norm(*arguments, ours.Tile(2048, True)), expected, bound)
 
 
 def check_rows_do_not_meet(ours, device="cpu"):
@@ -462,19 +458,19 @@ NORMED = [
     for (heads, d), n, dtype in of_each_pair(((15, 64), (4, 16), (40, 64)), LENGTHS[:3], DTYPES)
 ]
 """Heads of ESM C and of a tiny one."""
-CAUTIOUS = (128, 64, 8, 2, "keys first")
+CAUTIOUS = (128, 64, 8, 2)
 TILINGS = [
     (64, CAUTIOUS),
-    (32, (64, 64, 4, 3, "inside")),
-    (64, (128, 128, 8, 2, "inside")),
-    (64, (64, 32, 4, 4, "first")),
+    (32, (64, 64, 4, 3)),
+    (64, (64, 64, 4, 3)),
+    (64, (128, 128, 8, 2)),
     (16, CAUTIOUS),
-    (24, (128, 64, 4, 2, "inside")),
+    (24, (128, 64, 4, 2)),
     (32, CAUTIOUS),
     (80, CAUTIOUS),
-    (96, (64, 128, 4, 2, "inside")),
+    (96, (64, 128, 4, 2)),
     (128, CAUTIOUS),
-    (128, (64, 64, 4, 2, "inside")),
+    (128, (64, 64, 4, 2)),
 ]
 """Widths of a head, and tilings."""
 ATTENDED = [(dtype, *each) for dtype in (BF16, FP16) for each in TILINGS]
@@ -872,8 +868,10 @@ def launched(capability, folder, width, heads, dtype, lengths):
             if capability >= 80 and dtype != FP32:
                 pack = packing.pack([np.full(num_rows, 5)], device=torch.device("cuda"))
                 qkv = narrow.new_empty(len(pack.tokens_T), 3, heads, width // heads)
-                attend = triton_attention().attend
-                attend(qkv, pack, turns, tiling=triton_attention().CAUTIOUS)
+                attention = triton_attention()
+                where = divmod(capability, 10), attention.columns(width // heads)
+                tiling = attention.FASTER.get(where, attention.CAUTIOUS)
+                attention.attend(qkv, pack, turns, tiling=tiling)
             if width // heads == 64:
                 qkv = narrow.new_empty(num_rows, 3, heads, 64)
                 ours.rotate_(qkv, turns, positions, torch.empty(2, width))

@@ -293,6 +293,19 @@ def test_what_lives_at_once_is_what_gpus_have_shown(record):
     assert checked
 
 
+def test_batches_that_a_gpu_has_computed_fit_in_what_is_estimated():
+    record = ROOT / "bench/results/2026-11-26-NVIDIA-H200-650M-memory.json"
+    rows = json.loads(record.read_text())["measured"]["batch_memory 650M"]["rows"]
+    model = model_of_shape("650M", "fp32")
+    for row in rows:
+        most, least = (
+            memory.estimate_mb(model, "cuda", "bf16", tokens) for tokens in (row["budget"], 1)
+        )
+        assert row["reserved_mb"] < 1.005 * (most - least)
+        if row["output"] == "mean":  # the other batches found memory that these had left
+            assert row["reserved_mb"] > 0.6 * (most - least)
+
+
 def test_what_lives_at_once_on_a_gpu_is_the_feed_forwards(reserved):
     model = model_of_shape("650M, 4 layers", "fp16")
     _, lives = reserved("650M, 4 layers", "fp16", 16_896)

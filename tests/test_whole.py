@@ -38,6 +38,7 @@ from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.names import LOCK
 from featuremill.steps.verdicts import predictions as predictions_module
 from featuremill.steps.verdicts.write import write
+from featuremill.store import ours
 from featuremill.store.failed import Failure
 
 with pytest.MonkeyPatch.context() as patch:
@@ -373,7 +374,8 @@ def translated(tmp_path, monkeypatch):
     (results / "heads/kinds").mkdir(parents=True)
     digest = hashlib.sha256(Path("kinds.csv").read_bytes()).hexdigest()
     for name in DELIVERED:
-        (results / "heads/kinds" / name).touch()
+        with ours.delivering(results / "heads/kinds" / name) as made:
+            made.touch()
     labels = card.TableUsed(file="kinds.csv", sha256=digest, column="kind")
     about = {
         "kind": "logistic",

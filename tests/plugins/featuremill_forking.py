@@ -5,8 +5,10 @@ torch is. Where torch has no CUDA, its own check for forks (in Python) is told w
 tell it: whether this process is a child of the one that began.
 """
 
+import faulthandler
 import multiprocessing
 import os
+import signal
 
 from featuremill.inputs import proteins
 from featuremill.workload import WorkloadOptions
@@ -80,7 +82,17 @@ def _harm(options):
     if options.harm == "cuda":
         _use_cuda()
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        pool.apply(_use_cuda)
+        pool.apply(_use_cuda_in_a_child)
+
+
+def _use_cuda_in_a_child():
+    # Where the child of a process with CUDA's threads hangs, the job's log says at which line.
+    faulthandler.register(signal.SIGALRM)
+    signal.alarm(HANGING_SECONDS)
+    _use_cuda()
+
+
+HANGING_SECONDS = 15
 
 
 def _use_cuda():

@@ -236,7 +236,7 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     if not path.is_relative_to(folder.root):  # the owner's file
         return True
     first, *inside = path.relative_to(folder.root).parts
-    if path.name in formats.BESIDE or any(map(TEMPORARY.fullmatch, (first, *inside))):
+    if _is_beside(path) or any(map(TEMPORARY.fullmatch, (first, *inside))):
         return True
     if first in ("receipts", folder.store.name):
         is_named = STORED.fullmatch(path.name) or SCRATCH & set(inside[:1])
@@ -247,9 +247,13 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
 
 
 def _is_of_step(path: Path) -> bool:
+    return bool(_is_beside(path) or TEMPORARY.fullmatch(path.name) or ours.is_ours(path))
+
+
+def _is_beside(path: Path) -> bool:
+    """Return whether it is a record, Snakemake's, or an empty lock."""
     is_lock = LOCK.fullmatch(path.name) and not path.stat().st_size
-    is_begun = TEMPORARY.fullmatch(path.name)
-    return bool(path.name in formats.BESIDE or is_lock or is_begun or ours.is_ours(path))
+    return path.name in formats.BESIDE or bool(is_lock)
 
 
 def _said_of(staying: Sequence[Path]) -> str:

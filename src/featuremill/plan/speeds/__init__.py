@@ -41,9 +41,9 @@ CPU_STARTUP = Range(1.5, 2.3, 5.0)
 """Seconds, where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
 EPYC)."""
 GPU_STARTUP = Range(5.0, 6.5, 60.0)
-"""Seconds: 6.4 of the demo's job on an H200, 5.5 to 6.9 of six such jobs three at a time (run.log).
-Longer where weights of gigabytes come over a network, or Triton compiles for the first time: how
-long is an assumption."""
+"""Seconds: 6.4 of the demo's job on an H200, 5.5 to 6.9 of six such jobs three at a time (run.log);
+with 650M 6.0 of a job, and 9.3 with kernels to compile (`start_up` of bench/results). Longer where
+weights of gigabytes come over a network: how long is an assumption."""
 SLOWEST = "Tesla T4"
 """Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
 

@@ -69,18 +69,21 @@ def backends(
     name = "varlen flash_attention FA2"
     # The kernel must not divide a sequence depending on its batch. Some releases have the argument
     # for that, but a kernel without support: torch 2.12's refuses (pytorch#176905).
-    varlen = [Backend(name, attend_varlen)]
+    later, flash = list[Backend](), [Backend(name, attend_varlen)]
     if _takes("num_splits"):
-        varlen[0] = Backend(f"{name}, cut as it likes", attend_varlen)
-        varlen.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
+        flash[0] = Backend(f"{name}, cut as it likes", attend_varlen)
+        flash.insert(0, Backend(name, partial(attend_varlen, num_splits=1)))
         if head_dim > LATER_FLASH_HEAD_OVER:
-            varlen = [*map(_later, _later_flash(device)), *varlen]
+            later = [*map(_later, _later_flash(device))]
     own, is_faster = _triton(device, head_dim)
-    return [*own, *varlen, *last] if is_faster else [*varlen, *own, *last]
+    # It was timed beside FlashAttention-2; who installs a later one wants that.
+    varlen = [*own, *flash] if is_faster else [*flash, *own]
+    return [*later, *varlen, *last]
 
 
 def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
-    """Return our own kernel, where it runs, and whether it is known to be faster than others."""
+    """Return our own kernel, where it runs, and whether a record shows it to be faster than
+    FlashAttention-2."""
     if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
         return [], False
     from featuremill.workloads.esm2.kernels import triton_attention as ours

@@ -29,11 +29,11 @@ CPU_SECONDS_A_TOKEN = 12e-6
 those records; with 12 µs both are predicted within a third."""
 
 GPU_SHARES = {
-    "NVIDIA H200": {"bf16": (0.6, 0.65, 0.7), "fp16": (0.6, 0.65, 0.7), "fp32": (0.4, 0.45, 0.5)}
+    "NVIDIA H200": {"bf16": (0.6, 0.65, 0.7), "fp16": (0.6, 0.65, 0.7), "fp32": (0.4, 0.48, 0.55)}
 }
 """Of the speed that operations and bytes allow by the data sheet: what extract without plan reached
-with 650M and 3B, in the two records of bench/results of 2026-11-26 (0.655 and 0.669 in bf16, 0.629
-and 0.608 in fp16, 0.49 and 0.43 in fp32)."""
+with 650M and 3B, in the four records of bench/results of 2026-11-26 (0.655 to 0.67 in bf16, 0.61 to
+0.67 in fp16, 0.49 to 0.53 and 0.43 in fp32)."""
 WIDTH_OF_GPU_SHARES = 1280
 """They are known for models of this width and more."""
 

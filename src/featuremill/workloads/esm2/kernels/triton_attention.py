@@ -1,5 +1,5 @@
-"""Attention within the sequences of a pack as one Triton kernel, which turns query and key (rotary)
-while it loads them.
+"""Attention within the sequences of a pack as one Triton kernel, which turns the query (rotary)
+while it loads it. Keys are turned in place before: many programs load each.
 
 A program computes some queries of one head of one sequence, over all its keys in order. Its tiles
 follow from the device and the width of a head alone, and begin where the sequence begins: the bits
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 import triton
@@ -22,10 +22,6 @@ from torch import Tensor
 
 from featuremill.workloads.esm2.kernels.triton_kernels import rotate_
 from featuremill.workloads.esm2.packing import PIECE_ROWS, Packed
-
-Rotary = Literal["inside", "keys first", "first"]
-"""Where query and key are turned: both in the kernel; the keys in place by a pass of their own, the
-queries in the kernel; or both by that pass."""
 
 
 class Tiling(NamedTuple):
@@ -38,12 +34,14 @@ class Tiling(NamedTuple):
     warps: int = 4
     stages: int = 3
     """Steps whose keys and values are loaded ahead, and the one that is computed."""
-    rotary: Rotary = "inside"
 
 
-CAUTIOUS = Tiling(warps=8, stages=2, rotary="keys first")
+CAUTIOUS = Tiling(warps=8, stages=2)
 """Fits every GPU since Ampere: the shared memory of a block is 99 KB on some of them."""
-FASTER: Mapping[tuple[tuple[int, int], int], Tiling] = {}
+FASTER: Mapping[tuple[tuple[int, int], int], Tiling] = {
+    ((9, 0), 64): Tiling(64, 64, 4, 3),
+    ((9, 0), 32): Tiling(64, 64, 4, 3),
+}
 """The best tiling by a GPU's capability and `columns`, where `bench.attention` has shown the kernel
 to be faster than FlashAttention there; elsewhere it stands behind that."""
 
@@ -67,16 +65,10 @@ def attend(
     assert PIECE_ROWS % tiling.queries == 0
     # Within a sequence, kernels count in 32 bits.
     assert pack.longest * 3 * num_heads * head_dim < 2**31
-    rotates_query = rotates_key = False
     if turns_Pf2 is not None:
         assert turns_Pf2.is_contiguous() and turns_Pf2.shape[1:] == (head_dim // 2, 2)
         assert len(turns_Pf2) >= pack.longest
-        if tiling.rotary == "first":
-            rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T)
-        elif tiling.rotary == "keys first":
-            rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, only_keys=True)
-        rotates_query = tiling.rotary != "first"
-        rotates_key = tiling.rotary == "inside"
+        rotate_(qkv_T3Hd, turns_Pf2, pack.positions_T, only_keys=True)
     context_THd = torch.empty(
         num_tokens, num_heads, head_dim, dtype=qkv_T3Hd.dtype, device=qkv_T3Hd.device
     )
@@ -95,8 +87,7 @@ def attend(
         tiling.queries,
         tiling.keys,
         columns(head_dim),
-        rotates_query,
-        rotates_key,
+        turns_Pf2 is not None,
         num_warps=tiling.warps,
         num_stages=tiling.stages,
     )
@@ -116,8 +107,7 @@ def _attend(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    ROTATES_QUERY: tl.constexpr,
-    ROTATES_KEY: tl.constexpr,
+    ROTATES: tl.constexpr,
 ) -> None:
     """Attend with a tile of queries of one head; the heads of a tile have neighbouring programs."""
     program = tl.program_id(0)
@@ -134,16 +124,12 @@ def _attend(
     key = query + HEADS * HEAD_DIM
     value = key + HEADS * HEAD_DIM
 
-    query_MC = _rows(
-        query, turns, first, length, HEADS, HEAD_DIM, QUERIES, COLUMNS, ROTATES_QUERY, True
-    )
+    query_MC = _rows(query, turns, first, length, HEADS, HEAD_DIM, QUERIES, COLUMNS, ROTATES)
     largest_M = tl.full((QUERIES,), float("-inf"), tl.float32)
     sum_M = tl.zeros((QUERIES,), tl.float32)
     total_MC = tl.zeros((QUERIES, COLUMNS), tl.float32)
     for begin in range(0, length, KEYS):
-        key_KC = _rows(
-            key, turns, begin, length, HEADS, HEAD_DIM, KEYS, COLUMNS, ROTATES_KEY, False
-        )
+        key_KC = _rows(key, turns, begin, length, HEADS, HEAD_DIM, KEYS, COLUMNS, False)
         scores_MK = tl.dot(query_MC, key_KC.trans())
         is_real_K = begin + tl.arange(0, KEYS) < length
         scores_MK = tl.where(is_real_K[None, :], scores_MK, float("-inf"))
@@ -151,7 +137,7 @@ def _attend(
         new_M = tl.maximum(largest_M, tl.max(scores_MK, 1) * SCALE)
         kept_M = tl.exp2(largest_M - new_M)
         weights_MK = tl.exp2(scores_MK * SCALE - new_M[:, None])
-        value_KC = _rows(value, turns, begin, length, HEADS, HEAD_DIM, KEYS, COLUMNS, False, False)
+        value_KC = _rows(value, turns, begin, length, HEADS, HEAD_DIM, KEYS, COLUMNS, False)
         total_MC = tl.dot(weights_MK.to(value_KC.dtype), value_KC, total_MC * kept_M[:, None])
         sum_M = sum_M * kept_M + tl.sum(weights_MK, 1)
         largest_M = new_M
@@ -175,9 +161,9 @@ def _rows(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ROTATES: tl.constexpr,
-    STORES: tl.constexpr,
 ) -> tl.tensor:
-    """Return rows of one head from position `begin` on, turned if so; those past `length` are 0."""
+    """Return rows of one head from position `begin` on, turned if so, in memory as well; those past
+    `length` are 0."""
     row_R = begin + tl.arange(0, ROWS)
     column_C = tl.arange(0, COLUMNS)
     if ROTATES:
@@ -198,9 +184,8 @@ def _rows(
             (real_Rf * cosine_Rf - imaginary_Rf * sine_Rf).to(rows_RC.dtype),
             (real_Rf * sine_Rf + imaginary_Rf * cosine_Rf).to(rows_RC.dtype),
         )
-        rows_RC = turned_Rf2.reshape(ROWS, COLUMNS)
-        if STORES:
-            tl.store(at_RC, rows_RC, is_real_RC)
-            tl.debug_barrier()
-            rows_RC = tl.load(at_RC, is_real_RC, 0.0)
+        tl.store(at_RC, turned_Rf2.reshape(ROWS, COLUMNS), is_real_RC)
+        # Loaded again, as what is split and joined has a layout that products do not take.
+        tl.debug_barrier()
+        rows_RC = tl.load(at_RC, is_real_RC, 0.0)
     return rows_RC

@@ -11,8 +11,6 @@ width of the feed forward, G twice that, N segments; in kernels R rows and C col
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
@@ -22,20 +20,9 @@ from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 
 WARPS = 4
 ELEMENTS_PER_WARP = 512
-"""16 for each thread: two loads of 16 bytes in 16 bits, four in 32."""
-
-
-class Tile(NamedTuple):
-    """How LayerNorm's rows are divided."""
-
-    elements_per_warp: int = ELEMENTS_PER_WARP
-    """Sums are taken warp by warp, so another number gives other bits."""
-    loads_first: bool = False
-    """Whether scale and shift are loaded before the sums are taken, which takes registers."""
-
-
-TILE_OF_NORM = Tile()
-"""Chosen by `bench.norms`."""
+"""16 for each thread: two loads of 16 bytes in 16 bits, four in 32. Sums are taken warp by warp, so
+another number gives other bits. On an H200, others made LayerNorm at most a sixth faster, a batch
+less than 1 % (2026-11-26-NVIDIA-H200-norms.json in bench/results)."""
 
 
 def rotate_(
@@ -102,7 +89,7 @@ def add_norm(
 ) -> Tensor:
     """See `reference.add_norm`."""
     assert delta_TD is None or (delta_TD.is_contiguous() and delta_TD.shape == residual_TD.shape)
-    return _launch_norm(residual_TD, delta_TD, None, weight_D, bias_D, dtype, TILE_OF_NORM)
+    return _launch_norm(residual_TD, delta_TD, None, weight_D, bias_D, dtype)
 
 
 def norm(
@@ -111,11 +98,10 @@ def norm(
     weight_D: Tensor,
     bias_D: Tensor,
     dtype: torch.dtype,
-    tile: Tile = TILE_OF_NORM,
 ) -> Tensor:
     """See `reference.norm`."""
     assert running_D is None or (running_D.is_contiguous() and running_D.shape == weight_D.shape)
-    return _launch_norm(residual_TD, None, running_D, weight_D, bias_D, dtype, tile)
+    return _launch_norm(residual_TD, None, running_D, weight_D, bias_D, dtype)
 
 
 def _launch_norm(
@@ -125,7 +111,6 @@ def _launch_norm(
     weight_D: Tensor,
     bias_D: Tensor,
     dtype: torch.dtype,
-    tile: Tile,
 ) -> Tensor:
     num_rows, width = residual_TD.shape
     assert residual_TD.is_contiguous() and weight_D.is_contiguous() and bias_D.is_contiguous()
@@ -142,10 +127,9 @@ def _launch_norm(
         num_rows,
         width,
         NORM_EPSILON,
-        tile.loads_first,
         rows,
         columns,
-        num_warps=max(1, rows * columns // tile.elements_per_warp),
+        num_warps=rows * columns // ELEMENTS_PER_WARP,
     )
     return normed_TD
 
@@ -287,7 +271,6 @@ def _add_norm(
     num_rows: tl.tensor,
     WIDTH: tl.constexpr,
     EPSILON: tl.constexpr,
-    LOADS_FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
@@ -309,18 +292,14 @@ def _add_norm(
         tl.store(residual + at_RC, sum_RC, is_real_RC)
     if running is not None:
         sum_RC += tl.load(running + column_C, is_column_C, 0.0)[None, :]
-    if LOADS_FIRST:
-        weight_C = tl.load(weight + column_C, is_column_C, 0.0)
-        bias_C = tl.load(bias + column_C, is_column_C, 0.0)
     mean_R = tl.sum(sum_RC, 1) / WIDTH
     # The variance of the values minus their mean: E[x²] − E[x]² would cancel.
     centred_RC = tl.where(is_real_RC, sum_RC - mean_R[:, None], 0.0)
     variance_R = tl.sum(centred_RC * centred_RC, 1) / WIDTH
     scale_R = tl.rsqrt(variance_R + EPSILON)
 
-    if not LOADS_FIRST:
-        weight_C = tl.load(weight + column_C, is_column_C, 0.0)
-        bias_C = tl.load(bias + column_C, is_column_C, 0.0)
+    weight_C = tl.load(weight + column_C, is_column_C, 0.0)
+    bias_C = tl.load(bias + column_C, is_column_C, 0.0)
     normed_RC = centred_RC * scale_R[:, None] * weight_C[None, :] + bias_C[None, :]
     tl.store(normed + at_RC, normed_RC.to(normed.dtype.element_ty), is_real_RC)
 
