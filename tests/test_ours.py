@@ -1,6 +1,7 @@
 """What a person put beside or in the place of our files survives every command, and is said."""
 
 import argparse
+import itertools
 import logging
 import os
 import shutil
@@ -13,10 +14,11 @@ from hypothesis import strategies as st
 from programs import Verbs, Workflow, fasta, random_records
 
 from featuremill.base.errors import UserError
+from featuremill.flow import guard
 from featuremill.merge import clean
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.store import formats, ours
+from featuremill.store import files, formats, ours
 from featuremill.store.results import Results
 
 
@@ -175,6 +177,24 @@ def test_a_first_run_into_a_folder_of_others_and_changed_outputs_lose_nothing(
         assert (root / name).read_bytes().endswith(b"mine") and name in said
 
 
+def test_changed_outputs_survive_a_snakemake_of_other_insides(tmp_path, environment):
+    workflow = Workflow(tmp_path, environment, random_records(8))
+    workflow("merge")
+    root, changed = workflow.run_folder.root, ("embeddings.parquet", "failed.tsv")
+    for name in changed:
+        with (root / name).open("ab") as file:
+            file.write(b"mine")
+    words = ("guard_outputs", *workflow.words("merge")[1:])
+    said = workflow.type("without_internals", *words, "--dry-run").err
+    assert "yours-1" not in said and not list(root.glob("*yours*"))
+    said = workflow.type("without_internals", *words).err
+    for name in ("embeddings.yours-1.parquet", "failed.yours-1.tsv"):
+        assert (root / name).read_bytes().endswith(b"mine") and name in said
+    assert all((root / name).exists() for name in changed), "made again"
+    workflow.type("without_internals", *words, "--forceall")
+    assert len(list(root.glob("*yours*"))) == 2, "the others are ours"
+
+
 def test_a_touch_claims_nothing(tmp_path, environment):
     workflow = Workflow(tmp_path, environment, random_records(8))
     workflow("merge")
@@ -267,10 +287,32 @@ def test_an_unchanged_file_is_not_read_again(tmp_path, monkeypatch):
     path = tmp_path / "large.npy"
     with ours.delivering(path) as new:
         new.write_bytes(b"x" * 100)
-    with ours.touching(path):  # as Snakemake does after a job
+    with ours.touching(path, None):  # as Snakemake does after a job
         os.utime(path)
     monkeypatch.setattr(ours, "sha256_of", None)
     assert ours.is_ours(path)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_changed_between_a_job_and_its_touch_is_a_persons(tmp_path, is_folder):
+    """A cluster's jobs are looked at every few seconds, and steps of others write no record."""
+    path, deliver = tmp_path / "a", ours.delivering_folder if is_folder else ours.delivering
+    inside = path / "part" if is_folder else path
+    for number in range(2):
+        guard._vacate(path)
+        with deliver(path) as new:
+            (new / "part" if is_folder else new).write_text(f"ours {number}")
+        (path / "note" if is_folder else path).write_text("mine")
+        with guard._touching(path):
+            os.utime(path)
+        assert not ours.is_ours(path)
+    for number in range(2):
+        guard._vacate(path)
+        inside.parent.mkdir(exist_ok=True)
+        inside.write_text(f"another package's {number}")
+        with guard._touching(path):
+            os.utime(path)
+        assert ours.is_ours(path)
 
 
 def test_a_kill_between_the_name_and_the_record_leaves_ours(tmp_path, monkeypatch):
@@ -291,6 +333,26 @@ def test_a_kill_between_the_name_and_the_record_leaves_ours(tmp_path, monkeypatc
         with ours.delivering(path) as new:
             new.write_text("ours")
     assert path.read_text() == "ours" and ours.is_ours(path)
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_is_saved_while_ours_is_written_to_the_disk_survives(tmp_path, monkeypatch, is_folder):
+    """fsync of a large file takes minutes."""
+    path, deliver = tmp_path / "a", ours.delivering_folder if is_folder else ours.delivering
+    for _ in range(2):  # where there is nothing, and where there is one of ours
+        with monkeypatch.context() as patch, deliver(path) as new:
+            (new / "part" if is_folder else new).write_text("ours")
+
+            def save_meanwhile(*_):
+                patch.undo()  # the first of all calls
+                put(path / "part" if is_folder else path, b"mine")
+
+            for module, name in itertools.product((files, ours), ("sync", "sync_folder")):
+                patch.setattr(module, name, save_meanwhile, raising=False)
+        (kept,) = tmp_path.glob("a.yours-*")
+        assert (kept / "part" if is_folder else kept).read_bytes() == b"mine"
+        files.remove(kept)
+        assert ours.is_ours(path)
 
 
 def test_a_long_record_keeps_the_last_line_of_each_file(tmp_path, monkeypatch):

@@ -193,6 +193,16 @@ def test_free_text_over_several_lines_is_one_cell(tmp_path):
     assert next(iter(table.rows(path))) == (2, ["P1", "hello\nfirst, second"])
 
 
+def test_a_quoted_cell_is_no_two_cells_where_the_last_ones_are_missing(tmp_path):
+    """As spreadsheets leave empty cells at the end out."""
+    path, short = tmp_path / "t.csv", 'id,name,label\nP1,"Smith, John"\n'
+    path.write_text(f'{short}P2,"Doe, Jane",x\n')
+    assert next(iter(table.rows(path))) == (2, ["P1", "Smith, John", ""])
+    path.write_text(f"{short}P2,Doe,x\n")  # may be a plain row of three cells
+    with pytest.raises(UserError, match=r"t\.csv:2: this row has 2 cells if its .* and 3 if they"):
+        list(table.rows(path))
+
+
 @pytest.mark.parametrize(
     "text", ['P1\t"a\nb\tc"\n', 'P1\t"a\nP2\tb\nP3\tc"\n', 'P1\t"a\nP2\tb\nc"\n']
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -232,7 +232,18 @@ class Flow:
         """Keep from Snakemake what a person put in the place of an output; the rules of a run are
         beside the workflow's `snakefile`."""
         of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
-        guard.guard(self._workflow, [*of_runs, *map(Path, self.rules)])
+        of_steps = (Path(file) for one in self.made for file in one.files)
+        rules = [*of_runs, *map(Path, self.rules)]
+        guard.guard(self._workflow, rules, self._outputs(), of_steps)
+
+    def _outputs(self) -> Iterator[Path]:
+        """Yield what the rules of runs declare, but for receipts."""
+        for run in self.runs.values():
+            results = Results(Path(run.folder))
+            yield from (results.plan, results.records, results.delivery)
+            of_merge = [format_of(name).file for name in run.config.outputs]
+            for name in (*of_merge, "failed.tsv", "failed.fa", "report.html"):
+                yield results.root / name
 
     @property
     def inputs(self) -> list[str]:

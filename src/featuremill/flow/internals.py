@@ -424,13 +424,13 @@ def answer_sigterm() -> None:
         JobScheduler.exit_gracefully = answer_on_a_thread
 
 
-@or_else(None)
+@or_else(False)
 def guard_outputs(
     workflow: Any,
     is_guarded: Callable[[str, str], bool],
     vacate: Callable[[Path], None],
     touching: Callable[[Path], AbstractContextManager[None]],
-) -> None:
+) -> bool:
     """Have declared outputs that are guarded, by the file of their rule and their own path, removed
     by `vacate`: Snakemake removes what is there before a job and after a failed one. After a job it
     sets their times: within `touching`.
@@ -454,6 +454,7 @@ def guard_outputs(
             touch(file, *arguments, **named)
 
     _IOFile.remove, _IOFile.touch = remove_guarded, touch_guarded
+    return True
 
 
 REACHES: dict[str, Reach[..., Any]] = {

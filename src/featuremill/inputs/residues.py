@@ -32,6 +32,8 @@ UNKNOWN = "no known residue"
 
 _LETTERS = ALPHABET.decode() + "J"
 _STRANGER = re.compile(f"[^{re.escape(_LETTERS + _LETTERS.lower())}]")
+FIRST = 20
+"""Letters that show whether small ones are among them; a look at all takes as long as the rest."""
 _PAIRED = re.compile("(?:[A-Z][a-z]){5,}")
 MIN_NUCLEOTIDES = 30
 """Shorter sequences are not judged: there are real peptides of A, C, G and T alone."""
@@ -55,7 +57,7 @@ def clean(letters: str) -> Cleaned:
         notes.append(UNKNOWN)
     elif b"-" in payload or b"." in payload:
         notes.append(GAPS)
-    if not letters.isupper() and _PAIRED.fullmatch(letters.translate(NO_WHITESPACE)):
+    if not letters[:FIRST].isupper() and _PAIRED.fullmatch(letters.translate(NO_WHITESPACE)):
         notes.append(PAIRS)
     return Cleaned(payload, "", "; ".join(notes))
 

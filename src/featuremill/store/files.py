@@ -124,15 +124,17 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """Yield a temporary folder. If the block ends well, it is synced and becomes `path`."""
+def replacing_folder(path: Path, is_synced: bool = True) -> Iterator[Path]:
+    """Yield a temporary folder. If the block ends well, it is synced, unless the block did so, and
+    becomes `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         inside = temporary / path.name  # mkdir heeds the umask, mkdtemp's 0700 does not
         inside.mkdir()
         yield inside
-        sync_folder(inside)
+        if is_synced:
+            sync_folder(inside)
         remove(path)
         inside.replace(path)
         sync(path.parent)

@@ -33,6 +33,8 @@ from featuremill.store.files import (
     replacing_folder,
     seal_of,
     sha256_of,
+    sync,
+    sync_folder,
 )
 
 ASIDE = re.compile(r".+\.yours-\d+(\..*)?")
@@ -162,6 +164,8 @@ def delivering(
     with replacing(path, is_synced) as temporary:
         yield temporary
         sha256 = digest(temporary)
+        if is_synced:  # here, as it may take minutes, in which somebody could save a file
+            sync(temporary)
         give_way(path, is_named=is_named)
         # A kill may follow the new name at once.
         _append(path.parent, [_line(path.name, sha256, temporary)])
@@ -174,9 +178,10 @@ def delivering_folder(
 ) -> Iterator[Path]:
     """As `delivering`, of a folder; `digests` returns the sha256 of each file in it, by its path
     inside."""
-    with replacing_folder(path) as temporary:
+    with replacing_folder(path, is_synced=False) as temporary:
         yield temporary
         found = (digests or digests_at)(temporary)
+        sync_folder(temporary)  # as in `delivering`
         give_way(path)
         _append(path.parent, _lines_of_folder(path.name, temporary, found))
 
@@ -204,17 +209,31 @@ def digests_at(path: Path) -> dict[str, str]:
     return {str(one.relative_to(path)): sha256_of(one) for one in files}
 
 
+def latest(path: Path) -> dict[str, Any] | None:
+    """Return what the records say last of the file at `path`."""
+    return lines[-1] if (lines := _lines(path)) else None
+
+
 @contextlib.contextmanager
-def touching(path: Path) -> Iterator[None]:
-    """Record how the file at `path` looks after the block, which only changes its times; of one
-    that was not recorded yet, that featuremill wrote it."""
+def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
+    """Record how the file at `path` looks after the block, which only changes its times.
+
+    It is the end of a job. Where that recorded nothing, featuremill wrote what is there; `before`
+    is what was the `latest` when it began. Where it did, but not so, a person changed it since.
+    """
     seen = _seen(path) if path.is_file() else None
     same = [line for line in _lines(path) if line["seen"] == seen]
+    inside = contents(path) if path.is_dir() else []
+    is_recorded = latest(path) != before or any(_seen(one) in _all_seen(one) for one in inside)
     yield
     if same:
         _append(path.parent, [_line(path.name, same[-1]["sha256"], path)])
-    elif path.exists() and not is_ours(path):
+    elif not is_recorded and path.exists() and not is_ours(path):
         note(path)
+
+
+def _all_seen(path: Path) -> list[list[int]]:
+    return [line["seen"] for line in _lines(path)]
 
 
 def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
