@@ -399,6 +399,12 @@ BROKEN: list[Case] = [
         "'Sequence', 'aa_seq' may each be the sequence column",
     ),
     Case(
+        "AIRR's table, with nucleotides in the first one",
+        _file(f"sequence_id\tsequence\tsequence_aa\nh1\t{GENE}\t{UBIQUITIN}\n", "in.tsv"),
+        "error",
+        "'sequence', 'sequence_aa' may each be the sequence column; set sequence_column",
+    ),
+    Case(
         "csv, a row too long",
         _file(f"id,sequence\nP1,{UBIQUITIN}\nP2,MKV,extra\n", "in.csv"),
         "error",
