@@ -105,9 +105,19 @@ def end(process):
 
 
 @contextlib.contextmanager
+def open_to_all():
+    """Let everybody read what is written meanwhile, whatever the user's umask is."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+@contextlib.contextmanager
 def for_all_users(library, environment, *gpus):
     """Yield leases that root and nobody can start: all they need is in a folder open to both."""
-    with tempfile.TemporaryDirectory(prefix="featuremill-") as name:
+    with open_to_all(), tempfile.TemporaryDirectory(prefix="featuremill-") as name:
         root = Path(name)
         root.chmod(0o1777)  # as where locks are: each user may make the folder
         code = root / "code"

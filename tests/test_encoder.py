@@ -249,11 +249,11 @@ def test_calls_that_only_cuda_carries_out_fit_torch():
 def test_attention_has_the_same_bits_on_any_number_of_threads(dtype):
     pack = packing.pack([np.full(length, 5) for length in (3, 30, 250, 256, 257, 700)])
     qkv_T3Hd = torch.randn(len(pack.tokens_T), 3, 20, 16).to(dtype)
-    for _, attend in attention.backends(HOST, dtype, 20, 16):
-        expected = attend(qkv_T3Hd, pack)
+    for backend in attention.backends(HOST, dtype, 20, 16):
+        expected = backend.attend(qkv_T3Hd, pack)
         for num_threads in NUM_THREADS:
             torch.set_num_threads(num_threads)
-            assert torch.equal(attend(qkv_T3Hd, pack), expected)
+            assert torch.equal(backend.attend(qkv_T3Hd, pack), expected)
 
 
 # Packs.

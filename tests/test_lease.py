@@ -721,11 +721,12 @@ def test_the_folder_is_for_all_users_and_of_this_machine(node_of, tmp_path, monk
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
-def test_two_users_share_the_devices(nvml_library, environment):
-    as_nobody = {"user": NOBODY, "group": NOBODY, "cwd": "/"}
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_two_users_share_the_devices(nvml_library, environment, umask):
+    as_nobody = {"user": NOBODY, "group": NOBODY, "cwd": "/", "umask": umask}
     with for_all_users(nvml_library, environment, Gpu(), Gpu()) as leases:
         other = leases.hold(**as_nobody)
-        mine = leases.hold()
+        mine = leases.hold(umask=umask)
         assert sorted([mine.holds, other.holds]) == leases.node.uuids
         assert "(nobody)" in leases("--wait", 0, status=3)[1]
         assert HELD in leases("--wait", 0, status=3, **as_nobody)[1]

@@ -239,6 +239,7 @@ def test_a_config_that_was_edited_survives_init_by_force(tmp_path, environment):
     with (tmp_path / "my.yaml").open("a") as file:
         file.write("# mine\n")
     assert "my.yours-1.yaml" in verbs(*words, "--force")
+    assert {path.name for path in tmp_path.iterdir()} == {"my.fa", "my.yaml", "my.yours-1.yaml"}
     assert (tmp_path / "my.yours-1.yaml").read_text().endswith("# mine\n")
 
 

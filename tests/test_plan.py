@@ -305,8 +305,8 @@ def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeyp
     with pytest.raises(UserError, match="all 2 records were refused, 2 because: the id st") as told:
         make_plan(tmp_path, fasta)
     assert str(told.value).endswith(
-        "; give each record an id of its own, or, where files use the same ids, list the files in "
-        "a sheet of samples (samples: in place of inputs:)."
+        "; give each record its own id, or list files that use the same ids in a sheet of samples "
+        "(samples:)."
     )
     assert not (tmp_path / "store" / "spool").exists()
 

@@ -286,7 +286,7 @@ def test_figures_of_probes_are_what_they_are_called():
     random = np.random.default_rng(0)
     scores, positive = random.integers(0, 9, 200) / 3, random.random(200) < 0.3
     pairs = scores[positive][:, None] - scores[~positive]
-    assert np.isclose(probes.auc(scores, positive), ((pairs > 0) + (pairs == 0) / 2).mean())
+    assert np.isclose(probes.pooled_auc(scores, positive), ((pairs > 0) + (pairs == 0) / 2).mean())
     assert np.isclose(probes.macro_f1(np.array([0, 0, 1, 2]), np.array([0, 1, 1, 2])), 7 / 9)
     groups = random.integers(0, 40, 500).astype(str)
     folds = probes.folds_of(groups, 5, 0)

@@ -510,12 +510,14 @@ def refused(tmp_path, files, by="chunks", out="out", **options):
         (
             {"a.fna": ">a\nACGT\n>b\nACGT\n>a\nAAAA\n"},
             "a.fna:5: the id 'a' is also that of a.fna:1, and ids of fragments begin with it; "
-            "rename one, or translate the files one by one.",
+            "rename one or, if these are the two reads of a pair, give their files as a sheet of "
+            "samples (samples:).",
         ),
         (
             {"a.fna": ">a\nACGT\n>b\nACGT\n", "b.fna": ">c\nACGT\n>b\nACGT\n"},
             "b.fna:3: the id 'b' is also that of a.fna:3, and ids of fragments begin with it; "
-            "rename one, or translate the files one by one.",
+            "rename one or, if these are the two reads of a pair, give their files as a sheet of "
+            "samples (samples:).",
         ),
         (
             {"a.fna": ">a\nAC\n>b\nA\n"},

@@ -166,7 +166,8 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     gpu = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
     options = esm2.resolve(asked, gpu, weights)
     small, large = (esm2.memory_mb(options, gpu, weights, cost) for cost in (1024, 16_896))
-    assert esm2.weights_mb(weights) / 2 < small < large < esm2.weights_mb(weights)
+    # In 16 bits, beside what the process and a batch take.
+    assert esm2.weights_mb(weights) / 2 < small < large < 1.25 * esm2.weights_mb(weights)
 
 
 def test_composition_counts_letters():

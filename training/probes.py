@@ -65,6 +65,11 @@ def _penalty(x: np.ndarray, y: np.ndarray, inner_N: np.ndarray, num_classes: int
     return PENALTIES[int(np.argmax(found))]
 
 
+def pooled_auc(odds_N: np.ndarray, is_positive_N: np.ndarray) -> float:
+    """Return the AUC over pairs of all folds, as when the cards' figures were measured."""
+    return auc(odds_N, is_positive_N, np.zeros(len(odds_N), np.int64))
+
+
 class Probes:
     """What linear probes of one kind of features say of the proteins' origin, out of fold."""
 
@@ -81,7 +86,7 @@ class Probes:
 
     def viral(self, drawn: np.ndarray) -> float:
         """Return the viral probe's AUC on some of the proteins."""
-        return auc(self.odds_N[drawn], self.is_viral_N[drawn])
+        return pooled_auc(self.odds_N[drawn], self.is_viral_N[drawn])
 
     def figures(self) -> dict[str, Estimate]:
         """Return both figures."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from functools import reduce
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.compute as pc
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 UNIPROT = "(?:[OPQ][0-9][A-Z0-9]{3}[0-9]|[A-NR-Z][0-9](?:[A-Z][A-Z0-9]{2}[0-9]){1,2})(?:-[0-9]+)?"
 """UniProt's own pattern (its help page "Accession numbers"), and the isoform's number."""
@@ -30,6 +31,8 @@ database, NCBI, and NCBI's translated coding regions."""
 
 def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     """Return the accession in each of `ids`; the id itself where it is none of `PATTERNS`."""
+    import pyarrow.compute as pc  # here: a worker matches single ids, and starts faster without
+
     found = [pc.struct_field(pc.extract_regex(ids, pattern), [0]) for pattern in PATTERNS]
     return reduce(pc.coalesce, [*found, ids])
 

@@ -8,6 +8,8 @@ import math
 import os
 import platform
 import resource
+import shlex
+import shutil
 import signal
 import sys
 from collections.abc import Iterable
@@ -112,6 +114,14 @@ def _quota_of_version_2(group: Path) -> float:
 def _quota_of_version_1(group: Path) -> float:
     quota = int((group / "cpu.cfs_quota_us").read_text("ascii"))
     return math.inf if quota <= 0 else quota / int((group / "cpu.cfs_period_us").read_text("ascii"))
+
+
+def program() -> str:
+    """Return how featuremill is called from here: by its path where the shell finds none."""
+    if shutil.which("featuremill"):
+        return "featuremill"
+    beside = Path(sys.executable).parent / "featuremill"
+    return shlex.quote(os.path.relpath(beside)) if beside.exists() else "featuremill"
 
 
 def peak_of_process_mb() -> int:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import NamedTuple
 
+from featuremill.base import this_process
 from featuremill.base.environment import DEVICES
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
-from featuremill.store import command_line
 
 
 class Advice(NamedTuple):
@@ -31,7 +31,7 @@ def advise(findings: Findings) -> Advice:
         for gpu in takeable
         if not (findings.is_too_small(gpu) or findings.is_short(gpu) or findings.is_too_old(gpu))
     ]
-    command = f"{command_line.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
+    command = f"{this_process.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
     if counted:
         command += f" --resources gpu={len(counted)}"
     # Of itself a lease may take all that are takeable, also beside those asked about.

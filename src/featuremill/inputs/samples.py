@@ -98,7 +98,10 @@ def is_sheet(path: Path) -> bool:
     """Return whether the table at `path` has the columns of a sheet, and none of ids."""
     if not path.is_file() or not is_table(path):
         return False
-    names = labels.names_of(path)
+    try:
+        names = labels.names_of(path)
+    except UserError:  # who reads the records says it
+        return False
     return SAMPLE in names and FILE in names and not columns.has_id(names)
 
 

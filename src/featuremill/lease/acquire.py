@@ -163,7 +163,7 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
 
 
 def _is_first_to_say(note: Path) -> bool:
-    """Tell whether no job of this session, and so of this run, has said what `note` is about."""
+    """Return whether no job of this session, and so of this run, has logged that yet."""
     session = f"{os.getsid(0)}".encode()
     descriptor = folder.open_lock(note)
     try:

@@ -99,7 +99,7 @@ def run(arguments: argparse.Namespace) -> None:
     if sheet.exists() and not arguments.force:
         raise UserError(f"{sheet}: it exists already; add --force to overwrite it, or --output.")
     text, before = _sheet(paths, opens_any), sheet.read_bytes() if sheet.exists() else None
-    with _placed(sheet), ours.delivering(sheet) as temporary:
+    with _placed(sheet), ours.keeping_old(sheet) as temporary:
         temporary.write_text(text, "utf-8")
     try:
         _write(arguments, name, output, {"samples": str(sheet)})
@@ -156,7 +156,7 @@ def _write(
     survey = None if unfilled else _look(checked)
     text = config_text(checked, settings["options"], unfilled, survey)
     config.validate(yaml.safe_load(text), str(output), has_options=not unfilled)
-    with _placed(output), ours.delivering(output) as temporary:
+    with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
     has_gaps = bool(unfilled) and "model" in checked.options

@@ -96,8 +96,8 @@ class Spooled:
             id = clipped(self.rows.take(first, ["id"])["id"][0].as_py())
             reason += f", such as {id!r} (an id is the first word of a header)"
             remedy = (
-                "give each record an id of its own, or, where files use the same ids, list the "
-                "files in a sheet of samples (samples: in place of inputs:)."
+                "give each record its own id, or list files that use the same ids in a sheet of "
+                "samples (samples:)."
             )
         return f"{inputs}: {all_of_them} refused, {-count:,} because: {reason}; {remedy}"
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from featuremill.base import this_process
 from featuremill.base.environment import TYPED
 from featuremill.store import run_lock
 
@@ -75,18 +75,10 @@ def this() -> str:
     return whole(command())
 
 
-def program() -> str:
-    """Return how featuremill is called from here: by its path where the shell finds none."""
-    if shutil.which("featuremill"):
-        return "featuremill"
-    beside = Path(sys.executable).parent / "featuremill"
-    return shlex.quote(os.path.relpath(beside)) if beside.exists() else "featuremill"
-
-
 def first(config: Path, folder: Path = Path()) -> str:
     """Return the first command for the run of `config` in `folder`."""
     if folder.samefile(Path()):
-        return f"{program()} run {shlex.quote(str(config))}"
+        return f"{this_process.program()} run {shlex.quote(str(config))}"
     path = shlex.quote(os.path.relpath(config, folder))
     return f"cd {shlex.quote(os.path.relpath(folder))} && featuremill run {path}"
 

@@ -88,7 +88,7 @@ def names() -> list[str]:
 
 
 def _meant(word: str) -> str:
-    """Return the output that somebody probably means who types `word`; "" if none is likely."""
+    """Return the output that a user who types `word` probably means; "" if none is likely."""
     for name, _ in _named():
         if word in format_of(name).also_called:
             return name

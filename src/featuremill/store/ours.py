@@ -3,8 +3,8 @@
 Each folder with results has a record (`formats.RECORD`) with a line for each file: its name, its
 sha256, and how it looked when it got its name (size, both times, inode). A file that still looks so
 was not written to since: no program can set a ctime back. Of one that looks different, as after a
-copy, the digest decides. A file that is in the way and is not ours is moved aside. A line that is
-lost costs no more than that.
+copy, the digest decides. A file that stands where a result goes and is not ours is moved aside. A
+line that is lost costs no more than that.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_ABOVE = 6
 it."""
 Say = Callable[[str], object]
 Lines = dict[str, list[dict[str, Any]]]
-"""What a record says, by file."""
+"""The lines of a record, by file."""
 log = logging.getLogger("featuremill.files")
 
 
@@ -106,6 +106,18 @@ def give_way(path: Path, say: Say = log.warning, *, is_named: bool = False) -> N
     say(f"{path}: {why}; it is kept as {new}.")
 
 
+@contextlib.contextmanager
+def keeping_old(path: Path, say: Say = log.warning) -> Iterator[Path]:
+    """Yield a file to write that then gets the name `path`; an older one with other bytes is moved
+    aside, whoever wrote it. Nothing is recorded: this is for folders of users."""
+    with replacing(path) as new:
+        yield new
+        if path.is_file() and path.read_bytes() != new.read_bytes():
+            old = _aside(path)
+            path.rename(old)
+            say(f"{path}: the older one is kept as {old}.")
+
+
 def vacate(path: Path, say: Say = log.warning) -> None:
     """Remove what is at `path` if it is ours, and move it aside if not."""
     give_way(path, say)
@@ -113,7 +125,7 @@ def vacate(path: Path, say: Say = log.warning) -> None:
 
 
 def discard(path: Path, say: Say = log.warning) -> None:
-    """Remove what is ours of what is at `path`; what is not stays where it is, and is said."""
+    """Remove what is ours of what is at `path`; the rest stays, with a warning."""
     if is_ours(path):
         remove(path)
     elif path.is_dir() and not path.is_symlink():
@@ -206,7 +218,7 @@ def touching(path: Path) -> Iterator[None]:
 
 
 def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
-    """Return whether the file at `path` is as a record says."""
+    """Return whether the file at `path` is as a record describes it."""
     if path.is_symlink() or not path.is_file():
         return False
     lines, seen = _lines(path, read), _seen(path)
@@ -223,7 +235,7 @@ def _is_sealed(path: Path) -> bool:
 
 
 def _is_early(path: Path, inside: list[Path]) -> bool:
-    """Return whether manifest.json or exports.json says that merge or export wrote this: before
+    """Return whether manifest.json or exports.json lists this as written by merge or export: before
     there was a record, only they did."""
     folder = path.parent
     results = Delivery.find(folder / "manifest.json")
@@ -294,7 +306,7 @@ def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[di
 
 
 def _seen(path: Path) -> list[int]:
-    """Return how a file looks: each write changes the last but one, which nobody can set."""
+    """Return how a file looks: each write changes the last but one, which no program can set."""
     about = path.lstat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]
 

@@ -1,6 +1,6 @@
 """What a workload is, and what the core hands to it: `featuremill.workload` has all of it.
 
-It knows no workload and nothing of how one is found.
+It names no workload, and does not find one.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def part(name: str) -> Iterator[None]:
 def beside(name: str, work: Callable[[], object]) -> None:
     """Start `work` on a thread, to do it while `load` does something else.
 
-    It makes a load faster and nothing else: what fails there is met again by whoever needs it.
+    It only makes a load faster: what fails there fails again where it is needed.
     """
 
     def run() -> None:

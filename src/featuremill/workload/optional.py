@@ -164,7 +164,7 @@ class UnitWork(NamedTuple):
     cpu_seconds: float
     """CPU seconds of a unit besides its operations, for any number of threads."""
     shares: Mapping[str, Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
-    """What was measured: by the card's name as NVML says it, and by precision, the share of the
+    """What was measured: by the card's name in NVML, and by precision, the share of the
     speed that `operations` and `bytes_moved` allow by its data sheet: lowest, usual, highest."""
 
 

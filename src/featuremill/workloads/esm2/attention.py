@@ -80,7 +80,7 @@ def backends(
 
 
 def _triton(device: torch.device, head_dim: int) -> tuple[list[Backend], bool]:
-    """Return our own kernel, where it runs, and whether it is known to be faster than others."""
+    """Return our own kernel, where it runs, and whether a record shows that it is faster."""
     if device.type != "cuda" or head_dim > TRITON_HEAD_MAX or not kernels.has_triton():
         return [], False
     from featuremill.workloads.esm2.kernels import triton_attention as ours

@@ -104,7 +104,7 @@ def ways(device: torch.device, dtype: torch.dtype, num_heads: int, head_dim: int
 
 
 def has_triton() -> bool:
-    """Return whether Triton can be imported. If not, `ways` says why."""
+    """Return whether Triton can be imported. If not, `ways` logs why."""
     try:
         _triton()
     except Exception:
