@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -771,8 +772,8 @@ def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):
     with tarfile.open(tmp_path / ".dev" / "site.tar.xz", "w:xz") as packed:
         packed.add(tmp_path / "made" / "site", "site")
     script = (
-        f". {ROOT}/bench/unpack.sh; step right 60 python3 -m brought; step wrong 60 false; "
-        "step late 0.01 sleep 600; step last 60 echo done"
+        f". {shlex.quote(str(ROOT))}/bench/unpack.sh; step right 60 python3 -m brought; "
+        "step wrong 60 false; step late 0.01 sleep 600; step last 60 echo done"
     )
     given = {"OUT": str(tmp_path / "out"), "UNPACKED": str(tmp_path / "unpacked")}
     done = subprocess.run(

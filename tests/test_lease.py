@@ -237,7 +237,7 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         place.mkdir()
         os.mkfifo(place / "ask")
         trap = f"trap {ignores}; " if ignores else ""
-        command = " ".join([*words, *options, "--", "sh", str(script), ">out", "2>&1"])
+        command = f"{shlex.join([*words, *options, '--', 'sh', str(script)])} >out 2>&1"
         parent = leases.beside(["sh", "-c", f"{trap}{command} & echo $!; wait"], cwd=place)
         child = int(parent.stdout.readline())
         wait_for(lambda: leases.num_held() == 1)
