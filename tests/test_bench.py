@@ -58,6 +58,8 @@ PEERS = {
 TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
 """As in NVIDIA's containers."""
 
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
+
 
 def bench(environment, out, *arguments, way="--quick"):
     """Run `python -m bench.run …` as people do, from the root of the project."""
@@ -675,6 +677,7 @@ def test_benchmark_and_gpu_tests_import_what_is_brought_and_no_more(environment)
     assert not needs.lacking(needs.THERE | needs.BROUGHT)
 
 
+@needs_git
 def test_what_travels_is_small():
     """Wheels are smaller than what they unpack."""
     unpacked = sum(
@@ -718,6 +721,7 @@ def bare_interpreter(folder):
     return folder / "bin"
 
 
+@needs_git
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_recipe_for_a_machine_without_a_network(tmp_path):
