@@ -7,6 +7,7 @@ refused in part also holds a good record, so that a run has something left to do
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import io
 import os
@@ -29,7 +30,9 @@ AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
 INSULIN_A = "GIVEQCCTSICSLYQLENYCN"
 GOOD = f">sp|P0CG48|UBC_HUMAN Polyubiquitin-C OS=Homo sapiens\n{UBIQUITIN}\n"
 GENE = "ATGCAGATCTTCGTGAAGACTCTGACTGGTAAGACCATCACCCTCGAGGTTGAGCCCAGTGACACCATCGAGAAT"
-NOBODY = 65534
+VERSION_3 = 0x20080522
+READS_AND_WRITES_EVERYTHING = 1 << 1 | 1 << 2
+"""CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH, in the words of version 3 (capabilities(7))."""
 
 
 @dataclass(frozen=True)
@@ -68,16 +71,29 @@ class Asked:
 
 @contextlib.contextmanager
 def as_ordinary_user() -> Iterator[None]:
-    """Give up root's rights for a while, where we have them."""
-    uid = os.geteuid()
-    if uid:
+    """Give up root's right to read and write everything for a while, where we have it. Root stays
+    the owner of what it owns: also of a checkout that is closed to all others."""
+    if os.geteuid():
         yield
         return
-    os.seteuid(NOBODY)
+    before = _capabilities()
+    without = before.copy()
+    without[0] &= ~READS_AND_WRITES_EVERYTHING
+    _capabilities(without)
     try:
         yield
     finally:
-        os.seteuid(uid)
+        _capabilities(before)
+
+
+def _capabilities(wanted: list[int] | None = None) -> list[int]:
+    """Return this thread's capabilities, the effective ones first; or set them to the `wanted`."""
+    library = ctypes.CDLL(None, use_errno=True)
+    call = library.capget if wanted is None else library.capset
+    words = (ctypes.c_uint32 * 6)(*(wanted or ()))
+    if call((ctypes.c_uint32 * 2)(VERSION_3, 0), words):
+        raise OSError(ctypes.get_errno(), "capabilities")
+    return list(words)
 
 
 def _file(content: bytes | str, name: str = "in.fa") -> Callable[[Path], Path]:
@@ -397,6 +413,12 @@ BROKEN: list[Case] = [
         _file("id,Sequence,aa_seq\nP1,MKV,MKL\n", "in.csv"),
         "error",
         "'Sequence', 'aa_seq' may each be the sequence column",
+    ),
+    Case(
+        "AIRR's table, with nucleotides in the first one",
+        _file(f"sequence_id\tsequence\tsequence_aa\nh1\t{GENE}\t{UBIQUITIN}\n", "in.tsv"),
+        "error",
+        "'sequence', 'sequence_aa' may each be the sequence column; set sequence_column",
     ),
     Case(
         "csv, a row too long",

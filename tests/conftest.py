@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,7 @@ def pytest_configure(config):
     for name in list(os.environ):
         if name.startswith(("FEATUREMILL_", "SNAKEMAKE_")) and not name.startswith(OF_TESTS):
             del os.environ[name]
+    _answer_what_is_ignored()
     if path := os.environ.get("PYTHONPATH"):  # what is relative there is meant from here
         absolute = (str(Path(part).resolve()) for part in path.split(os.pathsep))
         os.environ["PYTHONPATH"] = os.pathsep.join(absolute)
@@ -46,6 +48,15 @@ def pytest_configure(config):
     if "not gpu" in config.option.markexpr:  # which of this machine's GPUs is meant means none then
         for name in CUDA_VARIABLES:
             os.environ.pop(name, None)
+
+
+def _answer_what_is_ignored():
+    """Have the processes that tests start answer signals, where we were told to ignore them: nohup
+    ignores the end of a terminal, and a shell's `&` Ctrl-C. A handler, unlike that, is not theirs.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda number, frame: None)
 
 
 @pytest.fixture(scope="session", autouse=True)

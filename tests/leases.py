@@ -104,10 +104,29 @@ def end(process):
     assert process.returncode == 0
 
 
+def skip_where_closed():
+    """Skip a test whose other user reads this checkout itself."""
+    package = Path(featuremill.__file__).resolve()
+    if not (
+        package.stat().st_mode & 0o004 and all(p.stat().st_mode & 0o001 for p in package.parents)
+    ):
+        pytest.skip("other users cannot read this checkout")
+
+
+@contextlib.contextmanager
+def open_to_all():
+    """Let everybody read what is written meanwhile, whatever the user's umask is."""
+    before = os.umask(0o022)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
 @contextlib.contextmanager
 def for_all_users(library, environment, *gpus):
     """Yield leases that root and nobody can start: all they need is in a folder open to both."""
-    with tempfile.TemporaryDirectory(prefix="featuremill-") as name:
+    with open_to_all(), tempfile.TemporaryDirectory(prefix="featuremill-") as name:
         root = Path(name)
         root.chmod(0o1777)  # as where locks are: each user may make the folder
         code = root / "code"

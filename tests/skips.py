@@ -16,6 +16,8 @@ MAY_BE_LACKING = {
     "chromium is not on PATH": "a browser is large, and the slow tests' alone",
     "only root can be two users": "CI may run as an ordinary user",
     "needs two users": "CI may run as an ordinary user",
+    "this is no git checkout": "the code may come as an archive",
+    "other users cannot read this checkout": "CI may have it below the folder of a user",
     "a Slurm cluster of one's own needs root": "CI may run as an ordinary user",
     "a cluster needs namespaces": "a container may forbid them",
     "this CPU has no": "each set of instructions is tested where it is, and no CPU has all",

@@ -70,6 +70,14 @@ def assert_same(frame, table):
                 assert ours == theirs
 
 
+def test_what_a_tab_shows_is_what_there_is():
+    """In a new process: what other tests imported is listed anyway."""
+    code = "import featuremill; print(*dir(featuremill))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    shown = done.stdout.split()
+    assert {*featuremill.__all__, "__version__"} <= {*shown} and shown == sorted({*shown})
+
+
 # The numbers of a run
 
 

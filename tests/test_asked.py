@@ -88,8 +88,8 @@ def test_an_input_may_be_put_away_while_the_config_asks_for_what_was_planned(des
     write(desk.folder, options={"hydropathy": False})
     said = run(desk, status=2).splitlines()[-1]
     assert said == (
-        "my.yaml:6: inputs: in.fa is gone, and results/my has to be made anew of it (hydropathy: "
-        "true → false); put it back, or undo that change."
+        "error: my.yaml:6: inputs: in.fa is gone, and results/my has to be made anew of it "
+        "(hydropathy: true → false); put it back, or undo that change."
     )
     assert said in run(desk, "-n", status=2)
     assert Path("results/my/manifest.json").read_bytes() == before

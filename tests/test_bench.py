@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -57,6 +58,8 @@ PEERS = {
 }
 TF32 = {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
 """As in NVIDIA's containers."""
+
+needs_git = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is no git checkout")
 
 
 def bench(environment, out, *arguments, way="--quick"):
@@ -675,6 +678,7 @@ def test_benchmark_and_gpu_tests_import_what_is_brought_and_no_more(environment)
     assert not needs.lacking(needs.THERE | needs.BROUGHT)
 
 
+@needs_git
 def test_what_travels_is_small():
     """Wheels are smaller than what they unpack."""
     unpacked = sum(
@@ -718,6 +722,7 @@ def bare_interpreter(folder):
     return folder / "bin"
 
 
+@needs_git
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_recipe_for_a_machine_without_a_network(tmp_path):
@@ -772,8 +777,8 @@ def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):
     with tarfile.open(tmp_path / ".dev" / "site.tar.xz", "w:xz") as packed:
         packed.add(tmp_path / "made" / "site", "site")
     script = (
-        f". {ROOT}/bench/unpack.sh; step right 60 python3 -m brought; step wrong 60 false; "
-        "step late 0.01 sleep 600; step last 60 echo done"
+        f". {shlex.quote(str(ROOT))}/bench/unpack.sh; step right 60 python3 -m brought; "
+        "step wrong 60 false; step late 0.01 sleep 600; step last 60 echo done"
     )
     given = {"OUT": str(tmp_path / "out"), "UNPACKED": str(tmp_path / "unpacked")}
     done = subprocess.run(

@@ -73,18 +73,11 @@ def check_plan(case, folder, status, said):
 
 
 @pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.name)
-def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, request):
-    if case.unprivileged:  # pytest's own folders are closed to other users
-        place = tempfile.TemporaryDirectory()
-        request.addfinalizer(place.cleanup)
-        tmp_path = Path(place.name)
+def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys):
     path = case.make(tmp_path)
     config = {"inputs": [str(path)], "workload": "composition", "device": "cpu"}
     folder = tmp_path / "run"
     folder.mkdir()
-    if case.unprivileged:
-        tmp_path.chmod(0o755)
-        folder.chmod(0o777)
     with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
         check_reader(case, path)
         status = main(["plan", str(folder), "--config-json", json.dumps(config)])
@@ -102,8 +95,6 @@ def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, requ
 
 @pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
 def test_what_a_workload_cannot_have_is_one_sentence(case, capsys, monkeypatch):
-    """As root reads everything, and pytest's own folders are closed to other users, in a folder of
-    its own."""
     monkeypatch.syspath_prepend(PLUGINS)
     find_workload(case.workload)
     with tempfile.TemporaryDirectory() as name:
@@ -115,8 +106,6 @@ def test_what_a_workload_cannot_have_is_one_sentence(case, capsys, monkeypatch):
         words = ["plan", "run", "--config-json", json.dumps(asked)]
         if case.verb == "weights":
             words = ["weights", "more", "--workload", case.workload, "--output", "out/w.json"]
-        if case.unprivileged:
-            folder.chmod(0o777)
         with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
             assert main(words) == 2
         said = capsys.readouterr().err

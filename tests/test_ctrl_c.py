@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -88,7 +89,7 @@ def test_a_run_whose_job_is_stopped_while_it_starts_says_how_to_go_on(stopped_at
     status, said = stopped_at("featuremill.lease.devices@featuremill plan", "snakemake", *words)
     assert status == 1
     assert "plan: it was stopped." in said
-    assert f"The same command continues:\n    snakemake {' '.join(words)}\n" in said
+    assert f"The same command continues:\n    snakemake {shlex.join(words)}\n" in said
 
 
 def test_pressed_again_it_changes_nothing(environment):

@@ -184,6 +184,7 @@ def test_table_of_several_chunks_counts_on(tmp_path: Path) -> None:
         (["protein", "Accession "], (1, 0, None)),
         (["Entry", "Entry Name", "Protein names", "Sequence"], (0, 3, 2)),
         (["seq id", "description", "aa"], (0, 2, 1)),
+        (["sequence_id", "sequence_aa"], (0, 1, None)),
     ],
 )
 def test_columns_are_found(names: list[str], found: tuple[int, int, int | None]) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -236,7 +237,7 @@ def test_a_command_ends_with_its_parent_unless_it_may_outlive_it(node_of, tmp_pa
         place.mkdir()
         os.mkfifo(place / "ask")
         trap = f"trap {ignores}; " if ignores else ""
-        command = " ".join([*words, *options, "--", "sh", str(script), ">out", "2>&1"])
+        command = f"{shlex.join([*words, *options, '--', 'sh', str(script)])} >out 2>&1"
         parent = leases.beside(["sh", "-c", f"{trap}{command} & echo $!; wait"], cwd=place)
         child = int(parent.stdout.readline())
         wait_for(lambda: leases.num_held() == 1)
@@ -445,6 +446,10 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     assert leases("--index-mode")[0] == "2"
     said = leases("--gpus", 3, status=3)[1]
     assert "GPU 0: GPU is lost; GPU 1: Unknown Error" in said
+    (alone,) = (
+        line for line in leases("--devices", "0", status=3)[1].splitlines() if "GPU" in line
+    )
+    assert "1 GPU is wanted and there are 0 (GPU 0: GPU is lost)." in alone
     said = leases("--gpus", 2, status=3)[1]
     assert "too few work: GPU 3: its compute mode is Prohibited" in said
     holder = leases.hold()
@@ -503,6 +508,22 @@ def test_a_lease_without_a_command_says_one_that_works(node_of):
     example = said.strip().partition("as in: ")[2].split()
     assert example[:2] == ["featuremill", "lease"] and example[-2] == "--"
     assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0") == 1
+
+
+@pytest.mark.parametrize("words", [["echo", "hello"], ["--gpus", "2", "python", "my job.py", "-x"]])
+def test_a_command_without_dashes_before_it_is_shown_with_them(verbs, words):
+    said = verbs("lease", *words, status=2)
+    shown = shlex.split(said.strip().partition("as in: ")[2])
+    command = words[words.index("python") :] if "python" in words else words
+    assert shown == [
+        "featuremill",
+        "lease",
+        "--gpus",
+        "2" if "--gpus" in words else "1",
+        "--",
+        *command,
+    ]
+    assert f"{command[0]}: this is no option; write the command after --" in said
 
 
 def test_a_device_that_does_not_exist(node_of):
@@ -700,11 +721,12 @@ def test_the_folder_is_for_all_users_and_of_this_machine(node_of, tmp_path, monk
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
-def test_two_users_share_the_devices(nvml_library, environment):
-    as_nobody = {"user": NOBODY, "group": NOBODY, "cwd": "/"}
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_two_users_share_the_devices(nvml_library, environment, umask):
+    as_nobody = {"user": NOBODY, "group": NOBODY, "cwd": "/", "umask": umask}
     with for_all_users(nvml_library, environment, Gpu(), Gpu()) as leases:
         other = leases.hold(**as_nobody)
-        mine = leases.hold()
+        mine = leases.hold(umask=umask)
         assert sorted([mine.holds, other.holds]) == leases.node.uuids
         assert "(nobody)" in leases("--wait", 0, status=3)[1]
         assert HELD in leases("--wait", 0, status=3, **as_nobody)[1]

@@ -89,7 +89,8 @@ def done(tmp_path_factory, environment):
     verbs = Verbs(folder, {**environment, "FEATUREMILL_CACHE": str(folder / "cache")})
     verbs("weights", "mill_t6_8M", "--output", "weights.json")
     more = ("--weights", "weights.json")
-    plan = verbs.plan(HEADERS.items(), "esm2", OPTIONS, more=more)
+    written = [(header.replace("NAME and", "NAME\t and"), HEADERS[header]) for header in HEADERS]
+    plan = verbs.plan(written, "esm2", OPTIONS, more=more)
     verbs.extract(plan)
     verbs("merge", verbs.run_folder.root, "--outputs", *ALL)
     return verbs

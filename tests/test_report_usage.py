@@ -7,6 +7,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -322,7 +323,7 @@ def test_labels_that_cannot_be_had_are_said(
 
 def test_a_disk_that_takes_no_more_is_named(tmp_path: Path) -> None:
     root = FakeRun().write(tmp_path / "demo")
-    command = f"ulimit -f 100; exec {sys.executable} -m featuremill report {root}"
+    command = f"ulimit -f 100; exec {shlex.quote(sys.executable)} -m featuremill report {root}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, env=os.environ)
     assert done.returncode == 1
     assert f"{root / 'report.html'}: File too large; nothing is lost" in done.stderr

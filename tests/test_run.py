@@ -41,7 +41,9 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     last = run_lock.read(results)
     assert last.command == "featuremill run 'my run.yaml' --cores 1 -- plan"
     bad = Desk(tmp_path, environment).type("featuremill", "run", "bad.yaml", status=2)
-    assert bad.err.splitlines()[-1].startswith("bad.yaml:2: options.model: what: this file does")
+    assert bad.err.splitlines()[-1].startswith(
+        "error: bad.yaml:2: options.model: what: this file does"
+    )
     monkeypatch.chdir(tmp_path)
     whole = "featuremill run 'my run.yaml' --cores 1"
     assert command_line.again(results) == whole, "the target was for that time"

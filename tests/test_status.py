@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import sys
@@ -635,8 +636,9 @@ def test_a_snakemake_is_told_of_and_its_command_mends(tmp_path, environment):
     (tmp_path / "in.fa").write_text("".join(f">{id}\n{sequence}\n" for id, sequence in GOOD))
     bin_folder = Path(sys.executable).parent
     environment = environment | {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
-    typed = f"snakemake --snakefile {ROOT / 'Snakefile'} --configfile config.yaml --cores 2"
-    process = subprocess.Popen(typed.split(), cwd=tmp_path, env=environment)
+    typed = f"snakemake --snakefile {shlex.quote(str(ROOT / 'Snakefile'))}"
+    typed += " --configfile config.yaml --cores 2"
+    process = subprocess.Popen(shlex.split(typed), cwd=tmp_path, env=environment)
     verbs = Verbs(tmp_path, environment)
     run = verbs.run_folder
     wait_for(lambda: list(run.store.glob("journals/*/*.log")))

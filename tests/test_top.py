@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import shutil
 import signal
 import subprocess
@@ -554,7 +555,8 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     process = workflow.start("--cores", "32", "--resources", "gpu=3", "--config", "max_failed=1")
     claimed = run_lock.path_of(workflow.run_folder.root)
     wait_for(lambda: lock_holder.is_held(claimed))
-    command = f"{sys.executable} -m featuremill top results/test; echo ended with $?; sleep 600"
+    top = f"{shlex.quote(sys.executable)} -m featuremill top results/test"
+    command = f"{top}; echo ended with $?; sleep 600"
     terminal = Tmux(command, 110, 34, tmp_path, workflow.environment)
     try:
         screens = [terminal.screen()]

@@ -533,10 +533,10 @@ def test_a_config_that_is_wrong_names_its_line_under_snakemake_too(see, tmp_path
     lines = [*path.read_text().splitlines(), "optons: {}"]
     path.write_text("\n".join(lines))
     said = workflow("-n", status=1)
-    assert f"\nconfig.yaml:{len(lines)}: optons: " in said and "common.smk" not in said
+    assert f"\nerror: config.yaml:{len(lines)}: optons: " in said and "common.smk" not in said
     path.write_text("inputs: in.fa\noptions:\n  model: esm2_t99\n")
     unknown = workflow("-n", status=1)
-    assert "\nconfig.yaml:3: options.model: there is no model" in unknown
+    assert "\nerror: config.yaml:3: options.model: there is no model" in unknown
     assert "UserError" not in unknown and "common.smk" not in unknown
     path.write_text("inputs: in.fa\noptions:\n\tmodel: mill_t6_8M\n")
     tab = workflow("-n", status=1)

@@ -258,9 +258,9 @@ def test_another_configs_results_are_not_replaced(workflow):
     before = (root / "manifest.json").read_bytes()
     said = computed_with("other.yaml", inputs="other.fa", status=1)
     assert said.splitlines()[-1] == (
-        "other.yaml: run: test is the name of another config's run: config.yaml made results/test "
-        "with inputs: in.fa. Give one of them another `run:`, or, to have this one take its place, "
-        "delete results/test/plan.json: what is computed stays."
+        "error: other.yaml: run: test is the name of another config's run: config.yaml made "
+        "results/test with inputs: in.fa. Give one of them another `run:`, or, to have this one "
+        "take its place, delete results/test/plan.json: what is computed stays."
     )
     assert (root / "manifest.json").read_bytes() == before
     (folder / "config.yaml").unlink()
@@ -334,9 +334,9 @@ def test_inputs_beside_a_config_that_was_named_from_elsewhere(tmp_path, environm
     said = Desk(tmp_path, environment).type(*words, status=2).text
     again = "cd 'other place' && featuremill run my.yaml"
     assert said.splitlines()[-1] == (
-        "other place/my.yaml:1: inputs: in.fa: this file does not exist; check the path (seen from "
-        f"where the command is started: {tmp_path}). It is there seen from other place; so type: "
-        f"{again}"
+        "error: other place/my.yaml:1: inputs: in.fa: this file does not exist; check the path "
+        f"(seen from where the command is started: {tmp_path}). It is there seen from other place; "
+        f"so type: {again}"
     )
     assert not (tmp_path / "results").exists()
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

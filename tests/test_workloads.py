@@ -227,6 +227,13 @@ def test_embed_says_what_it_cuts_off(cached):
     assert not np.array_equal(cut[:1], featuremill.embed([long], dtype="fp32", long="full"))
 
 
+def test_embed_takes_no_file(cached):
+    with pytest.raises(
+        UserError, match=r"one string; .* featuremill\.compute\('proteins\.fasta', "
+    ):
+        featuremill.embed("proteins.fasta")
+
+
 def test_embed_takes_no_mapping(cached):
     with pytest.raises(UserError, match="this is a mapping"):
         featuremill.embed({"insulin": "GIVEQCCTSI"})

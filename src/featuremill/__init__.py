@@ -37,6 +37,11 @@ _WHERE = {
 }
 
 
+def __dir__() -> list[str]:
+    """List what `__getattr__` would look up, too: a Tab shows what this lists."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Look up what is asked for only now, so that `import featuremill` costs nothing."""
     from importlib import import_module

@@ -58,6 +58,11 @@ class RefusedError(internals.WorkflowError):  # type: ignore[misc]
         super().__init__(sentence)
         type(self).said, type(self).status = plain(sentence), status
 
+    @classmethod
+    def tell(cls) -> None:
+        """Print the last one, each line of it as the error that it is."""
+        print(*(f"error: {line}" for line in cls.said.splitlines()), sep="\n", file=sys.stderr)
+
 
 @contextlib.contextmanager
 def refusing(place: str = "", hint: str = "") -> Iterator[None]:
@@ -80,7 +85,7 @@ def ending_with_it() -> Iterator[None]:
     try:
         yield
     except RefusedError:
-        print(RefusedError.said, file=sys.stderr)
+        RefusedError.tell()
         raise SystemExit(RefusedError.status) from None
 
 
@@ -172,7 +177,7 @@ def calm_output(workflow: Any) -> Failures:
 
     def matters(record: logging.LogRecord) -> bool:
         if internals.exception_of(record) == RefusedError.__name__:
-            print(RefusedError.said, file=sys.stderr)
+            RefusedError.tell()
             return False
         if RefusedError.status and internals.is_after_refusal(record):
             return False

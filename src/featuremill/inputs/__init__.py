@@ -65,8 +65,9 @@ class TableOptions(WorkloadOptions):
     sequence_column: str = ""
     """Column of the sequences in them. If not given, the only one of
     `sequence`, `seq`, `protein_sequence`, `protein_seq`, `aa_sequence`, `aa_seq`,
-    `amino_acid_sequence`; else of `aa`, `protein`, `residues`, `peptide`. A `description` (else
-    `protein_names`, `protein_name`, `product`) is taken along where there is one."""
+    `amino_acid_sequence`, `sequence_aa`; else of `aa`, `protein`, `residues`, `peptide`. A
+    `description` (else `protein_names`, `protein_name`, `product`) is taken along where there is
+    one."""
 
 
 class NucleotideOptions(TableOptions):

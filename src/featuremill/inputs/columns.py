@@ -34,6 +34,7 @@ SEQUENCES = (
         "aa_sequence",
         "aa_seq",
         "amino_acid_sequence",
+        "sequence_aa",  # of AIRR, where `sequence` is nucleotides: so both are in question
     ),
     ("aa", "protein", "residues", "peptide"),
 )

@@ -11,7 +11,7 @@ from featuremill.base.errors import DeviceError
 from featuremill.lease import condition, slots
 from featuremill.lease.condition import Condition
 from featuremill.lease.devices import Device
-from featuremill.lease.request import Request
+from featuremill.lease.request import Request, wanted
 from featuremill.lease.slots import Slot, Taking
 
 
@@ -139,7 +139,7 @@ class Chooser:
     def _check(self) -> None:
         if len(self._devices) - len(self._lost) < self._request.num_gpus:
             why = "; ".join(f"{name}: {problem}" for name, problem in self._lost.items())
-            raise DeviceError(f"{self._request.num_gpus} GPUs are wanted and too few work: {why}.")
+            raise DeviceError(f"{wanted(self._request.num_gpus)} and too few work: {why}.")
 
 
 def _held_by(taking: Taking) -> str:

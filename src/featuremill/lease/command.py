@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import shlex
 import signal
 import sys
 from typing import get_args
@@ -50,6 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="stay, and leave a GPU out for a while on which the command fails again and again",
     )
     add("--list", action="store_true", help="print who has which slot, and exit")
+    add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a command without a --
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -57,6 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.list:
         print(listing.text())
         return 0
+    if arguments.words:
+        typed = shlex.join(arguments.words)
+        raise UserError(
+            f"{arguments.words[0]}: this is no option; write the command after --, as in: "
+            f"featuremill lease --gpus {arguments.gpus} -- {typed}"
+        )
     command: list[str] | None = arguments.command
     if not command:
         raise UserError(

@@ -15,7 +15,7 @@ from featuremill.base.environment import (
 )
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease.devices import MASK, Device, matching, survey, visible
-from featuremill.lease.request import Request
+from featuremill.lease.request import Request, wanted
 
 GIVEN_BY_SCHEDULERS = (SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES)
 """Read if CUDA_VISIBLE_DEVICES is not set, and only if they name devices of this machine."""
@@ -44,7 +44,7 @@ class Offer(NamedTuple):
         where = f"{self.given_by} leaves" if self.given_by else "there are"
         kind = DeviceError if why else UserError
         raise kind(
-            f"{num_gpus} GPUs are wanted and {where} {len(self.devices)}"
+            f"{wanted(num_gpus)} and {where} {len(self.devices)}"
             + (f" ({why})." if why else "; ask for fewer.")
         )
 
@@ -53,10 +53,10 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
     """Return the devices for `request`; none on a machine without a GPU."""
     everything = survey()
     given, given_by = _given(everything)
-    wanted = _asked(everything, given, given_by, request.devices) if request.devices else given
+    asked = _asked(everything, given, given_by, request.devices) if request.devices else given
     usable: list[Device] = []
     excluded: dict[str, str] = {}
-    for device in dict.fromkeys(wanted):
+    for device in dict.fromkeys(asked):
         name = f"GPU {device.number}"
         if device.problem:
             excluded[name] = device.problem

@@ -19,6 +19,11 @@ VARIABLES: dict[str, Setting[Any]] = {
 """The variable with the default of each field. The command line has priority."""
 
 
+def wanted(num_gpus: int) -> str:
+    """Return how a sentence begins about so many GPUs that cannot be had."""
+    return "1 GPU is wanted" if num_gpus == 1 else f"{num_gpus} GPUs are wanted"
+
+
 class Request(NamedTuple):
     """The number and kind of devices that are wanted."""
 

@@ -114,7 +114,10 @@ def _refusing(payloads: Sequence[bytes]) -> Callable[[int, str], object]:
 
 def _payloads(sequences: Sequence[object]) -> list[bytes]:
     if isinstance(sequences, str):
-        raise UserError("sequences: this is one string; give a list of them.")
+        raise UserError(
+            "sequences: this is one string; give a list of them. For a file, use "
+            "featuremill.compute('proteins.fasta', 'esm2')."
+        )
     if isinstance(sequences, Mapping):
         raise UserError("sequences: this is a mapping; give a list, as in list(yours.values()).")
     payloads = []
