@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import featuremill
-from featuremill.steps.search.nearest import METRICS, Metric
+from featuremill.features.nearest import METRICS, Metric
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.formats import bytes_of, digest_of_result, files
 from featuremill.store.plan import Counts, Lengths, Settings

@@ -22,11 +22,11 @@ from programs import Verbs
 import featuremill
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
-from featuremill.features import table
+from featuremill.features import nearest, table
 from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.steps.search import hits, nearest, recipe
+from featuremill.steps.search import hits, recipe
 from featuremill.steps.search.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files

@@ -13,9 +13,9 @@ from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
+from featuremill.features.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.features.table import NUMBERS, Stored
 from featuremill.lease.devices import DeviceChoice
-from featuremill.steps.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.steps.search.queries import Queries, Reader
 from featuremill.steps.search.recipe import Recipe
 

@@ -14,8 +14,8 @@ from featuremill.base import faults
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features import Features
+from featuremill.features.nearest import Matrix
 from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
-from featuremill.steps.search.nearest import Matrix
 from featuremill.store import run_lock
 from featuremill.workload import (
     Record,
