@@ -13,15 +13,19 @@ from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
-from featuremill.features.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
+from featuremill.features.nearest import (
+    Found,
+    Metric,
+    Nearest,
+    NotFiniteError,
+    queries_at_once,
+    rows_of_block,
+)
 from featuremill.features.table import NUMBERS, Stored
 from featuremill.lease.devices import DeviceChoice
 from featuremill.steps.search.queries import Queries, Reader
 from featuremill.steps.search.recipe import Recipe
 
-MOST_QUERIES = 1000
-MOST_HITS = 200_000
-"""Hits in memory, unless a single query has more."""
 Asked = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
 """Files and ids; sequences by name; or vectors (queries, width), named by their row."""
 log = logging.getLogger("featuremill.search")
@@ -69,8 +73,7 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         "read from the table" if isinstance(searched.vectors, Stored) else "memory-mapped",
         chosen.metric,
     )
-    # So many queries at once that memory holds their hits.
-    num_at_once = max(1, min(MOST_QUERIES, MOST_HITS // min(chosen.k, searched.num_rows)))
+    num_at_once = queries_at_once(min(chosen.k, searched.num_rows))
     if isinstance(asked, np.ndarray):
         lots = _of_matrix(asked, searched, num_at_once)
     else:

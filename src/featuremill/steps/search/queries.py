@@ -22,7 +22,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
-from featuremill.features.nearest import Matrix
+from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.steps.search.recipe import Recipe
 from featuremill.store.ledger import full_ids

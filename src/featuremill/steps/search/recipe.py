@@ -14,7 +14,7 @@ from featuremill.base import faults
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features import Features
-from featuremill.features.nearest import Matrix
+from featuremill.features.table import Matrix
 from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.store import run_lock
 from featuremill.workload import (

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from featuremill import features
 from featuremill.base.errors import UserError
@@ -20,11 +19,11 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
-from featuremill.features import Features, split_id
+from featuremill.features import Features, Matrix, split_id
+from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.transfer import TABLE
-from featuremill.steps.transfer.neighbours import Found, Matrix, Metric, Reference
 from featuremill.store.files import sha256_of
 from featuremill.store.ours import delivering, write_json
 
@@ -83,9 +82,10 @@ class Known(NamedTuple):
     """Of their payloads."""
     groups: list[str]
     """Of each; without groups, its payload's sha256."""
-    reference: Reference
-    found: list[Found]
-    """The nearest of each, without itself, those with its payload and those of its group."""
+    vectors: Matrix
+    nearest: list[Found]
+    """The nearest to each, without itself, those with its payload and those of its group."""
+    metric: Metric
 
     def row(self, id: str, found: Found, known: str) -> Row:
         """Return the row of a record."""
@@ -93,7 +93,8 @@ class Known(NamedTuple):
         votes = Counter(names)
         agree = max(votes.values())
         place = next(place for place, name in enumerate(names) if votes[name] == agree)
-        distance = round(float(found.distances[place]), 12)
+        score = float(found.scores[place])
+        distance = round(1 - score if self.metric == "cosine" else score, 12)
         nearest = self.ids[int(found.rows[place])]
         return Row(id, names[place], agree, len(names), nearest, f"{distance:.9g}", known)
 
@@ -170,7 +171,6 @@ def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -
     sha256 = [told[row].sha256 for row in rows.tolist()]
     vectors = reference.take(rows)
     _refuse_not_finite(reference, ids, vectors)
-    index = Reference(vectors, chosen.metric)
     if num_lost := len(labelled) - len(ids):
         says = counted(num_lost, "label is", "labels are")
         log.info("%s of no record with features in %s", says, reference.name)
@@ -184,15 +184,25 @@ def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -
     payload_N = np.unique(sha256, return_inverse=True)[1]
     groups = [labelled[id].group for id in ids] if chosen.group else sha256
     group_N = np.unique(groups, return_inverse=True)[1]
-    found: list[Found] = []
+
+    def are_related(queries: slice, rows: slice) -> Mask:
+        pairs: Mask = group_N[queries, None] == group_N[rows]
+        pairs |= payload_N[queries, None] == payload_N[rows]
+        return pairs
+
+    nearest: list[Found] = []
     progress = Progress(log, "leaving out one by one")
-    for start in range(0, len(ids), index.queries_at_once):
-        some = slice(start, start + index.queries_at_once)
-        excluded = group_N[some, None] == group_N
-        excluded |= payload_N[some, None] == payload_N
-        found += index.nearest(vectors[some], chosen.k, excluded)
-        progress.at(len(found), len(ids))
-    return Known(ids, [labelled[id].name for id in ids], sha256, groups, index, found)
+    try:
+        for found in nearest_in_memory(vectors, vectors, chosen.k, chosen.metric, are_related):
+            nearest.append(found)
+            progress.at(len(nearest), len(ids))
+    except NotFiniteError:
+        raise UserError(
+            f"{reference.name}: numbers of {reference.column} are too large to compute distances; "
+            "have its features computed anew."
+        ) from None
+    names = [labelled[id].name for id in ids]
+    return Known(ids, names, sha256, groups, vectors, nearest, chosen.metric)
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
@@ -220,11 +230,11 @@ def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | M
                 if records[first + at].sha256 == known.sha256[place]
             }
         others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
-        nearest = _of_strangers(known.reference, vectors, others, k)
+        nearest = nearest_in_memory(known.vectors, vectors[others], k, known.metric)
         for at, id in enumerate(ids):
             if at not in itself:
                 yield known.row(id, next(nearest), "")
-            elif len((found := known.found[itself[at]]).rows):
+            elif len((found := known.nearest[itself[at]]).rows):
                 yield known.row(id, found, known.labels[itself[at]])
             else:
                 reason = "all labelled records are of its group or have its sequence"
@@ -236,14 +246,6 @@ def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | M
 def _failed(of: Features) -> Iterator[Missing]:
     for failure in of.failures():
         yield Missing(failure.id, f"{failure.status}: {failure.reason}")
-
-
-def _of_strangers(
-    reference: Reference, vectors: Matrix, places: npt.NDArray[np.int64], k: int
-) -> Iterator[Found]:
-    for start in range(0, len(places), reference.queries_at_once):
-        some = places[start : start + reference.queries_at_once]
-        yield from reference.nearest(vectors[some], k)
 
 
 def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> dict[str, Any]:
@@ -265,10 +267,10 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
 
 def _leave_one_out(known: Known) -> dict[str, Any]:
     """Return how often a labelled record gets its own label."""
-    judged = [place for place, found in enumerate(known.found) if len(found.rows)]
+    judged = [place for place, found in enumerate(known.nearest) if len(found.rows)]
     names = [known.labels[place] for place in judged]
     groups = [known.groups[place] for place in judged]
-    given = [known.row("", known.found[place], "").label for place in judged]
+    given = [known.row("", known.nearest[place], "").label for place in judged]
     right = [one == other for one, other in zip(given, names, strict=True)]
     low, high = interval(right, groups)
     commonest = max(Counter(names).values(), default=0)
