@@ -114,7 +114,7 @@ def _not_whole(folder: Results) -> UserError:
 def _parts(
     folder: Results, delivery: Delivery, column: str | None, choosing: str, of_residues: bool
 ) -> Parts:
-    plan = folder.read_plan_of_manifest()
+    plan = folder.read_plan_of_records()
     if not delivery.is_of(plan):
         raise _not_whole(folder)
     return Parts(folder, plan, delivery, column, choosing, of_residues)

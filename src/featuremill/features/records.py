@@ -152,7 +152,7 @@ class Features:
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Return a column's values; digests as text in hex, which the ledger has as bytes."""
+    """Return a column's values; digests as text in hex, which records.parquet has as bytes."""
     values = column.to_pylist()
     is_bytes = pa.types.is_fixed_size_binary(column.type)
     return [value.hex() for value in values] if is_bytes else values

@@ -295,8 +295,8 @@ class RunReader:
         self._shards.read()
         state.delivery = self._read_delivery(plan, delivery, verifies)
         self._say_how_far(state, plan)
-        is_manifest_readable = not reads_reasons or self._read_failures(state, plan)
-        _say_what_is_wrong(state, results, plan, is_manifest_readable)
+        are_records_readable = not reads_reasons or self._read_failures(state, plan)
+        _say_what_is_wrong(state, results, plan, are_records_readable)
 
     def _read_delivery(
         self, plan: Plan, delivery: Delivery | None, verifies: bool = False
@@ -325,7 +325,7 @@ class RunReader:
 
 
 def _say_what_is_wrong(
-    state: RunState, results: Results, plan: Plan, is_manifest_readable: bool
+    state: RunState, results: Results, plan: Plan, are_records_readable: bool
 ) -> None:
     delivered = state.delivery
     pending = [shard for shard in state.shards if not shard.has_ended]
@@ -335,7 +335,7 @@ def _say_what_is_wrong(
             plan,
             state.shards,
             is_merged=delivered.is_merged,
-            is_manifest_readable=is_manifest_readable,
+            are_records_readable=are_records_readable,
             verifies=state.verified,
         )
     ]

@@ -1,5 +1,5 @@
-"""Whether what a run is made of is still what was planned: inputs, weights, manifest, parts; and
-what the commands' own logs have of weights, a plan or a report that failed."""
+"""Whether what a run is made of is still what was planned: inputs, weights, records.parquet,
+parts; and what the commands' own logs have of weights, a plan or a report that failed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def check_sources(
     shards: list[Shard],
     *,
     is_merged: bool,
-    is_manifest_readable: bool,
+    are_records_readable: bool,
     verifies: bool,
 ) -> Iterator[Problem]:
     """Yield what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
     yield from _check_parts(results, plan, shards, verifies)
     yield from _check_taken(results, plan, is_merged, verifies)
-    yield from _check_manifest(results, plan, is_manifest_readable, verifies)
+    yield from _check_records(results, plan, are_records_readable, verifies)
     yield from _check_inputs(results, plan, is_merged, verifies)
     yield from _check_weights(results, plan, not all(shard.has_ended for shard in shards))
     if others := other_versions_here(plan.settings):
@@ -128,7 +128,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     yield Problem(code, f"{plan.weights}: {what}.", fix, has_work)
 
 
-def _check_manifest(
+def _check_records(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
     """Yield what is wrong with records.parquet; `is_readable` is False if reading it failed."""

@@ -114,7 +114,7 @@ class Results(NamedTuple):
                 f"({command_line.again(self.root)})."
             ) from None
 
-    def read_plan_of_manifest(self) -> Plan:
+    def read_plan_of_records(self) -> Plan:
         """Return the content of plan.json, after a check that records.parquet belongs to it.
 
         Raises:
