@@ -54,6 +54,10 @@ class Sums(NamedTuple):
     records: int
     cost: float
 
+    def share_of(self, total: Sums) -> float:
+        """Return which share of the `total` cost this is, from 0 to 1."""
+        return min(1.0, self.cost / total.cost) if total.cost else 1.0
+
 
 @dataclass(kw_only=True)
 class RunState:
@@ -122,7 +126,7 @@ class RunState:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        return min(1.0, self.done.cost / self.total.cost) if self.total.cost else 1.0
+        return self.done.share_of(self.total)
 
     @property
     def cost_unit(self) -> str:

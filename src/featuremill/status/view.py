@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import datetime
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base import words
 from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.commands import Problem
+from featuremill.status.lines import PHASES, duration, summary, time_left, work
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
@@ -34,22 +33,6 @@ MERGED = {
     "older": "of an earlier plan, or older than a part",
     "damaged": "not whole",
 }
-NO_PLAN = {
-    "plan_failed": "there is no plan: the last one failed.",
-    "weights_failed": "there is no plan: the model's weights could not be made.",
-}
-PHASES = {
-    "planning": "planning now",
-    "starting": "started, and there is no plan yet",
-    "computing": "computing",
-    "merging": "merging now",
-    "between": "running, and no job computes at this moment",
-    "unknown": "it cannot be seen from here whether it is computed",
-    "idle": "no process computes it now",
-}
-SEPARATOR = " · "
-LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is shown; and its day."""
 REPORTED = {
     "no": "none yet",
     "yes": "report.html",
@@ -70,7 +53,7 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
-    sentence = verdict(run) if run else _verdict_on_all(project)
+    sentence = summary(run) if run else _verdict_on_all(project)
     yield from _wrapped(f"{run.given if run else project.runs.given}: {sentence}")
     yield ""
     stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
@@ -115,8 +98,8 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
     """Return what each run is called, and each thing that a step makes, and how it stands."""
     runs, made = [], []
     for name, state in project.states.items():
-        rest = _rest(state)
-        line = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
+        rest = time_left(state)
+        line = f"{state.given}: {summary(state).rstrip('.')}{rest and f'; {rest}'}"
         runs.append((name, line if state.is_begun else "not started"))
     for one, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
@@ -132,38 +115,6 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
         made.append((one.label, f"{one.files[-1]}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]
-
-
-def verdict(state: RunState) -> str:
-    """Return the state of the run: what is running, or after a close look a sentence."""
-    if not state.is_close:
-        if state.phase == "between" and state.done.shards == state.total.shards:
-            return "every part is there; the results are next"
-        return PHASES[state.phase]
-    if state.plan is None:
-        if state.activity.is_planning:
-            return "planning now."
-        return NO_PLAN.get(next((one.code for one in state.problems), ""), "there is no plan yet.")
-    if state.exit_status == DONE:
-        delivery = state.delivery.delivery
-        return (
-            "done." if not delivery or delivery.counts.has_all else f"done: {delivery.counts.told}."
-        )
-    if state.exit_status == DONE_WITH_FAILURES:
-        return f"done, and {counted(state.num_failed, 'record')} failed."
-    done, total = state.ended_sums.shards, len(state.shards)
-    if state.activity.is_planning or state.activity.is_merging:
-        return "planning now." if state.activity.is_planning else "merging now."
-    if done == total and state.delivery.is_merged:
-        return "the results are complete, but something they were made of has changed or is gone."
-    lost = any(one.code in ("part_missing", "part_damaged") for one in state.problems)
-    if done == total and lost:
-        return "all parts were computed, but a part is gone or damaged."
-    if done == total:
-        return "all parts are computed, and the results are not delivered."
-    text = f"not done: {done:,} of {counted(total, 'part')} finished"
-    running = state.count("running")
-    return f"{text}, {running:,} running." if running else f"{text}, none running."
 
 
 def _stages(state: RunState) -> Iterator[tuple[str, str]]:
@@ -186,24 +137,23 @@ def _stages(state: RunState) -> Iterator[tuple[str, str]]:
     outputs = ", ".join(delivered.delivery.outputs) if delivered.delivery else ""
     named = f": {outputs}" if outputs and delivered.is_merged else ""
     is_merging = state.activity.is_merging
-    yield "Results", "being merged now" if is_merging else MERGED[delivered.merged] + named
+    yield "Results", PHASES["merging"] if is_merging else MERGED[delivered.merged] + named
     if delivered.exported:
         yield "Exported", ", ".join(delivered.exported)
     if delivered.partial:
         partial = ", ".join(delivered.partial)
         yield "Partial", f"{partial}: what was computed when they were asked for"
     yield "Report", REPORTED[delivered.reported]
-    if left := _rest(state):
+    if left := time_left(state):
         yield "Time left", left
     if state.verified:
         yield "Verified", "inputs, parts and results were read and hashed"
 
 
 def _parts(state: RunState) -> str:
-    ended, cost = state.ended_sums, state.total.cost
-    share = 100 * ended.cost / cost if cost else 100
+    ended = state.ended_sums
     rows = counted(ended.records, "row")  # of retries, too
-    text = f"{ended.shards:,} finished ({rows}, {share:.0f} % of the work)"
+    text = f"{ended.shards:,} finished ({rows}, {work(ended, state.total)})"
     if removed := state.count("removed"):
         text += f", {removed:,} of them removed since the results are complete"
     others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
@@ -226,31 +176,6 @@ def _by_gpu(state: RunState) -> str:
     ]
     others = [f"{len(work) - MOST_GPUS:,} more"] if len(work) > MOST_GPUS else []
     return "; ".join([*devices, *others])
-
-
-def _rest(state: RunState) -> str:
-    """Return how long it takes yet, where that is known."""
-    rest = state.time_left
-    if rest and rest.seconds is None:
-        return f"about {duration(rest.job_seconds)} for one job after the other"
-    return SEPARATOR.join(pace(state)) if rest else ""
-
-
-def pace(now: RunState) -> list[str]:
-    """Return how fast all devices are together, and how long it takes until every part is there."""
-    speed = [] if now.speed is None else [f"{short(now.speed)} {plain(now.cost_unit)}/s"]
-    seconds = now.time_left.seconds if now.time_left else None
-    if seconds is None:
-        why = "no batch is finished since the start"
-        if not any(not job.is_silent for job in now.at_work):
-            why = "no job is at work" if now.at_work else "every job waits for a device"
-        return [*speed, f"time left not known: {why}"]
-    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
-    until = time.strftime(shown, time.localtime(now.time + seconds))
-    return [
-        *speed,
-        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
-    ]
 
 
 def _snakemake(state: RunState) -> str:
@@ -353,13 +278,3 @@ def _moment(text: str) -> str:
         return "?"
     ago = (datetime.datetime.now(datetime.UTC) - moment).total_seconds()
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({duration(ago)} ago)"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in whole seconds, to two units, such as 2 h 10 min."""
-    return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
-
-
-def short(value: float) -> str:
-    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
-    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")
