@@ -167,8 +167,8 @@ class Parts:
         """Yield records.parquet in batches, and the row of each record; -1 where it has none."""
         for batch in ledger.batches(self._folder.records, columns):
             column = batch["shard"]
-            known = pc.index_in(column.dictionary, value_set=self._shards)
-            number = np.asarray(known.take(column.indices).fill_null(-1)).astype(np.int64)
+            number_of = pc.index_in(column.dictionary, value_set=self._shards)
+            number = np.asarray(number_of.take(column.indices).fill_null(-1)).astype(np.int64)
             rows = np.asarray(batch["row"].fill_null(0)).astype(np.int64)
             yield batch, np.where(number < 0, -1, self._start_of_shard[number] + rows)
 
@@ -187,12 +187,12 @@ class Parts:
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
         """Return the vectors (n, width) that stand at `within` their rows."""
         batch, place = self._batch[rows], self._first[rows] + within
-        found = np.empty((len(rows), self.column.width), dtype)
+        vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")
         numbers, starts = np.unique(batch[order], return_index=True)
         for number, here in zip(numbers, np.split(order, starts[1:]), strict=True):
-            found[here] = self._views[number][place[here]]
-        return found
+            vectors[here] = self._views[number][place[here]]
+        return vectors
 
     def of_rows(self, rows: Rows) -> tuple[Matrix, Rows]:
         """Return all vectors (n, width) of `rows` in float32, one after the other, and how many
@@ -247,5 +247,7 @@ def _view(vectors: pa.FixedSizeListArray) -> Matrix:
     """Return vectors (n, width) where they stand; what is null is there, too, as anything."""
     flat = vectors.values
     dtype = np.dtype(flat.type.to_pandas_dtype())
-    found: Matrix = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
-    return found.reshape(-1, vectors.type.list_size)
+    mapped: Matrix = np.frombuffer(
+        flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize
+    )
+    return mapped.reshape(-1, vectors.type.list_size)

@@ -76,13 +76,13 @@ class Features:
         """Yield the ids and the vectors (rows, width) of all rows in order, about 32 MiB at a time,
         in the number type of the results."""
         enough = max(1, BLOCK_BYTES // (self.width * self.vectors.dtype.itemsize))
-        first, lot = 0, list[Matrix]()
+        first, blocks = 0, list[Matrix]()
         for start, vectors in self.vectors_in_blocks(enough):
-            lot.append(vectors)
+            blocks.append(vectors)
             end = start + len(vectors)
             if end - first >= enough or end == self.num_rows:
-                yield self.ids_of(np.arange(first, end)), np.concatenate(lot)
-                first, lot = end, []
+                yield self.ids_of(np.arange(first, end)), np.concatenate(blocks)
+                first, blocks = end, []
 
     def vectors_in_blocks(self, num_rows: int) -> Iterator[tuple[int, Matrix]]:
         """Yield the vectors alone, (rows, width) with at most `num_rows`, and the first one's
@@ -95,10 +95,10 @@ class Features:
 
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
-        found = np.empty(len(rows), object)
+        ids_found = np.empty(len(rows), object)
         for places, batch in self.table.pieces(rows, self.id_columns):
-            found[places] = full_ids(batch).to_pylist()
-        ids: list[str] = found.tolist()
+            ids_found[places] = full_ids(batch).to_pylist()
+        ids: list[str] = ids_found.tolist()
         return ids
 
     def take(self, rows: Rows) -> Matrix:
@@ -108,27 +108,27 @@ class Features:
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the rows of those of `ids` that are there, by one reading of all ids; for very
         many there is `Index`."""
-        found: dict[str, int] = {}
+        row_of: dict[str, int] = {}
         wanted = set(ids)
-        asked = pa.array(wanted, pa.string())
+        wanted_ids = pa.array(wanted, pa.string())
         for first, batch in self.table.batches(self.id_columns) if wanted else ():
-            there = full_ids(batch)
-            places = pc.indices_nonzero(pc.is_in(there, value_set=asked))
-            names = there.take(places).to_pylist()
-            found.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
-            if len(found) == len(wanted):
+            ids_there = full_ids(batch)
+            places = pc.indices_nonzero(pc.is_in(ids_there, value_set=wanted_ids))
+            names = ids_there.take(places).to_pylist()
+            row_of.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
+            if len(row_of) == len(wanted):
                 break
-        return found
+        return row_of
 
     def records_of(self, rows: Rows) -> dict[int, Record]:
         """Return what `rows` are, by row."""
-        found: dict[int, Record] = {}
+        records: dict[int, Record] = {}
         rows = np.unique(rows)
         others = Record._fields[1:]
         for places, batch in self.table.pieces(rows, [*self.id_columns, *others]):
             columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
-            found.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
-        return found
+            records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
+        return records
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
@@ -147,8 +147,11 @@ class Features:
         """Yield the records of the run that have no vector, and why, in the order of its input;
         with samples, their ids are `<sample>/<id>`, as those of all rows."""
         path = self.place.root / FAILED[0]
-        found = failed.read(path) if path.exists() else iter(())
-        return (one._replace(id=f"{one.sample}/{one.id}") if one.sample else one for one in found)
+        failures = failed.read(path) if path.exists() else iter(())
+        return (
+            failure._replace(id=f"{failure.sample}/{failure.id}") if failure.sample else failure
+            for failure in failures
+        )
 
 
 def _plain(column: pa.Array) -> list[Any]:

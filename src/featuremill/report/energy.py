@@ -58,18 +58,19 @@ def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy
 
 def use_of(shards: Sequence[Shard]) -> str:
     """Return in a few words how a device was used that had these shards."""
-    said = []
+    phrases = []
     for key, combine, unit in USES:
         gauges = (getattr(shard.receipt.telemetry, key) for shard in shards)
-        if seen := [float(value) for value in gauges if value is not None]:
-            said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
-    return ", ".join(said)
+        if values := [float(value) for value in gauges if value is not None]:
+            phrases.append(f"{combine(values):,.0f}{words.NBSP}{unit}")
+    return ", ".join(phrases)
 
 
 def _are_side_by_side(shards: Sequence[Shard]) -> bool:
     """Tell whether two shards were on the same devices at the same time."""
     ordered = sorted(shards, key=lambda shard: (shard.lane, shard.working))
     return any(
-        one.lane == two.lane and two.working.begin < one.working.end - CLOCK_TOLERANCE_SECONDS
-        for one, two in pairwise(ordered)
+        earlier.lane == later.lane
+        and later.working.begin < earlier.working.end - CLOCK_TOLERANCE_SECONDS
+        for earlier, later in pairwise(ordered)
     )

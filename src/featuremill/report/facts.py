@@ -103,7 +103,9 @@ def read(
     results = Results(root)
     place = results.partial if is_partial else results
     delivery, path = results.read_delivery(is_partial), place.delivery
-    known = {receipt.shard for receipt in delivery.receipts} | {one.part for one in delivery.taken}
+    known = {receipt.shard for receipt in delivery.receipts} | {
+        taken.part for taken in delivery.taken
+    }
     if not delivery.parts.keys() <= known:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:

@@ -378,9 +378,9 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     if facts.labels and facts.samples and facts.labels.path.name == formats.SAMPLES:
         config["labels"] = {"column": facts.labels.column}
     elif facts.labels:
-        told = facts.labels
-        config["labels"] = {"file": str(told.path), "column": told.column}
-        config["labels"] |= {"id_column": told.id_column} if told.id_column else {}
+        labels = facts.labels
+        config["labels"] = {"file": str(labels.path), "column": labels.column}
+        config["labels"] |= {"id_column": labels.id_column} if labels.id_column else {}
     settings = delivery.settings.as_json() | _besides(delivery)
     config |= {
         key: settings[key] for key in Config.model_fields if key in settings and key not in config

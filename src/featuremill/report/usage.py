@@ -72,7 +72,11 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
         path = results.telemetry(shard.receipt.recipe, shard.name)
         attempts = telemetry.read(path) if is_few else []
         share = max(2, most // max(1, len(attempts)))
-        own = [point for n, one in enumerate(attempts) for point in _sampled(one, shard, n, share)]
+        own = [
+            point
+            for n, attempt in enumerate(attempts)
+            for point in _sampled(attempt, shard, n, share)
+        ]
         has_samples = has_samples or bool(own)
         own = own or _of_receipt(shard)
         stopped += _stopped(attempts, shard)
@@ -120,7 +124,7 @@ def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     """Return what the samples say together, by device; under "" what is of no GPU alone."""
-    seen: dict[str, dict[str, list[float]]] = {}
+    values_of_device: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         gpus = [gpu for gpu in sample.get("devices", ()) if "uuid" in gpu]
         process = {f"process.{key}": value for key, value in sample.get("process", {}).items()}
@@ -130,10 +134,10 @@ def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         for uuid, values in mine:
             for key, value in values.items():
                 if isinstance(value, int | float):
-                    seen.setdefault(uuid, {}).setdefault(key, []).append(value)
+                    values_of_device.setdefault(uuid, {}).setdefault(key, []).append(value)
     return {
         uuid: {key: max(v) if key in HIGHEST else sum(v) / len(v) for key, v in values.items()}
-        for uuid, values in seen.items()
+        for uuid, values in values_of_device.items()
     }
 
 

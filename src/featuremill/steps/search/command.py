@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.device,
         arguments.weights,
     )
-    matches = hits.found(arguments.run_folder, arguments.query, chosen)
+    matches = hits.search(arguments.run_folder, arguments.query, chosen)
     view.write(matches, arguments.output, arguments.format)
     return 0
 
@@ -124,10 +124,10 @@ def search(
     from featuremill.steps.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
-        asked: hits.Asked = queries
+        query: hits.QueryInput = queries
     else:
         words = [queries] if isinstance(queries, str | Path) else queries
-        asked = [str(word) for word in words]
+        query = [str(word) for word in words]
     chosen = hits.Chosen(k, column, metric_of(metric), exclude_self, partial, device, weights)
-    rows = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
+    rows = [hit for batch in hits.search(Path(run), query, chosen) for hit in batch]
     return pd.DataFrame(rows, columns=list(hits.Hit._fields))

@@ -109,17 +109,17 @@ def transfer(chosen: Chosen) -> None:
         raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
         raise UserError(f"--k {chosen.k}: give 1 or more.")
-    of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    reference = of
+    target = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
+    reference = target
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
-        _refuse_other_features(of, reference)
+        _refuse_other_features(target, reference)
     has_samples = reference.has_samples
     labelled, num_empty = labels.read(
         chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
     )
-    told = labels.Told(f"record of {reference.name}", has_samples, log)
-    labelled = labels.by_record(labelled, chosen.labels, [reference], told)
+    wording = labels.Told(f"record of {reference.name}", has_samples, log)
+    labelled = labels.by_record(labelled, chosen.labels, [reference], wording)
     known = _known(reference, labelled, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
     counts = Counter[str]()
@@ -129,30 +129,30 @@ def transfer(chosen: Chosen) -> None:
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,
         ):
             rows = csv.writer(rows_file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*of.id_columns, *Row._fields[1:]])
+            rows.writerow([*target.id_columns, *Row._fields[1:]])
             lacking = csv.writer(missing_file, delimiter="\t", lineterminator="\n")
-            lacking.writerow([*of.id_columns, *Missing._fields[1:]])
-            for row in chain(_rows(of, known, of is reference, chosen.k), _failed(of)):
+            lacking.writerow([*target.id_columns, *Missing._fields[1:]])
+            for row in chain(_rows(target, known, target is reference, chosen.k), _failed(target)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
-                id = split_id(row.id) if of.has_samples else (row.id,)
+                id = split_id(row.id) if target.has_samples else (row.id,)
                 cells = [one_line(str(cell)) for cell in (*id, *row[1:])]
                 (rows if isinstance(row, Row) else lacking).writerow(cells)
-        card_told = _card(chosen, of, reference, known)
-        card_told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
+        facts = _card(chosen, target, reference, known)
+        facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
             "labels_without_vector": len(labelled) - len(known.ids),
             "rows_without_label": num_empty,
         }
-        write_json(card, card_told)
-    _say(chosen, card_told)
+        write_json(card, facts)
+    _say(chosen, facts)
 
 
-def _refuse_other_features(of: Features, reference: Features) -> None:
-    ours, theirs = (f"{one.recipe} ({one.column})" for one in (of, reference))
-    if ours != theirs:
+def _refuse_other_features(target: Features, reference: Features) -> None:
+    recipe, other = (f"{each.recipe} ({each.column})" for each in (target, reference))
+    if recipe != other:
         raise UserError(
-            f"{reference.name}: the recipe of its features is {theirs}, and that of {of.name} is "
-            f"{ours}, so distances between them mean nothing; compute both by one recipe."
+            f"{reference.name}: the recipe of its features is {other}, and that of {target.name} "
+            f"is {recipe}, so distances between them mean nothing; compute both by one recipe."
         )
 
 
@@ -160,15 +160,15 @@ def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -
     """Return the labelled records with vectors, and the nearest of each."""
     rows = np.array(sorted(reference.rows_of(labelled).values()), np.int64)
     if not len(rows):
-        theirs = reference.ids_of(np.arange(1))[0]
+        first_id = reference.ids_of(np.arange(1))[0]
         raise UserError(
             f"{chosen.labels}: none of its {len(labelled):,} ids has features in {reference.name}: "
             f"its first is {clipped(next(iter(labelled)))!r}, the run's first is "
-            f"{clipped(theirs)!r}; write the ids as the run has them."
+            f"{clipped(first_id)!r}; write the ids as the run has them."
         )
-    told = reference.records_of(rows)
-    ids = [told[row].id for row in rows.tolist()]
-    sha256 = [told[row].sha256 for row in rows.tolist()]
+    record_of = reference.records_of(rows)
+    ids = [record_of[row].id for row in rows.tolist()]
+    sha256 = [record_of[row].sha256 for row in rows.tolist()]
     vectors = reference.take(rows)
     _refuse_not_finite(reference, ids, vectors)
     if num_lost := len(labelled) - len(ids):
@@ -215,40 +215,42 @@ def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> N
         )
 
 
-def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
+def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
     """Yield the row of each record of the features, or why it has none, in their order."""
     place_of = {id: place for place, id in enumerate(known.ids)}
     progress, first = Progress(log, "looking for the nearest"), 0
-    for ids, vectors in of.blocks():
-        _refuse_not_finite(of, ids, vectors)
-        itself = {at: place_of[id] for at, id in enumerate(ids) if id in place_of}
-        if not is_same and itself:  # another record of the same name counts
-            records = of.records_of(first + np.array(list(itself)))
-            itself = {
-                at: place
-                for at, place in itself.items()
-                if records[first + at].sha256 == known.sha256[place]
+    for ids, vectors in target.blocks():
+        _refuse_not_finite(target, ids, vectors)
+        own_place = {position: place_of[id] for position, id in enumerate(ids) if id in place_of}
+        if not is_same and own_place:  # another record of the same name counts
+            records = target.records_of(first + np.array(list(own_place)))
+            own_place = {
+                position: place
+                for position, place in own_place.items()
+                if records[first + position].sha256 == known.sha256[place]
             }
-        others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
+        others = np.array(
+            [position for position in range(len(ids)) if position not in own_place], np.int64
+        )
         nearest = nearest_in_memory(known.vectors, vectors[others], k, known.metric)
-        for at, id in enumerate(ids):
-            if at not in itself:
+        for position, id in enumerate(ids):
+            if position not in own_place:
                 yield known.row(id, next(nearest), "")
-            elif len((found := known.nearest[itself[at]]).rows):
-                yield known.row(id, found, known.labels[itself[at]])
+            elif len((found := known.nearest[own_place[position]]).rows):
+                yield known.row(id, found, known.labels[own_place[position]])
             else:
                 reason = "all labelled records are of its group or have its sequence"
                 yield Missing(id, reason)
         first += len(ids)
-        progress.at(first, of.num_rows)
+        progress.at(first, target.num_rows)
 
 
-def _failed(of: Features) -> Iterator[Missing]:
-    for failure in of.failures():
+def _failed(target: Features) -> Iterator[Missing]:
+    for failure in target.failures():
         yield Missing(failure.id, f"{failure.status}: {failure.reason}")
 
 
-def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> dict[str, Any]:
+def _card(chosen: Chosen, target: Features, reference: Features, known: Known) -> dict[str, Any]:
     runs = dict.fromkeys([chosen.run_folder, chosen.reference or chosen.run_folder])
     made_of = [chosen.labels, *(run / "manifest.json" for run in runs)]
     return {
@@ -257,7 +259,7 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
         "labels": str(chosen.labels),
         "column": chosen.column,
         "group": chosen.group,
-        "of": {"run": of.name, "recipe": of.recipe, "column": of.column},
+        "of": {"run": target.name, "recipe": target.recipe, "column": target.column},
         "reference": {"run": reference.name, "recipe": reference.recipe},
         "k": chosen.k,
         "metric": chosen.metric,
@@ -270,8 +272,8 @@ def _leave_one_out(known: Known) -> dict[str, Any]:
     judged = [place for place, found in enumerate(known.nearest) if len(found.rows)]
     names = [known.labels[place] for place in judged]
     groups = [known.groups[place] for place in judged]
-    given = [known.row("", known.nearest[place], "").label for place in judged]
-    right = [one == other for one, other in zip(given, names, strict=True)]
+    transferred = [known.row("", known.nearest[place], "").label for place in judged]
+    right = [label == known_label for label, known_label in zip(transferred, names, strict=True)]
     low, high = interval(right, groups)
     commonest = max(Counter(names).values(), default=0)
     return {
@@ -298,8 +300,8 @@ def interval(
     return max(0.0, low), min(1.0, high)
 
 
-def _say(chosen: Chosen, told: Mapping[str, Any]) -> None:
-    counts, judged = told["counts"], told["leave_one_out"]
+def _say(chosen: Chosen, facts: Mapping[str, Any]) -> None:
+    counts, judged = facts["counts"], facts["leave_one_out"]
     log.info("%s: %s", chosen.output, records(counts["transferred"]))
     if judged["records"]:
         low, high = judged["interval"]
