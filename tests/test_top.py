@@ -26,9 +26,8 @@ from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
 from featuremill.flow import screen
-from featuremill.status import lines
+from featuremill.status import lines, shards, watch
 from featuremill.status import screen as view
-from featuremill.status import shards, watch
 from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
