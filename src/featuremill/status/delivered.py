@@ -50,7 +50,9 @@ def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt
             older = {entry.name for entry in entries if entry.stat().st_mtime < moment}
     except FileNotFoundError:
         return {}
-    return {one.shard: one for one in delivery.receipts if f"{one.shard}.json" in older}
+    return {
+        receipt.shard: receipt for receipt in delivery.receipts if f"{receipt.shard}.json" in older
+    }
 
 
 def read_delivery_state(

@@ -39,7 +39,7 @@ def read_failures(
         Group(*reason, n, examples.get(reason, []), samples=by_number(samples.get(reason, {})))
         for reason, n in counts.items()
     ]
-    groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
+    groups.sort(key=lambda group: (group.status, -group.number, group.kind, group.reason))
     return groups, is_readable
 
 

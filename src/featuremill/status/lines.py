@@ -90,6 +90,16 @@ def summary(run: RunState) -> str:
     return f"{text}, {num_running:,} running." if num_running else f"{text}, none running."
 
 
+def project_summary(project: ProjectState) -> str:
+    """Return a sentence about the state of all runs and steps, after a close look."""
+    if project.exit_status == DONE:
+        return "done."
+    failed = f"{counted(project.num_failed, 'record')} of its runs failed."
+    if project.exit_status == DONE_WITH_FAILURES:
+        return f"done, and {failed}"
+    return "not done." if not project.num_failed else f"not done, and {failed}"
+
+
 def time_left(run: RunState) -> str:
     """Return speed and time left, where the time is known; else nothing."""
     estimate = run.time_left

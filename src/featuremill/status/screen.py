@@ -57,7 +57,7 @@ def whole_screen(now: ProjectState, width: int) -> RenderableType:
 def screen(now: RunState, width: int) -> RenderableType:
     """Return what a terminal shows, what counts most above: one that is too low shows the
     beginning; one that is too narrow, of each cell."""
-    title = Text.assemble((one_line(plain(str(now.given))), "bold"), "  ")
+    title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
     title.append(summary(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     if now.plan and (model := model_told(now.plan.settings)):
         title.append(f"  {one_line(plain(model))}", QUIET)
@@ -111,8 +111,8 @@ def _gauges(job: Job, device: DeviceNow) -> list[Text]:
     if is_cpu := device.kind == "cpu":
         use = job.cpu_percent if use is None else use
         memory_mb = job.memory_mb if memory_mb is None else memory_mb
-    of = f"/{device.total_mb / 1024:.0f}" if device.total_mb else ""
-    memory = NOT_KNOWN if memory_mb is None else Text(f"{memory_mb / 1024:.1f}{of} GB")
+    total = f"/{device.total_mb / 1024:.0f}" if device.total_mb else ""
+    memory = NOT_KNOWN if memory_mb is None else Text(f"{memory_mb / 1024:.1f}{total} GB")
     heat = _number(celsius, style=WARN if celsius is not None and celsius >= HOT_C else "")
     others = [Text(), Text()] if is_cpu else [heat, _number(device.power_w)]
     return [_number(use, " %"), memory, *others]
@@ -162,7 +162,7 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
     if waiting := [job.shard[:8] for job in now.waiting if job.state == "running"]:
         jobs = counted(len(waiting), "job")
         notes.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
-    if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
+    if any("utilisation" in device.of_whole_gpu for job in now.at_work for device in job.devices):
         notes.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
     return notes
 

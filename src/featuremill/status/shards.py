@@ -126,7 +126,9 @@ class Shards:
         left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
-        for shard in [one for one in self.by_name.values() if not one.has_ended]:
+        for shard in [*self.by_name.values()]:
+            if shard.has_ended:
+                continue
             name, was_active = shard.name, shard.state in ("running", "unclear")
             if not (was_active or name in touched):
                 continue

@@ -53,8 +53,8 @@ def check_sources(
 
 def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Problem]:
     for name, sha256 in plan.settings.files.items():
-        named = str(plan.execution.get(name))
-        path, shown = results.placed(named), f"options.{name}: {named}"
+        option = str(plan.execution.get(name))
+        path, shown = results.placed(option), f"options.{name}: {option}"
         if not path.exists():
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
@@ -64,7 +64,9 @@ def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Pr
 def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
     """Yield which inputs, and files of options, that are there are not what was planned."""
     problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
-    return (one.what for one in problems if one.code in ("input_changed", "option_changed"))
+    return (
+        problem.what for problem in problems if problem.code in ("input_changed", "option_changed")
+    )
 
 
 def _check_inputs(

@@ -63,8 +63,8 @@ class Sums(NamedTuple):
 class RunState:
     """A run at one moment: a look finds how far it is, a close look also what is wrong with it."""
 
-    given: Path
-    """What the user calls its folder."""
+    folder: Path
+    """Its folder, as the user calls it."""
     time: float = 0.0
     """In seconds since 1970."""
     activity: Activity = field(default_factory=Activity)
@@ -204,7 +204,7 @@ class RunState:
         total, ended = self.total, self.ended_sums
         return {
             "version": VERSION,
-            "folder": str(self.given),
+            "folder": str(self.folder),
             "run": plan.run if plan else None,
             "recipe": plan.recipe if plan else None,
             "workload": plan.workload if plan else None,
@@ -247,7 +247,7 @@ class RunState:
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
         return {
             "version": VERSION_NOW,
-            "folder": str(self.given),
+            "folder": str(self.folder),
             "time": moment.isoformat(timespec="seconds"),
             "run": self.plan.run if self.plan else None,
             "phase": self.phase,
@@ -264,8 +264,8 @@ class RunState:
             "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],
             "reasons": [
-                {key: getattr(one, key) for key in ("kind", "reason", "number", "remedy")}
-                for one in self.reasons
+                {key: getattr(group, key) for key in ("kind", "reason", "number", "remedy")}
+                for group in self.reasons
             ],
             "ended": [{"shard": shard, "message": text} for shard, text in self.ended.items()],
             "status": self.as_json() if self.is_close and is_alone else None,

@@ -12,10 +12,10 @@ from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.commands import Problem
-from featuremill.status.lines import PHASES, duration, summary, time_left, work
+from featuremill.status.lines import PHASES, duration, project_summary, summary, time_left, work
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
+from featuremill.status.state import RunState
 from featuremill.workload.weights import made_by
 
 WIDTH = 80
@@ -53,8 +53,8 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
-    sentence = summary(run) if run else _verdict_on_all(project)
-    yield from _wrapped(f"{run.given if run else project.runs.given}: {sentence}")
+    sentence = summary(run) if run else project_summary(project)
+    yield from _wrapped(f"{run.folder if run else project.runs.given}: {sentence}")
     yield ""
     stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
     if not run:
@@ -65,16 +65,16 @@ def lines(project: ProjectState) -> Iterator[str]:
         yield from _wrapped(text, f"{label:{width}}", " " * width)
     yield ""
     for state in project.begun:
-        of = "" if run else f" in {state.given}"
+        in_run = "" if run else f" in {state.folder}"
         yield from _jobs(state)
-        yield from _reasons(state, "failed", f"Failed{of}")
-        refused = f"Refused{of}" if of else "Refused: nothing was computed of these"
+        yield from _reasons(state, "failed", f"Failed{in_run}")
+        refused = f"Refused{in_run}" if in_run else "Refused: nothing was computed of these"
         yield from _reasons(state, "refused", refused)
     for is_in_the_way, heading, mark in ((True, "Problems", "✗"), (False, "Notes", "·")):
         yield from _problems(project.problems, is_in_the_way, heading, mark)
         for state in project.begun:
-            of = "" if run else f" of {state.given}"
-            yield from _problems(state.problems, is_in_the_way, f"{heading}{of}", mark)
+            of_run = "" if run else f" of {state.folder}"
+            yield from _problems(state.problems, is_in_the_way, f"{heading}{of_run}", mark)
     if project.is_running:
         yield "Nothing to type: the snakemake that is running continues."
     elif project.next:
@@ -84,35 +84,25 @@ def lines(project: ProjectState) -> Iterator[str]:
         yield "Nothing to do."
 
 
-def _verdict_on_all(whole: ProjectState) -> str:
-    """Return in a sentence how all of it stands."""
-    if whole.exit_status == DONE:
-        return "done."
-    failed = f"{counted(whole.num_failed, 'record')} of its runs failed."
-    if whole.exit_status == DONE_WITH_FAILURES:
-        return f"done, and {failed}"
-    return "not done." if not whole.num_failed else f"not done, and {failed}"
-
-
 def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
-    """Return what each run is called, and each thing that a step makes, and how it stands."""
+    """Return each run and each result of a step: its name, and its state."""
     runs, made = [], []
     for name, state in project.states.items():
-        rest = time_left(state)
-        line = f"{state.given}: {summary(state).rstrip('.')}{rest and f'; {rest}'}"
+        left = time_left(state)
+        line = f"{state.folder}: {summary(state).rstrip('.')}{left and f'; {left}'}"
         runs.append((name, line if state.is_begun else "not started"))
-    for one, stands, figures in zip(
+    for step, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
     ):
-        text = plain(one.progress()) if stands == "no" else ""
+        text = plain(step.progress()) if stands == "no" else ""
         counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
         if counts:
             text = ", ".join(counts) + LATER[stands]
-        if stands == "no" and not text and Path(one.files[-1]).exists():
-            text = f"{Path(one.missing()[0]).name} is gone"
-        if changes := one.changes():
+        if stands == "no" and not text and Path(step.files[-1]).exists():
+            text = f"{Path(step.missing()[0]).name} is gone"
+        if changes := step.changes():
             text = f"{text or STEPS[stands]} ({told(changes)})"
-        made.append((one.label, f"{one.files[-1]}: {text or STEPS[stands]}"))
+        made.append((step.label, f"{step.files[-1]}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]
 
@@ -135,9 +125,9 @@ def _stages(state: RunState) -> Iterator[tuple[str, str]]:
     if by_gpu := _by_gpu(state):
         yield "GPUs", by_gpu
     outputs = ", ".join(delivered.delivery.outputs) if delivered.delivery else ""
-    named = f": {outputs}" if outputs and delivered.is_merged else ""
+    files = f": {outputs}" if outputs and delivered.is_merged else ""
     is_merging = state.activity.is_merging
-    yield "Results", PHASES["merging"] if is_merging else MERGED[delivered.merged] + named
+    yield "Results", PHASES["merging"] if is_merging else MERGED[delivered.merged] + files
     if delivered.exported:
         yield "Exported", ", ".join(delivered.exported)
     if delivered.partial:
@@ -156,7 +146,7 @@ def _parts(state: RunState) -> str:
     text = f"{ended.shards:,} finished ({rows}, {work(ended, state.total)})"
     if removed := state.count("removed"):
         text += f", {removed:,} of them removed since the results are complete"
-    others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
+    others = [f"{n:,} {name}" for kind, name in UNFINISHED.items() if (n := state.count(kind))]
     return ", ".join([text, *others])
 
 
@@ -257,7 +247,7 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
 def _problems(
     all_problems: Sequence[Problem], is_in_the_way: bool, heading: str, mark: str
 ) -> Iterator[str]:
-    problems = [one for one in all_problems if one.is_in_the_way == is_in_the_way]
+    problems = [each for each in all_problems if each.is_in_the_way == is_in_the_way]
     if not problems:
         return
     yield heading

@@ -44,8 +44,8 @@ log = logging.getLogger("featuremill.top")
 
 def run(arguments: argparse.Namespace) -> int:
     """Look and show as the arguments say; return the exit status."""
-    given: Path = arguments.run_folder
-    runs = named(given)
+    run_folder: Path = arguments.run_folder
+    runs = named(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         _await_run(runs)
     reader = ProjectReader(runs)
     with (
-        refusing_what_cannot_be_read(given),
+        refusing_what_cannot_be_read(run_folder),
         _ended_by_its_reader(),
         _output_for(arguments) as output,
     ):
