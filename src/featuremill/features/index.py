@@ -55,7 +55,7 @@ class Index:
         self._order = np.argsort(all_hashes, kind="stable")
         self._sorted = all_hashes[self._order]
         self.is_met = np.zeros(len(all_hashes), bool)
-        """Rows that somebody asked for by their id."""
+        """Rows that `rows_of` has returned."""
         self._refuse_twins()
 
     def _refuse_twins(self) -> None:

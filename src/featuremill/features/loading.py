@@ -145,5 +145,5 @@ def _file(run: str | Path, output: str) -> Path:
 
 
 def _outputs(run: str | Path) -> list[str]:
-    """Return the result files that the run itself tells of: a left-over one may be another's."""
+    """Return the result files that the run lists: a left-over file may be of another run."""
     return list(Results(Path(run)).written())

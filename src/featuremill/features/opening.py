@@ -1,6 +1,6 @@
-"""Opening the features of a run: which results there are, and what of them is read.
+"""Opens the features of a run: finds its results, and the files to read.
 
-Everything is opened, and seen to be what one manifest.json lists, before the first vector is read.
+Every file is opened and compared with the manifest.json before the first vector is read.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def has_samples(run: str | Path) -> bool:
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
-    """Return where the results are, and what manifest.json says of them."""
+    """Return the folder of the results, and their manifest.json."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
@@ -174,7 +174,7 @@ def _not_as_written(path: Path, root: Path) -> str:
 
 
 def _say(features: Features) -> None:
-    """Say what about the results is not as one would expect."""
+    """Warn of results that are partial or of an earlier plan."""
     counts, plan, root = features.delivery.counts, features.plan, features.folder.root
     if features.delivery.partial:
         log.warning(

@@ -244,7 +244,7 @@ class _Named(Table):
 
 
 def _view(vectors: pa.FixedSizeListArray) -> Matrix:
-    """Return vectors (n, width) where they stand; what is null is there, too, as anything."""
+    """Return vectors (n, width) without a copy; those that are null have any numbers."""
     flat = vectors.values
     dtype = np.dtype(flat.type.to_pandas_dtype())
     mapped: Matrix = np.frombuffer(

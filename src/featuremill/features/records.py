@@ -51,7 +51,7 @@ class Features:
         vectors: Stored | RecordVectors | Matrix,
         check: Callable[[], None],
     ) -> None:
-        """`table` says what the rows are, `vectors` has theirs, `check` compares digests."""
+        """`table` describes the rows, `vectors` has their vectors, `check` compares digests."""
         self.folder, self.place, self.delivery = folder, place, delivery
         self._check = check
         self.plan: Plan | None = folder.find_plan()

@@ -1,4 +1,4 @@
-"""What the GPUs of a run took, where NVML told."""
+"""The energy of the GPUs of a run, where NVML measured it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Energy(NamedTuple):
 
 
 def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy | None:
-    """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
+    """Return the energy of the shards; None where it was not measured, or where jobs shared a GPU.
 
-    A job that shares its GPU is told what all of them take, and to add that up would be wrong.
+    NVML measures a GPU: the energy of a job that shares it is that of all its jobs.
     `per_million` is what manifest.json has for a million of the `unit` of lengths.
     """
     measured = [shard for shard in shards if shard.receipt.own_energy_j is not None]

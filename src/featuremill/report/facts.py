@@ -32,7 +32,7 @@ from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """Everything that the page and the figures say."""
+    """All facts on the page and in the figures."""
 
     delivery: Delivery
     lengths: Lengths
@@ -80,7 +80,7 @@ class Facts(NamedTuple):
 
     @property
     def energy(self) -> Energy | None:
-        """What the GPUs took; None where nothing tells."""
+        """The energy of the GPUs; None where it was not measured."""
         delivery = self.delivery
         return energy.of(self.shards, delivery.gpu_energy_j_per_million, delivery.lengths.unit)
 

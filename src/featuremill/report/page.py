@@ -53,9 +53,8 @@ PLACED = frozenset(
     ("taken", "beside"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
-"""Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
-Any other key stands with the recipe, and one of the config also in the config that does it again.
-"""
+"""Keys of manifest.json that have a place of their own on the page, or none. Any other key is shown
+with the recipe; a key of the config also in the config that repeats the run."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
@@ -309,7 +308,7 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
-    """Return what manifest.json tells besides what has a place of its own."""
+    """Return the keys of manifest.json that have no place of their own."""
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 

@@ -60,7 +60,7 @@ class Usage(NamedTuple):
 
 
 def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
-    """Return what is known of how the `shards` used their devices; None where that is nothing."""
+    """Return how the `shards` used their devices; None where nothing was recorded."""
     points: list[Point] = []
     stopped: list[Piece] = []
     has_samples = False
@@ -123,7 +123,7 @@ def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what the samples say together, by device; under "" what is of no GPU alone."""
+    """Return the values of the samples together, by device; under "" those of no single GPU."""
     values_of_device: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         gpus = [gpu for gpu in sample.get("devices", ()) if "uuid" in gpu]
@@ -142,7 +142,7 @@ def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]:
-    """Yield the attempts before the last one, back to where the shard had been done once before."""
+    """Yield the attempts before the last one, back to the last that finished the shard."""
     for attempt in reversed(attempts[:-1]):
         if (attempt.end or {}).get("status") == "ok":
             return
@@ -155,7 +155,7 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
 
 
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
-    """Return the devices that an event tells all of."""
+    """Return the devices that an event describes completely."""
     return [
         UsedDevice(kind=device["kind"], uuid=device["uuid"], name=device["name"])
         for device in event.get("devices", ())

@@ -1,5 +1,5 @@
-"""What there is to say of a run: each fact in words, once, for the page of `status`, the screen of
-`top`, and the lines of a run in progress."""
+"""Each fact of a run in words, once: for the page of `status`, the screen of `top`, and the lines
+of a run in progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one reader of how a run stands. A look reads only what is new since the one before; a close
+"""The one reader of the state of a run. A look reads only what is new since the one before; a close
 look reads all, and finds what is wrong and what to type.
 
 Of shards and receipts a look reads what `Shards` does not have yet; of telemetry, what was
@@ -135,7 +135,7 @@ class RunReader:
         return state
 
     def look_closely(self, verifies: bool = False, must_be: bool = True) -> RunState:
-        """Return the same with all that there is to say; hash the files if it `verifies`.
+        """Return a close look; hash the files if it `verifies`.
 
         Raises:
             UserError: when it `must_be` a run's folder and is none, or its files cannot be read.
@@ -205,7 +205,7 @@ class RunReader:
         )
 
     def take_plan(self) -> None:
-        """Read plan.json when it is another one, and then everything anew."""
+        """Read plan.json if it has changed, and then everything else again."""
         mark = mark_of(self._results.plan)
         if mark == self._mark:
             return
@@ -271,7 +271,7 @@ class RunReader:
         state.reasons = [Group(*reason, number) for reason, number in commonest]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Set why a run has no plan yet."""
+        """Set the problems because of which a run has no plan."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():
@@ -304,7 +304,7 @@ class RunReader:
     def _read_delivery(
         self, plan: Plan, delivery: Delivery | None, verifies: bool = False
     ) -> DeliveryState:
-        """Return how the results stand; of whole ones, parts may have been removed."""
+        """Return the state of the results; the parts of whole results may have been removed."""
         shards = [*self._shards.by_name.values()]
         delivered = read_delivery_state(self._results, plan, delivery, shards, verifies)
         if delivery and delivered.is_merged:
@@ -312,8 +312,8 @@ class RunReader:
         return delivered
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
-        """Set why records failed; return whether records.parquet, which has their ids, can be
-        read."""
+        """Set the reasons of failed records; return whether records.parquet, which has their ids,
+        can be read."""
         if state.count("removed"):
             state.failures = read_list(self._results.root / "failed.tsv").groups
             return True

@@ -55,8 +55,8 @@ def whole_screen(now: ProjectState, width: int) -> RenderableType:
 
 
 def screen(now: RunState, width: int) -> RenderableType:
-    """Return what a terminal shows, what counts most above: one that is too low shows the
-    beginning; one that is too narrow, of each cell."""
+    """Return what a terminal shows, the most important lines first. A low terminal shows the first
+    lines, a narrow one the beginning of each cell."""
     title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
     title.append(summary(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     if now.plan and (model := model_told(now.plan.settings)):

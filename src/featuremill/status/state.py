@@ -1,4 +1,4 @@
-"""How a run stands: the one model of what `status`, `top` and a run's own screen say, and its two
+"""The state of a run: the one model behind `status`, `top` and a run's own screen, with its two
 forms for programs."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ seen from here; idle: no process is active."""
 
 
 class Activity(NamedTuple):
-    """Who is at the run as a whole."""
+    """The processes that work on the run as a whole."""
 
     is_running: bool | None = None
     """Whether its Snakemake runs; None where that cannot be seen from here."""

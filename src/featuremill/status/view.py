@@ -108,7 +108,7 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
 
 
 def _stages(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield what each stage of the run is called, and how it stands."""
+    """Yield the name of each stage of the run, and its state."""
     if not (plan := state.plan):
         return
     counts, delivered = plan.counts, state.delivery

@@ -87,7 +87,7 @@ def _ended_by_its_reader() -> Iterator[None]:
 
 
 def _one_look(reader: ProjectReader) -> ProjectState:
-    """Return how the runs stand; look twice where only time shows whether a job lives."""
+    """Return the state of the runs; look twice where only time shows whether a job lives."""
     now = reader.look()
     if any(job.state == "unclear" for run in now.states.values() for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
@@ -126,8 +126,8 @@ def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
 
 
 def _looks(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
-    """Yield how the runs stand, every so many seconds; after the first look, what cannot be read is
-    taken for a passing trouble of the file system."""
+    """Yield the state of the runs every so many `seconds`. After the first look, an error of the
+    file system counts as passing."""
     now = reader.look()
     while True:
         started = time.monotonic()

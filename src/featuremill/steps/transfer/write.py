@@ -105,6 +105,16 @@ def transfer(chosen: Chosen) -> None:
     Raises:
         UserError: when features, labels or the output are not fit for it.
     """
+    try:
+        _transfer(chosen)
+    except NotFiniteError:  # each number is finite: `_refuse_not_finite`
+        raise UserError(
+            f"{chosen.run_folder}: some vectors have numbers too large to compute distances; scale "
+            "the features, or use others."
+        ) from None
+
+
+def _transfer(chosen: Chosen) -> None:
     if chosen.output.suffix != ".tsv":
         raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
@@ -192,15 +202,9 @@ def _known(reference: Features, labelled: Mapping[str, Label], chosen: Chosen) -
 
     nearest: list[Found] = []
     progress = Progress(log, "leaving out one by one")
-    try:
-        for found in nearest_in_memory(vectors, vectors, chosen.k, chosen.metric, are_related):
-            nearest.append(found)
-            progress.at(len(nearest), len(ids))
-    except NotFiniteError:
-        raise UserError(
-            f"{reference.name}: numbers of {reference.column} are too large to compute distances; "
-            "have its features computed anew."
-        ) from None
+    for found in nearest_in_memory(vectors, vectors, chosen.k, chosen.metric, are_related):
+        nearest.append(found)
+        progress.at(len(nearest), len(ids))
     names = [labelled[id].name for id in ids]
     return Known(ids, names, sha256, groups, vectors, nearest, chosen.metric)
 
