@@ -362,3 +362,13 @@ def test_config_docs_have_the_steps_that_are_installed_if_asked(tmp_path, enviro
         page = Path(tmp_path, "c/README.md").read_text()
         assert ("tally" in schema["properties"]) == ("### `tally`" in page) == is_there
         assert "transfer" in schema["properties"]
+
+
+def test_numbers_whose_squares_overflow_have_no_distance(runs, tmp_path, monkeypatch):
+    take = records.Features.take
+    monkeypatch.setattr(
+        records.Features, "take", lambda self, rows: take(self, rows).astype(np.float64) * 1e200
+    )
+    with pytest.raises(UserError, match="some vectors have numbers too large to compute distances"):
+        done(tmp_path, runs.of)
+    assert not (tmp_path / "kinds.tsv").exists()
