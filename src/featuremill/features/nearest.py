@@ -110,10 +110,11 @@ class Nearest:
         self._bound = self._dtype.type((1.5 * queries.shape[1] + 16) * limits.eps)
         self._squares = (float(limits.tiny) * 1e8, float(limits.max) * 1e-8)
         """Squared norms outside these bounds lost digits to underflow, or may overflow."""
-        norms = _lengths(self._queries)[:, None]
-        factors = self._queries / np.where(norms, norms, 1) if metric == "cosine" else self._queries
-        self._is_sure = metric == "cosine" or bool(self._are_usual(np.square(norms)).all())
-        with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):
+            norms = _lengths(self._queries)[:, None]
+            is_cosine = metric == "cosine"
+            factors = self._queries / np.where(norms, norms, 1) if is_cosine else self._queries
+            self._is_sure = is_cosine or bool(self._are_usual(np.square(norms)).all())
             self._factors = np.ascontiguousarray(factors, self._dtype)
             self._norms = norms.astype(self._dtype)
         self._floors = np.full((len(queries), 1), -np.inf, self._dtype)

@@ -56,12 +56,12 @@ def lines(project: ProjectState) -> Iterator[str]:
     sentence = summary(run) if run else project_summary(project)
     yield from _wrapped(f"{run.folder if run else project.runs.given}: {sentence}")
     yield ""
-    stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
+    rows, width = [*(_rows_of_run(run) if run else _rows_of_project(project))], LABEL
     if not run:
-        width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in stages))
+        width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in rows))
     last = next((state for state in project.begun if state.is_running), None)
     last = last or next(iter(project.begun), None)
-    for label, text in [*stages, ("Snakemake", _snakemake(last) if last else "not running")]:
+    for label, text in [*rows, ("Snakemake", _snakemake(last) if last else "not running")]:
         yield from _wrapped(text, f"{label:{width}}", " " * width)
     yield ""
     for state in project.begun:
@@ -84,7 +84,7 @@ def lines(project: ProjectState) -> Iterator[str]:
         yield "Nothing to do."
 
 
-def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
+def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
     """Return each run and each result of a step: its name, and its state."""
     runs, made = [], []
     for name, state in project.states.items():
@@ -107,8 +107,8 @@ def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
     return [*made[:first], *runs, *made[first:]]
 
 
-def _stages(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield the name of each stage of the run, and its state."""
+def _rows_of_run(state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield a label and the state of the input, of the result of each command, and more."""
     if not (plan := state.plan):
         return
     counts, delivered = plan.counts, state.delivery
@@ -181,8 +181,8 @@ def _snakemake(state: RunState) -> str:
 
 
 def _jobs(state: RunState) -> Iterator[str]:
-    at_it = [shard for shard in state.shards if shard.state in ("running", "unclear")]
-    yield from _listed("Running", at_it, _running)
+    running = [shard for shard in state.shards if shard.state in ("running", "unclear")]
+    yield from _listed("Running", running, _running)
     begun = [shard for shard in state.shards if shard.state == "begun"]
     yield from _listed("Interrupted", begun, _begun)
 
