@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 import featuremill
-from featuremill.steps.search.nearest import METRICS, Metric
+from featuremill.features.nearest import METRICS, Metric
 from featuremill.store.delivery import Accounts, Delivery, Written
 from featuremill.store.formats import bytes_of, digest_of_result, files
 from featuremill.store.plan import Counts, Lengths, Settings
@@ -123,7 +123,7 @@ def brute_force(matrix: npt.NDArray[np.float32], row: int, metric: str) -> list[
     scores = np.empty(len(matrix))
     for start in range(0, len(matrix), ROWS_A_BLOCK):
         block = matrix[start : start + ROWS_A_BLOCK].astype(np.float64)
-        if metric == "l2":
+        if metric == "euclidean":
             numbers = -np.linalg.norm(block - query, axis=1)
         else:
             numbers = block @ query

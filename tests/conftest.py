@@ -72,7 +72,7 @@ def nothing_of_the_users(tmp_path_factory):
 
 
 LONGEST = (
-    *("test_workflow", "test_head", "test_extract", "test_doctor", "test_esm2", "test_fallbacks"),
+    *("test_workflow", "test_heads", "test_extract", "test_doctor", "test_esm2", "test_fallbacks"),
     *("test_troubleshooting", "test_contract", "test_telemetry", "test_gpu_workflow", "test_api"),
     *("test_faults", "test_kernels", "test_lease", "test_bench", "test_llm_json", "test_scores"),
     *("test_workloads", "test_security", "test_module", "test_start", "test_plan", "test_demo"),

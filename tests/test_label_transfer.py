@@ -15,10 +15,10 @@ from programs import Desk, Verbs, fasta
 
 from featuremill import features
 from featuremill.base.errors import UserError
-from featuremill.features import records
+from featuremill.features import nearest, records
 from featuremill.step import Ahead, Project
 from featuremill.steps import transfer
-from featuremill.steps.transfer import neighbours, write
+from featuremill.steps.transfer import write
 from featuremill.store import failed
 
 DRAWN = random.Random(7)
@@ -65,7 +65,8 @@ def runs(tmp_path_factory, environment):
 
 @pytest.fixture(autouse=True)
 def few_at_once(monkeypatch):
-    monkeypatch.setattr(neighbours, "PRODUCTS", 100)
+    monkeypatch.setattr(nearest, "MANY_PAIRS", 100)
+    monkeypatch.setattr(nearest, "MOST_QUERIES", 10)
     monkeypatch.setattr(records, "BLOCK_BYTES", 300)
 
 
@@ -80,11 +81,16 @@ def done(folder, of, reference=None, rows=LABELS, group=None, k=5, metric="cosin
     return found, missing, json.loads((folder / "kinds.json").read_text())
 
 
-def measure(one, other, metric):
+def score(one, other, metric):
     if metric == "euclidean":
         return np.sqrt(((one - other) ** 2).sum())
     norms = np.sqrt((one**2).sum()) * np.sqrt((other**2).sum())
-    return 1 - np.clip((one * other).sum() / norms, -1, 1) if norms else 1.0
+    return np.clip((one * other).sum() / norms, -1, 1) if norms else 0.0
+
+
+def distance(one, other, metric):
+    found = score(one, other, metric)
+    return found if metric == "euclidean" else 1 - found
 
 
 def vectors_in(run):
@@ -104,7 +110,7 @@ def expected(of, reference, labels, sequences, group, k, metric):
     for id, vector in vectors.items():
         theirs = sequences[1].get(id) == sequences[0][id] and id in labelled
         far = [
-            (measure(known[other], vector, metric), other)
+            (distance(known[other], vector, metric), other)
             for other in labelled
             if not theirs
             or not (
@@ -198,13 +204,17 @@ def test_ties_and_rounding_change_nothing(metric, seed):
     excluded = random.random((16, 60)) < 0.3
     excluded[5] = True
     for k in (1, 4, 100):
-        found = list(neighbours.Reference(rows, metric).nearest(queries, k, excluded))
-        for query, out, (places, far) in zip(queries, excluded, found, strict=True):
+        found = list(
+            nearest.nearest_in_memory(
+                rows, queries, k, metric, lambda some, block: excluded[some, block]
+            )
+        )
+        for query, out, (places, scores) in zip(queries, excluded, found, strict=True):
             left = np.flatnonzero(~out)
-            all_far = np.array([measure(rows[place], query, metric) for place in left])
-            order = np.argsort(all_far, kind="stable")[:k]
+            expected = np.array([score(rows[place], query, metric) for place in left])
+            order = np.argsort(expected if metric == "euclidean" else -expected, kind="stable")[:k]
             assert places.tolist() == left[order].tolist()
-            np.testing.assert_array_equal(far, all_far[order])
+            np.testing.assert_array_equal(scores, expected[order])
 
 
 @pytest.mark.parametrize(
@@ -352,3 +362,13 @@ def test_config_docs_have_the_steps_that_are_installed_if_asked(tmp_path, enviro
         page = Path(tmp_path, "c/README.md").read_text()
         assert ("tally" in schema["properties"]) == ("### `tally`" in page) == is_there
         assert "transfer" in schema["properties"]
+
+
+def test_numbers_whose_squares_overflow_have_no_distance(runs, tmp_path, monkeypatch):
+    take = records.Features.take
+    monkeypatch.setattr(
+        records.Features, "take", lambda self, rows: take(self, rows).astype(np.float64) * 1e200
+    )
+    with pytest.raises(UserError, match="some vectors have numbers too large to compute distances"):
+        done(tmp_path, runs.of)
+    assert not (tmp_path / "kinds.tsv").exists()

@@ -22,11 +22,11 @@ from programs import Verbs
 import featuremill
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
-from featuremill.features import table
+from featuremill.features import nearest, table
 from featuremill.features.table import Stored
 from featuremill.merge.command import merge, merge_partial
 from featuremill.merge.export import export
-from featuremill.steps.search import hits, nearest, recipe
+from featuremill.steps.search import hits, recipe
 from featuremill.steps.search.queries import Queries
 from featuremill.store.files import read_json, write_json
 from featuremill.store.formats import ABOUT, files
@@ -114,7 +114,7 @@ def refusal(capfd, *arguments, status=2):
 def brute_force(vectors, query, metric):
     """Return the score of every row, by plain NumPy in float64."""
     rows, query = vectors.astype(np.float64), query.astype(np.float64)
-    if metric == "l2":
+    if metric == "euclidean":
         return np.sqrt(((rows - query) ** 2).sum(1))
     products = (rows * query).sum(1)
     if metric == "dot":
@@ -124,7 +124,7 @@ def brute_force(vectors, query, metric):
 
 
 def ranked(scores, k, metric):
-    return np.argsort(scores if metric == "l2" else -scores, kind="stable")[:k]
+    return np.argsort(scores if metric == "euclidean" else -scores, kind="stable")[:k]
 
 
 @st.composite
@@ -171,7 +171,7 @@ def test_it_finds_what_brute_force_finds(num_examples):
     @given(
         vectors=matrices(),
         k=st.integers(1, 70),
-        metric=st.sampled_from(nearest.METRICS),
+        metric=st.sampled_from([*nearest.METRICS]),
         size=st.sampled_from([1, 3, 16, 100]),
         num_queries=st.sampled_from([1, 4, nearest.FEW_QUERIES + 1]),
         seed=st.integers(0, 99),
@@ -305,9 +305,20 @@ def test_more_queries_than_one_pass_takes_and_more_hits_than_records(run, monkey
     expected = featuremill.search(run.root, asked, 1_000_000, column="composition")
     assert len(expected) == len(asked) ** 2
     assert set(expected["rank"]) == set(range(1, len(asked) + 1))
-    monkeypatch.setattr(hits, "MOST_HITS", 100)
+    monkeypatch.setattr(nearest, "MOST_FOUND", 100)
     again = featuremill.search(run.root, asked, 1_000_000, column="composition")
     pd.testing.assert_frame_equal(again, expected)
+
+
+def test_the_euclidean_distance_has_an_older_word_and_no_other_metric_is_guessed(run, capfd):
+    asked = ["--query", "r3", *COMPOSITION, "--metric"]
+    expected, _ = say(capfd, run.root, *asked, "euclidean")
+    assert say(capfd, run.root, *asked, "l2")[0] == expected
+    assert say(capfd, run.root, *asked, "cosine")[0] != expected
+    error = refusal(capfd, run.root, *asked, "manhattan")
+    assert error.endswith("metric: there is no 'manhattan'; give one of cosine, euclidean, dot.")
+    with pytest.raises(UserError, match="there is no 'L2'; give one of"):
+        featuremill.search(run.root, "r3", column="composition", metric="L2")
 
 
 def test_python_takes_sequences_and_vectors(run):

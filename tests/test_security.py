@@ -55,7 +55,7 @@ HARMLESS = ("pickle", {"UnpicklingError"})
 """What may be imported of such a module: the exception alone."""
 TRUSTED = ROOT / "src" / "featuremill" / "steps" / "heads" / "unpickle.py"
 """A program of its own, which nobody imports: it reads a pickle whose digest somebody has typed
-(tests/test_head.py), and hands back tensors."""
+(tests/test_heads.py), and hands back tensors."""
 RESTRICTED = ROOT / "src" / "featuremill" / "workloads" / "geneformer" / "genes.py"
 """Its unpickler builds texts and numbers, and calls nothing."""
 UNSAFE = {"shell": True, "allow_pickle": True, "weights_only": False, "autoescape": False}

@@ -27,8 +27,8 @@ from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
 from featuremill.flow import screen
+from featuremill.status import lines, shards, watch
 from featuremill.status import screen as view
-from featuremill.status import shards, watch
 from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
@@ -120,7 +120,7 @@ def test_time_left_is_not_named_where_nothing_tells_it(run):
     assert found["time_left"] is None
     assert found["jobs"][0]["stage"] == "wait" and found["jobs"][0]["devices"] == []
     scene = RunReader(run.folder.root).look()
-    assert "time left not known: every job waits for a device" in view.totals_line(scene)
+    assert "time left not known: every job waits for a device" in lines.totals_line(scene)
     assert any("1 job waiting for a device: shard 00000000" in line for line in drawn(scene))
     waiting.has(A)
     waiting.sample(100)
@@ -586,6 +586,6 @@ def check_end(screen, workflow):
     counts = workflow.counts()
     assert counts == {"input": 92, "ok": 90, "failed": 1, "refused": 1, "duplicate": 0}
     assert re.search(r"Input +92 records, 1 refused", screen)
-    assert re.search(r"Parts +9 finished \(91 rows, 100 % of the work\)", screen)
+    assert re.search(r"Parts +9 finished \(91 rows, 100.0 % of the work\)", screen)
     assert "results/test: done, and 1 record failed." in screen and "ended with 2" in screen
     assert "1 record: error in the workload" in screen

@@ -24,7 +24,7 @@ from hypothesis import Phase
 from hypothesis import strategies as st
 from programs import Desk
 from safetensors.numpy import load_file
-from test_head import forward
+from test_heads import forward
 from test_properties import holds
 
 from featuremill import features

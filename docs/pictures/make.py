@@ -93,7 +93,7 @@ def compute(folder: Path) -> str:
         "--output heads/virus",
         "python config/examples/contigs.py made",
         "featuremill run config/examples/contigs.yaml",
-        "featuremill run config/examples/sae.yaml",
+        "featuremill run config/examples/autoencoders.yaml",
         "featuremill run scan.yaml",
     ):
         subprocess.run(shlex.split(command), cwd=folder, check=True)

@@ -29,15 +29,15 @@ class Column(NamedTuple):
 def columns_of(schema: pa.Schema, of_residues: bool = False) -> dict[str, Column]:
     """Return the columns with one vector a record and, if `of_residues`, those with one a residue,
     by name."""
-    found: dict[str, Column] = {}
+    columns: dict[str, Column] = {}
     total = 0
     for name, kind in zip(schema.names, schema.types, strict=True):
         is_list = pa.types.is_list(kind)
         vector = kind.value_type if is_list else kind
         if pa.types.is_fixed_size_list(vector) and (of_residues or not is_list):
-            found[name] = Column(name, vector.list_size, is_list, total, 0)
+            columns[name] = Column(name, vector.list_size, is_list, total, 0)
             total += 0 if is_list else vector.list_size
-    return {name: column._replace(total=total) for name, column in found.items()}
+    return {name: column._replace(total=total) for name, column in columns.items()}
 
 
 def chosen(
@@ -53,8 +53,8 @@ def chosen(
     Raises:
         UserError: when there is no such column, or several and no choice.
     """
-    found = columns_of(schema, of_residues)
-    names = list(found)
+    columns = columns_of(schema, of_residues)
+    names = list(columns)
     if column is None and len(names) > 1:
         raise UserError(
             f"{where}: it has several columns; choose one of {', '.join(names)} with {choosing}."
@@ -65,4 +65,4 @@ def chosen(
         raise UserError(
             f"{where}: there is no column {column!r} {what}; it has {', '.join(names) or 'none'}."
         )
-    return found[column]
+    return columns[column]

@@ -55,37 +55,37 @@ class Index:
         self._order = np.argsort(all_hashes, kind="stable")
         self._sorted = all_hashes[self._order]
         self.is_met = np.zeros(len(all_hashes), bool)
-        """Rows that somebody asked for by their id."""
+        """Rows that `rows_of` has returned."""
         self._refuse_twins()
 
     def _refuse_twins(self) -> None:
         equal = np.flatnonzero(self._sorted[1:] == self._sorted[:-1])
         rows = np.unique(np.concatenate([self._order[equal], self._order[equal + 1]]))
-        seen: dict[str, int] = {}
+        row_of: dict[str, int] = {}
         for id, row in zip(self._features.ids_of(rows), rows.tolist(), strict=True):
-            if id in seen:
+            if id in row_of:
                 raise UserError(
-                    f"{self._features.name}: records {seen[id] + 1:,} and {row + 1:,} are both "
+                    f"{self._features.name}: records {row_of[id] + 1:,} and {row + 1:,} are both "
                     f"called {clipped(id)!r}, so vectors cannot be matched to records; give each "
                     "an id of its own."
                 )
-            seen[id] = row
+            row_of[id] = row
 
     def rows_of(self, ids: Sequence[str]) -> Rows:
         """Return the row of each id, NOWHERE for one that is not there."""
-        found = np.full(len(ids), NOWHERE)
-        asked, wanted = np.array(ids, object), _hashes(ids)
-        places = np.searchsorted(self._sorted, wanted)
-        left = np.arange(len(ids))
+        rows_found = np.full(len(ids), NOWHERE)
+        all_ids, hashes = np.array(ids, object), _hashes(ids)
+        places = np.searchsorted(self._sorted, hashes)
+        pending = np.arange(len(ids))
         while True:
-            left = left[places[left] < len(self._sorted)]
-            left = left[self._sorted[places[left]] == wanted[left]]
-            if not len(left):
+            pending = pending[places[pending] < len(self._sorted)]
+            pending = pending[self._sorted[places[pending]] == hashes[pending]]
+            if not len(pending):
                 break
-            rows = self._order[places[left]]
-            is_same = np.array(self._features.ids_of(rows), object) == asked[left]
-            found[left[is_same]] = rows[is_same]
-            left = left[~is_same]  # another id with the same hash: look at the next one
-            places[left] += 1
-        self.is_met[found[found != NOWHERE]] = True
-        return found
+            rows = self._order[places[pending]]
+            is_same = np.array(self._features.ids_of(rows), object) == all_ids[pending]
+            rows_found[pending[is_same]] = rows[is_same]
+            pending = pending[~is_same]  # another id with the same hash: look at the next one
+            places[pending] += 1
+        self.is_met[rows_found[rows_found != NOWHERE]] = True
+        return rows_found

@@ -58,13 +58,13 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """
     path = _table(run)
     schema = _dataset(path).schema
-    found, names = chosen(schema, column, path), schema.names
+    selected, names = chosen(schema, column, path), schema.names
     of_sample = [SAMPLE] if SAMPLE in names else []
     ids: list[str] = full_ids(_read(path, columns=["id", *of_sample])).to_pylist()
     if path != Path(run) and format_of("npy").file in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
-        return ids, vectors[:, found.start : found.start + found.width]
-    return ids, matrix(_read(path, columns=[found.name])[found.name])
+        return ids, vectors[:, selected.start : selected.start + selected.width]
+    return ids, matrix(_read(path, columns=[selected.name])[selected.name])
 
 
 def _dataset(path: Path) -> ds.Dataset:
@@ -85,14 +85,14 @@ def _read(
         return table.to_table(columns=columns and list(columns))
     if SAMPLE not in table.schema.names:
         raise UserError(f"{path}: these results are of a run without samples; leave them out.")
-    found = table.to_table(filter=ds.field(SAMPLE).isin(list(samples)))
-    there = set(found[SAMPLE].to_pylist())
-    if missing := [sample for sample in samples if sample not in there]:
+    rows = table.to_table(filter=ds.field(SAMPLE).isin(list(samples)))
+    samples_there = set(rows[SAMPLE].to_pylist())
+    if missing := [sample for sample in samples if sample not in samples_there]:
         raise UserError(
             f"{path}: there is no record of sample {missing[0]!r} in it; samples.tsv beside it has "
             "all samples."
         )
-    return found
+    return rows
 
 
 def _table(run: str | Path) -> Path:
@@ -145,5 +145,5 @@ def _file(run: str | Path, output: str) -> Path:
 
 
 def _outputs(run: str | Path) -> list[str]:
-    """Return the result files that the run itself tells of: a left-over one may be another's."""
+    """Return the result files that the run lists: a left-over file may be of another run."""
     return list(Results(Path(run)).written())

@@ -1,6 +1,6 @@
-"""Opening the features of a run: which results there are, and what of them is read.
+"""Opens the features of a run: finds its results, and the files to read.
 
-Everything is opened, and seen to be what one manifest.json lists, before the first vector is read.
+Every file is opened and compared with the manifest.json before the first vector is read.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ def open(
     """
     folder = Results(Path(run))
     place, delivery = _delivered(folder, partial)
-    found = _opened(folder, place, delivery, column, choosing)
+    features = _opened(folder, place, delivery, column, choosing)
     if place.find_delivery() != delivery:
         raise UserError(
             f"{folder.root}: a merge is writing these results; try again when it is done."
         )
-    if not found.num_rows:
+    if not features.num_rows:
         raise UserError(
             f"{folder.root}: no record of these results has a vector; see failed.tsv there."
         )
-    _say(found)
-    return found
+    _say(features)
+    return features
 
 
 def open_parts(run: str | Path, column: str | None = None) -> Parts:
@@ -78,16 +78,16 @@ def has_samples(run: str | Path) -> bool:
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
-    """Return where the results are, and what manifest.json says of them."""
+    """Return the folder of the results, and their manifest.json."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
     places = {False: [folder], True: [folder.partial], None: [folder, folder.partial]}
     for place in places[partial]:
-        found = place.find_delivery()
-        if found is not None and not (found.partial and partial is False):
-            return place, found
-        if found is None and place.delivery.exists():
+        delivery = place.find_delivery()
+        if delivery is not None and not (delivery.partial and partial is False):
+            return place, delivery
+        if delivery is None and place.delivery.exists():
             again = " --partial" if place != folder else ""
             raise UserError(
                 f"{place.delivery}: it cannot be read, so it is not known what the results are; "
@@ -114,7 +114,7 @@ def _not_whole(folder: Results) -> UserError:
 def _parts(
     folder: Results, delivery: Delivery, column: str | None, choosing: str, of_residues: bool
 ) -> Parts:
-    plan = folder.read_plan_of_manifest()
+    plan = folder.read_plan_of_records()
     if not delivery.is_of(plan):
         raise _not_whole(folder)
     return Parts(folder, plan, delivery, column, choosing, of_residues)
@@ -125,14 +125,14 @@ def _opened(
 ) -> Features:
     """Open the table of the results, and embeddings.npy where it is one of them; without a table,
     the parts."""
-    root, told = folder.root, place.written()
-    there = {output: place.root / file for file, output in outputs_of(told).items()}
-    path, npy = there.get("parquet_dataset") or there.get("parquet"), there.get("npy")
+    root, written = folder.root, place.written()
+    paths = {output: place.root / file for file, output in outputs_of(written).items()}
+    path, npy = paths.get("parquet_dataset") or paths.get("parquet"), paths.get("npy")
     if path is None and delivery.partial:
         raise UserError(
             f"{root}: this needs embeddings.parquet or embeddings/, which name the record of "
-            f"each vector, and these results have {', '.join(told) or 'no file'}; "
-            f"featuremill merge {root} --partial --outputs {' '.join([*there, 'parquet'])} adds it "
+            f"each vector, and these results have {', '.join(written) or 'no file'}; "
+            f"featuremill merge {root} --partial --outputs {' '.join([*paths, 'parquet'])} adds it "
             "from the parts, without computing."
         )
     if path is None:
@@ -140,7 +140,7 @@ def _opened(
         return Features(folder, place, delivery, parts.column, *parts.by_record(), parts.check)
     used = [path, npy] if npy else [path]
     for file in used:
-        if not file.exists() or bytes_of(file) != told[file.name].bytes:
+        if not file.exists() or bytes_of(file) != written[file.name].bytes:
             raise UserError(_not_as_written(file, root))
     try:
         table = Table(path)
@@ -160,7 +160,7 @@ def _opened(
 
     def check() -> None:
         for file in used:
-            if not told[file.name].is_at(file):
+            if not written[file.name].is_at(file):
                 raise IntegrityError(_not_as_written(file, root))
 
     return Features(folder, place, delivery, which, table, vectors, check)
@@ -173,16 +173,16 @@ def _not_as_written(path: Path, root: Path) -> str:
     )
 
 
-def _say(found: Features) -> None:
-    """Say what about the results is not as one would expect."""
-    counts, plan, root = found.delivery.counts, found.plan, found.folder.root
-    if found.delivery.partial:
+def _say(features: Features) -> None:
+    """Warn of results that are partial or of an earlier plan."""
+    counts, plan, root = features.delivery.counts, features.plan, features.folder.root
+    if features.delivery.partial:
         log.warning(
             "partial results: %s of %s are not computed yet and are left out.",
             f"{counts.pending:,}",
             counted(counts.input, "record"),
         )
-    if plan and not found.delivery.is_of(plan):
+    if plan and not features.delivery.is_of(plan):
         log.warning(
             "%s: these results are of an earlier plan than plan.json; they are made new by: %s",
             root,

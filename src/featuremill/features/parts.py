@@ -33,7 +33,7 @@ log = logging.getLogger("featuremill.features")
 
 
 class Parts:
-    """The vectors of one column of a run, of those payloads that its ledger names.
+    """The vectors of one column of a run, of those payloads that its records.parquet names.
 
     A row is a payload's place among those of all shards, in the plan's order and each shard's own
     (that of sha256). So equal payloads are one row, and rows do not depend on how parts were
@@ -60,7 +60,7 @@ class Parts:
         self._folder, self._delivery = folder, delivery
         self.has_samples = bool(ledger.samples_of(folder.records))
         self.id_columns = [*([ledger.SAMPLE] if self.has_samples else []), "id"]
-        """Of the ledger: `full_ids` makes the ids of them."""
+        """Of records.parquet: `full_ids` makes the ids of them."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]
@@ -82,7 +82,7 @@ class Parts:
         self._batch = np.zeros(num_rows, np.int32)
         self._first = np.zeros(num_rows, np.int64)
         self.num_of_row = np.zeros(num_rows, np.int64)
-        """Vectors of each row: none of one that failed or that the ledger does not have."""
+        """Vectors of each row: none of one that failed or that records.parquet does not have."""
         self.hash_of_row = np.zeros(num_rows, np.uint64)
         """The first eight bytes of each payload's sha256."""
         for number, path in enumerate(paths):
@@ -164,16 +164,16 @@ class Parts:
         )
 
     def _records(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Rows]]:
-        """Yield the ledger in batches, and the row of each of its records; -1 where it has none."""
+        """Yield records.parquet in batches, and the row of each record; -1 where it has none."""
         for batch in ledger.batches(self._folder.records, columns):
             column = batch["shard"]
-            known = pc.index_in(column.dictionary, value_set=self._shards)
-            number = np.asarray(known.take(column.indices).fill_null(-1)).astype(np.int64)
+            number_of = pc.index_in(column.dictionary, value_set=self._shards)
+            number = np.asarray(number_of.take(column.indices).fill_null(-1)).astype(np.int64)
             rows = np.asarray(batch["row"].fill_null(0)).astype(np.int64)
             yield batch, np.where(number < 0, -1, self._start_of_shard[number] + rows)
 
     def _places(self, rows: Rows) -> Rows:
-        """Return which records of a batch of the ledger have vectors."""
+        """Return which records of a batch of records.parquet have vectors."""
         return np.flatnonzero((rows >= 0) & (self.num_of_row[rows] > 0))
 
     def records(self) -> Iterator[tuple[list[str], Rows]]:
@@ -187,12 +187,12 @@ class Parts:
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
         """Return the vectors (n, width) that stand at `within` their rows."""
         batch, place = self._batch[rows], self._first[rows] + within
-        found = np.empty((len(rows), self.column.width), dtype)
+        vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")
         numbers, starts = np.unique(batch[order], return_index=True)
         for number, here in zip(numbers, np.split(order, starts[1:]), strict=True):
-            found[here] = self._views[number][place[here]]
-        return found
+            vectors[here] = self._views[number][place[here]]
+        return vectors
 
     def of_rows(self, rows: Rows) -> tuple[Matrix, Rows]:
         """Return all vectors (n, width) of `rows` in float32, one after the other, and how many
@@ -228,7 +228,7 @@ class RecordVectors:
 
 
 class LedgerRows(Table):
-    """Some rows of the ledger, by their `ordinals`."""
+    """Some rows of records.parquet, by their `ordinals`."""
 
     def __init__(self, path: Path, ordinals: Rows) -> None:
         super().__init__(path)
@@ -244,8 +244,10 @@ class LedgerRows(Table):
 
 
 def _view(vectors: pa.FixedSizeListArray) -> Matrix:
-    """Return vectors (n, width) where they stand; what is null is there, too, as anything."""
+    """Return vectors (n, width) without a copy; those that are null have any numbers."""
     flat = vectors.values
     dtype = np.dtype(flat.type.to_pandas_dtype())
-    found: Matrix = np.frombuffer(flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize)
-    return found.reshape(-1, vectors.type.list_size)
+    mapped: Matrix = np.frombuffer(
+        flat.buffers()[1], dtype, len(flat), flat.offset * dtype.itemsize
+    )
+    return mapped.reshape(-1, vectors.type.list_size)

@@ -56,36 +56,36 @@ class Records:
 
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
-        found = np.empty(len(rows), object)
+        ids_found = np.empty(len(rows), object)
         for places, batch in self.table.pieces(rows, self.id_columns):
-            found[places] = full_ids(batch).to_pylist()
-        ids: list[str] = found.tolist()
+            ids_found[places] = full_ids(batch).to_pylist()
+        ids: list[str] = ids_found.tolist()
         return ids
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
         """Return the rows of those of `ids` that are there, by one reading of all ids; for very
         many there is `Index`."""
-        found: dict[str, int] = {}
+        row_of: dict[str, int] = {}
         wanted = set(ids)
-        asked = pa.array(wanted, pa.string())
+        wanted_ids = pa.array(wanted, pa.string())
         for first, batch in self.table.batches(self.id_columns) if wanted else ():
-            there = full_ids(batch)
-            places = pc.indices_nonzero(pc.is_in(there, value_set=asked))
-            names = there.take(places).to_pylist()
-            found.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
-            if len(found) == len(wanted):
+            ids_there = full_ids(batch)
+            places = pc.indices_nonzero(pc.is_in(ids_there, value_set=wanted_ids))
+            names = ids_there.take(places).to_pylist()
+            row_of.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
+            if len(row_of) == len(wanted):
                 break
-        return found
+        return row_of
 
     def records_of(self, rows: Rows) -> dict[int, Record]:
         """Return what `rows` are, by row."""
-        found: dict[int, Record] = {}
+        records: dict[int, Record] = {}
         rows = np.unique(rows)
         others = Record._fields[1:]
         for places, batch in self.table.pieces(rows, [*self.id_columns, *others]):
             columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
-            found.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
-        return found
+            records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
+        return records
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
@@ -198,8 +198,11 @@ class Features(Records):
         """Yield the records of the run that have no vector, and why, in the order of its input;
         with samples, their ids are `<sample>/<id>`, as those of all rows."""
         path = self.place.root / FAILED[0]
-        found = failed.read(path) if path.exists() else iter(())
-        return (one._replace(id=f"{one.sample}/{one.id}") if one.sample else one for one in found)
+        failures = failed.read(path) if path.exists() else iter(())
+        return (
+            failure._replace(id=f"{failure.sample}/{failure.id}") if failure.sample else failure
+            for failure in failures
+        )
 
 
 Listed = Features | Planned
@@ -207,7 +210,7 @@ Listed = Features | Planned
 
 
 def _plain(column: pa.Array) -> list[Any]:
-    """Return a column's values; digests as text in hex, which the ledger has as bytes."""
+    """Return a column's values; digests as text in hex, which records.parquet has as bytes."""
     values = column.to_pylist()
     is_bytes = pa.types.is_fixed_size_binary(column.type)
     return [value.hex() for value in values] if is_bytes else values

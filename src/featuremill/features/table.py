@@ -41,7 +41,7 @@ class Group(NamedTuple):
     first_row: int
     num_rows: int
     sample: str | None
-    """Whose rows these are all, where a folder of a sample says so."""
+    """The sample of all these rows, if they are in a folder of a sample."""
 
 
 class Table:

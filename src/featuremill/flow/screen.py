@@ -281,9 +281,9 @@ def start_totals(run_folders: Sequence[Path]) -> threading.Event:
 
 def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
     from featuremill.config.runs import Runs  # here: jobs that wait for it need not
+    from featuremill.status.lines import totals_lines
     from featuremill.status.project import ProjectState
     from featuremill.status.reader import RunReader
-    from featuremill.status.screen import totals_lines
 
     runs, due = Runs(Path(), [*run_folders]), 0.0
     readers = dict(zip(runs.names, map(RunReader, runs.folders), strict=True))

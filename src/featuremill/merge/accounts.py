@@ -31,7 +31,7 @@ from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
 LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
-"""What the lists need of the manifest."""
+"""What the lists need of records.parquet."""
 NOT_YET = PENDING.reason()
 SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")

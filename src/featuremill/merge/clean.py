@@ -150,7 +150,7 @@ def _told(used: Usage) -> str:
 
 
 def _check_run(folder: Results) -> None:
-    """Refuse a folder in which is neither a plan with its manifest nor a store of ours."""
+    """Refuse a folder in which is neither a plan with its records.parquet nor a store of ours."""
     is_planned = folder.records.exists() and folder.find_plan() is not None
     if not is_planned and not (folder.store / "plan.lock").exists():
         raise UserError(f"{folder.root}: there is no run here; name a folder such as results/demo.")
@@ -401,7 +401,7 @@ def _computed(folder: Results) -> tuple[Path, Path, Path]:
 
 
 def _made_of(folder: Results) -> list[Path]:
-    """Return everything but the results, the plan and its manifest."""
+    """Return everything but the results, the plan and its records.parquet."""
     receipts, parts, journals = _computed(folder)
     kept = [path for path in _below(parts) if path.suffix == ".json"]
     return [*_below(receipts), *kept, *_below(parts, journals, folder.store / "shards")]

@@ -134,7 +134,7 @@ def merge(
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
-    plan = folder.read_plan_of_manifest()
+    plan = folder.read_plan_of_records()
     parts, problems = open_parts(folder, plan, num_threads, only_look=False)
     if problems:
         others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
@@ -169,16 +169,17 @@ def merge_partial(
     num_threads: int = 2,
     told: Mapping[str, Any] = MappingProxyType({}),
 ) -> Delivery:
-    """Write what is computed of `folder`'s plan by now; return what its manifest.json says.
+    """Write what is computed of `folder`'s plan by now; return the content of the
+    manifest.json.
 
-    Results that are whole and of this plan make it needless: then their manifest is returned.
+    Results that are whole and of this plan make it needless: then theirs is returned.
     Records of damaged parts are pending.
 
     Raises:
         UserError: while another plan is being made.
     """
     try:
-        plan = folder.read_plan_of_manifest()
+        plan = folder.read_plan_of_records()
     except IntegrityError:
         raise UserError(
             f"{folder.records}: it does not belong to {folder.plan.name}, as while a run plans; "
@@ -304,8 +305,8 @@ def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -
         getattr(totals, kind) != getattr(planned, kind) for kind in ("refused", "duplicate")
     ):
         raise IntegrityError(
-            f"merge: the records don't add up: plan.json has {planned.as_json()}, manifest and "
-            f"parts {totals.as_json()}; delete plan.json and run the same command again."
+            f"merge: the records don't add up: plan.json has {planned.as_json()}, records.parquet "
+            f"and parts {totals.as_json()}; delete plan.json and run the same command again."
         )
     return totals
 

@@ -82,7 +82,7 @@ def export(
             the way.
         IntegrityError: when parts are not those that the results were made of.
     """
-    plan = folder.read_plan_of_manifest()
+    plan = folder.read_plan_of_records()
     results = folder.find_delivery()
     if results is None or not results.is_of(plan):
         raise UserError(

@@ -1,7 +1,7 @@
-"""Join the manifest with the parts: every input record's values, in input order, block by block.
+"""Join records.parquet with the parts: every input record's values, in input order, block by block.
 
-The manifest is read from its beginning to its end, and so is each part: what belongs to a block of
-the manifest comes together in a `Shuffle`. In memory are a chunk of it and a few blocks, however
+records.parquet is read from its beginning to its end, and so is each part: what belongs to a block
+of its rows comes together in a `Shuffle`. In memory are a chunk of it and a few blocks, however
 many records there are; what grows with them stands in files in `folder`.
 """
 
@@ -61,10 +61,10 @@ PLACE = np.dtype([("row", "<i4"), ("ordinal", "<i8")])
 
 
 class Survey(NamedTuple):
-    """What one reading of the manifest tells."""
+    """What one reading of records.parquet finds."""
 
     counts: Counter[str]
-    """Records by the manifest's status: planned, refused, duplicate."""
+    """Records by their status: planned, refused, duplicate."""
     rows_of_shard: npt.NDArray[np.int64]
     """Planned records of each shard; equal sequences count each time."""
     total_length: int
@@ -82,7 +82,7 @@ class Measured(NamedTuple):
     """Of all rows, shard by shard; None where there is none."""
 
     def of(self, shard: npt.NDArray[np.int64], row: pa.Array) -> npt.NDArray[np.int64]:
-        """Return the bytes of rows of the manifest; `shard` is -1 where it has none."""
+        """Return the bytes of rows of records.parquet; `shard` is -1 where it has none."""
         found = np.zeros(len(shard), np.int64)
         planned = np.flatnonzero(shard >= 0)
         if self.sizes is not None:
@@ -94,7 +94,7 @@ class Measured(NamedTuple):
 
 
 class Gatherer:
-    """The manifest and the parts of one run; `parts[n]` belongs to the plan's n-th shard.
+    """The records.parquet and the parts of one run; `parts[n]` belongs to the plan's n-th shard.
 
     A part that is None is pending: its records have no values yet. `folder` is for files that are
     of no use afterwards.
@@ -102,7 +102,7 @@ class Gatherer:
 
     def __init__(
         self,
-        manifest: Path,
+        records_path: Path,
         shards: Sequence[str],
         parts: Sequence[Part | None],
         folder: Path,
@@ -122,8 +122,8 @@ class Gatherer:
         self.beyond_bytes = 0
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
-        self._manifest = manifest
-        self.samples = ledger.samples_of(manifest)
+        self._records_path = records_path
+        self.samples = ledger.samples_of(records_path)
         """What is known of each sample, by column; nothing of a run without."""
         named = [pa.field(ledger.SAMPLE, pa.string())] if self.samples else []
         self._identity = pa.schema([*IDENTITY, *named])
@@ -176,10 +176,10 @@ class Gatherer:
         return min(self.survey.total_length, int(bound))
 
     def blocks(self, columns: Sequence[str]) -> Iterator[pa.Table]:
-        """Yield these columns of the manifest's rows, block by block."""
+        """Yield these columns of the rows of records.parquet, block by block."""
         held: list[pa.RecordBatch] = []
         first, number = 0, 1
-        for batch in ledger.batches(self._manifest, columns):
+        for batch in ledger.batches(self._records_path, columns):
             while first + batch.num_rows >= self.survey.edges[number]:
                 here = int(self.survey.edges[number]) - first
                 yield pa.Table.from_batches([*held, batch.slice(0, here)])
@@ -191,7 +191,7 @@ class Gatherer:
             first += batch.num_rows
 
     def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the index into the plan's shards of each row; -1 where the manifest has none."""
+        """Return the index into the plan's shards of each row; -1 where it has none."""
         names = rows["shard"]
         chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
         return np.concatenate([np.empty(0, np.int64), *map(self._numbers, chunks)])
@@ -199,13 +199,13 @@ class Gatherer:
     def _numbers(self, names: pa.DictionaryArray) -> npt.NDArray[np.int64]:
         known = pc.index_in(names.dictionary, value_set=self._shards)
         if known.take(names.indices.drop_null()).null_count:
-            raise IntegrityError(f"{self._manifest}: it names a shard that plan.json does not.")
+            raise IntegrityError(f"{self._records_path}: it names a shard that plan.json does not.")
         numbers = known.take(names.indices).fill_null(-1)
         return np.asarray(numbers).astype(np.int64)
 
     def _look(self) -> Survey:
-        """Count the manifest's rows and cut them into blocks of about `BLOCK_BYTES` of values, or
-        twice that."""
+        """Count the rows of records.parquet and cut them into blocks of values: about
+        `BLOCK_BYTES`, or twice that."""
         counts: Counter[str] = Counter()
         rows_of_shard = np.zeros(len(self._shards), np.int64)
         fixed = ROW_BYTES + expected_bytes(self.values, 1, 0)
@@ -213,7 +213,7 @@ class Gatherer:
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
         columns = ["status", "shard", "length", "description", *(["row"] if self._sizes else [])]
-        for batch in ledger.batches(self._manifest, columns):
+        for batch in ledger.batches(self._records_path, columns):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
@@ -243,7 +243,7 @@ class Gatherer:
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()
         first = 0
-        for batch in ledger.batches(self._manifest, ["shard", "row"]):
+        for batch in ledger.batches(self._records_path, ["shard", "row"]):
             shard = self.shard_numbers(batch)
             planned = np.flatnonzero(shard >= 0)
             planned = planned[np.argsort(shard[planned], kind="stable")]

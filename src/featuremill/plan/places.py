@@ -1,4 +1,4 @@
-"""Where the manifest says that records are, and how to say that some of them are elsewhere."""
+"""Where records.parquet has the records, and how to say that some of them are elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ELSEWHERE = -1
 
 
 class Rows(NamedTuple):
-    """Consecutive rows of the manifest."""
+    """Consecutive rows of records.parquet."""
 
     table: pa.Table
     places: Places
@@ -29,10 +29,10 @@ def place_of(shard: int, rows: npt.NDArray[np.int64]) -> Places:
     return (np.int64(shard) << 32) + rows.astype(np.int64)
 
 
-def places_in(manifest: Path, shards: Sequence[str]) -> Iterator[Rows]:
-    """Yield the manifest's row groups with the place of each row in `shards`, the plan's list."""
+def places_in(records_path: Path, shards: Sequence[str]) -> Iterator[Rows]:
+    """Yield the row groups of records.parquet, and the place of each row in the plan's `shards`."""
     index = {name: number for number, name in enumerate(shards)}
-    with pq.ParquetFile(manifest) as file:
+    with pq.ParquetFile(records_path) as file:
         for group in range(file.num_row_groups):
             table = file.read_row_group(group)
             shard = table["shard"].unify_dictionaries().combine_chunks()
@@ -48,14 +48,14 @@ def places_in(manifest: Path, shards: Sequence[str]) -> Iterator[Rows]:
 
 
 def move_rows(
-    manifest: Path,
+    records_path: Path,
     moved: Path,
     old: Sequence[str],
     new: Sequence[str],
     origins: Places,
     targets: Places,
 ) -> None:
-    """Write the manifest to `moved` with the records of `origins` at `targets`, all others in
+    """Write records.parquet to `moved` with the records of `origins` at `targets`, all others in
     place.
 
     `old` and `new` are the names of the plan's shards before and after; `origins` are sorted.
@@ -63,9 +63,9 @@ def move_rows(
     index = {name: number for number, name in enumerate(new)}
     translation = np.array([index.get(name, ELSEWHERE) for name in old], np.int64)
     names = pa.array(new, pa.string())
-    schema = pq.read_schema(manifest)
+    schema = pq.read_schema(records_path)
     with pq.ParquetWriter(moved, schema, compression="zstd") as writer:
-        for table, places, _ in places_in(manifest, old):
+        for table, places, _ in places_in(records_path, old):
             absent = places < 0
             at = np.minimum(np.searchsorted(origins, places), len(origins) - 1)
             is_moved = origins[at] == places

@@ -1,4 +1,4 @@
-"""Last pass of planning: the manifest, one row an input record in input order."""
+"""Last pass of planning: records.parquet, one row an input record in input order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_records(
     schema = ledger.schema_of(samples)
     names = pa.array([shard.shard for shard in shards], pa.string())
     sample_names = pa.array(samples.get("sample", ()), pa.string())
-    shown = Progress(log, "writing the manifest")
+    shown = Progress(log, "writing records.parquet")
     start = 0
     with (
         delivering(path) as temporary,

@@ -1,8 +1,9 @@
 """retry: make failed records run again, and only those.
 
 Reads plan.json, records.parquet, the receipts and the parts; writes the payloads of the failed
-records as new shards at the end of the plan, and the manifest's rows so that they point there. The
-old parts stay as they are and right by their names; merge just asks the new ones for these records.
+records as new shards at the end of the plan, and the rows of records.parquet so that they point
+there. The old parts stay as they are and right by their names; merge just asks the new ones for
+these records.
 """
 
 from __future__ import annotations
@@ -132,9 +133,9 @@ def retry(
 
     Raises:
         UserError: when there is no such kind, or no record failed for one.
-        IntegrityError: when a plan, its manifest or a shard is not what it should be.
+        IntegrityError: when a plan, its records.parquet or a shard is not what it should be.
     """
-    plans = [folder.read_plan_of_manifest() for folder in folders]
+    plans = [folder.read_plan_of_records() for folder in folders]
     for plan in plans:
         know_reasons(plan.workload)
     if unknown := [kind for kind in kinds if kind not in names()]:
@@ -313,11 +314,11 @@ def _replace_plan(
     moved: Places,
     new: list[PlannedShard],
 ) -> None:
-    """Put the new shards at the end of the plan and the manifest.
+    """Put the new shards at the end of the plan and of records.parquet.
 
     plan.json goes first and comes last: without one Snakemake plans again, from the store's plan,
     which knows the new shards by then. So a kill at any point leaves a plan that agrees with its
-    manifest. What needs room on the disk is written before.
+    records.parquet. What needs room on the disk is written before.
     """
     gone, gone_cost = np.zeros((2, len(plan.shards)), np.int64)
     np.add.at(gone, chosen.places >> 32, 1)
@@ -332,15 +333,15 @@ def _replace_plan(
     moved = moved + place_of(len(kept), np.zeros_like(moved))
     with (
         ours.delivering(folder.plan) as new_plan,
-        ours.delivering(folder.records) as new_manifest,
+        ours.delivering(folder.records) as new_records,
     ):
-        move_rows(folder.records, new_manifest, old_names, new_names, chosen.places, moved)
+        move_rows(folder.records, new_records, old_names, new_names, chosen.places, moved)
         plan = plan.model_copy(
-            update={"records_sha256": sha256_of(new_manifest), "shards": kept + new}
+            update={"records_sha256": sha256_of(new_records), "shards": kept + new}
         )
         plan.write(folder.store / "plan.json")
         new_plan.write_text(files.as_text(files.sealed(plan.as_json())), "utf-8")
-        for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_manifest)):
+        for old_file, new_file in ((folder.plan, new_plan), (folder.records, new_records)):
             # As old as before: an input that was edited meanwhile has to look newer to Snakemake.
             shutil.copystat(old_file, new_file)
         files.sync(new_plan)

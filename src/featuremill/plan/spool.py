@@ -1,9 +1,9 @@
 """First pass of planning: what is read once goes to disk, chunk by chunk, in bounded memory.
 
-Three things are written: `rows.arrows` (what the manifest needs, in input order), 256 bucket files
-by the first byte of the payload's sha256 (what is sorted and cut into shards), and `ids.bin` (a
-hash of each id, to find the repeated ones). With several processes each writes its own, in a folder
-of its own; chunk n belongs to process n modulo their number.
+Three things are written: `rows.arrows` (what records.parquet needs, in input order), 256 bucket
+files by the first byte of the payload's sha256 (what is sorted and cut into shards), and `ids.bin`
+(a hash of each id, to find the repeated ones). With several processes each writes its own, in a
+folder of its own; chunk n belongs to process n modulo their number.
 """
 
 from __future__ import annotations

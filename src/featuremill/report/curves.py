@@ -56,9 +56,9 @@ def figure(facts: Facts, clock: Clock | None) -> Figure:
     usage = facts.usage
     if usage is None or clock is None:
         return Figure("usage", TITLE, NOTHING_RECORDED)
-    seen = {key for point in usage.points for key in point.values}
+    recorded_keys = {key for point in usage.points for key in point.values}
     rate = QUANTITIES[-1]._replace(unit=f"{facts.cost_unit}/s")
-    shown = [quantity for quantity in (*QUANTITIES[:-1], rate) if quantity.key in seen]
+    shown = [quantity for quantity in (*QUANTITIES[:-1], rate) if quantity.key in recorded_keys]
     panels: list[Panel] = []
     for quantity in shown:
         points = [point for point in usage.points if quantity.key in point.values]
@@ -128,17 +128,17 @@ def _sentence(facts: Facts, usage: Usage) -> str:
 
 def _typical(usage: Usage) -> str:
     """Say what was usual, and what the most."""
-    said = []
+    phrases = []
     for quantity in QUANTITIES:
-        seen = [p.values[quantity.key] for p in usage.points if quantity.key in p.values]
-        if not seen or quantity.key == "rate":
+        values = [p.values[quantity.key] for p in usage.points if quantity.key in p.values]
+        if not values or quantity.key == "rate":
             continue
         is_peak = quantity.key.endswith(("memory_mb", "temperature_c"))
-        number = (max(seen) if is_peak else float(np.median(seen))) * quantity.scale
+        number = (max(values) if is_peak else float(np.median(values))) * quantity.scale
         shown = f"{number:.1f}" if number < 10 else f"{number:,.0f}"
         kind = "at most" if is_peak else "mostly"
-        said.append(f"{quantity.phrase} {kind} {shown}{words.NBSP}{quantity.unit}")
-    sentence = words.listed(said) if said else ""
+        phrases.append(f"{quantity.phrase} {kind} {shown}{words.NBSP}{quantity.unit}")
+    sentence = words.listed(phrases) if phrases else ""
     return f"{sentence[:1].upper()}{sentence[1:]}." if sentence else ""
 
 
@@ -152,7 +152,7 @@ def _slowed(shards: Sequence[Shard]) -> str:
         return ""
     reasons = words.listed(
         f"{clipped(reason).replace('_', ' ')} {words.duration(amount)}"
-        for reason, amount in sorted(seconds.items(), key=lambda one: -one[1])
+        for reason, amount in sorted(seconds.items(), key=lambda pair: -pair[1])
     )
     return (
         f"GPUs lowered their clocks: {reasons}. A power cap is usual under full load; a thermal "

@@ -1,4 +1,4 @@
-"""What the GPUs of a run took, where NVML told."""
+"""The energy of the GPUs of a run, where NVML measured it."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class Energy(NamedTuple):
 
 
 def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy | None:
-    """Return what the shards took; None where nothing tells, or where jobs shared a GPU.
+    """Return the energy of the shards; None where it was not measured, or where jobs shared a GPU.
 
-    A job that shares its GPU is told what all of them take, and to add that up would be wrong.
+    NVML measures a GPU: the energy of a job that shares it is that of all its jobs.
     `per_million` is what manifest.json has for a million of the `unit` of lengths.
     """
     measured = [shard for shard in shards if shard.receipt.own_energy_j is not None]
@@ -58,18 +58,19 @@ def of(shards: Sequence[Shard], per_million: Number | None, unit: str) -> Energy
 
 def use_of(shards: Sequence[Shard]) -> str:
     """Return in a few words how a device was used that had these shards."""
-    said = []
+    phrases = []
     for key, combine, unit in USES:
         gauges = (getattr(shard.receipt.telemetry, key) for shard in shards)
-        if seen := [float(value) for value in gauges if value is not None]:
-            said.append(f"{combine(seen):,.0f}{words.NBSP}{unit}")
-    return ", ".join(said)
+        if values := [float(value) for value in gauges if value is not None]:
+            phrases.append(f"{combine(values):,.0f}{words.NBSP}{unit}")
+    return ", ".join(phrases)
 
 
 def _are_side_by_side(shards: Sequence[Shard]) -> bool:
     """Tell whether two shards were on the same devices at the same time."""
     ordered = sorted(shards, key=lambda shard: (shard.lane, shard.working))
     return any(
-        one.lane == two.lane and two.working.begin < one.working.end - CLOCK_TOLERANCE_SECONDS
-        for one, two in pairwise(ordered)
+        earlier.lane == later.lane
+        and later.working.begin < earlier.working.end - CLOCK_TOLERANCE_SECONDS
+        for earlier, later in pairwise(ordered)
     )

@@ -32,7 +32,7 @@ from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """Everything that the page and the figures say."""
+    """All facts on the page and in the figures."""
 
     delivery: Delivery
     lengths: Lengths
@@ -80,7 +80,7 @@ class Facts(NamedTuple):
 
     @property
     def energy(self) -> Energy | None:
-        """What the GPUs took; None where nothing tells."""
+        """The energy of the GPUs; None where it was not measured."""
         delivery = self.delivery
         return energy.of(self.shards, delivery.gpu_energy_j_per_million, delivery.lengths.unit)
 
@@ -103,7 +103,9 @@ def read(
     results = Results(root)
     place = results.partial if is_partial else results
     delivery, path = results.read_delivery(is_partial), place.delivery
-    known = {receipt.shard for receipt in delivery.receipts} | {one.part for one in delivery.taken}
+    known = {receipt.shard for receipt in delivery.receipts} | {
+        taken.part for taken in delivery.taken
+    }
     if not delivery.parts.keys() <= known:
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:

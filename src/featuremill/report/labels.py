@@ -23,7 +23,7 @@ log = logging.getLogger("featuremill.report")
 
 
 class Labels(NamedTuple):
-    """What a table says of some records."""
+    """The labels of some records in a table."""
 
     column: str
     path: Path
@@ -71,7 +71,7 @@ def read(
     id_column: str = "",
 ) -> Labels:
     """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed);
-    where `samples` say whose they are, the table does, too. The table may be as long as it likes.
+    with `samples`, the samples of the ids, the table has a column of them. It may be of any length.
 
     Raises:
         UserError: where there is no such table or column, or it does not say which record a row is
@@ -99,7 +99,7 @@ def read(
 
 
 def _full(sample: str, id: str) -> str:
-    """Return what tells a record from all others."""
+    """Return an id that no other record of the run has."""
     return f"{sample}/{id}" if sample else id
 
 

@@ -53,9 +53,8 @@ PLACED = frozenset(
     ("taken", "beside"),
     ("gpu_seconds", "gpu_energy_j", "gpu_energy_j_per_million", "warnings"),
 )
-"""Keys of manifest.json that the page tells in places of their own, or that are nothing to read.
-Any other key stands with the recipe, and one of the config also in the config that does it again.
-"""
+"""Keys of manifest.json that have a place of their own on the page, or none. Any other key is shown
+with the recipe; a key of the config also in the config that repeats the run."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
@@ -309,7 +308,7 @@ def _versions(facts: Facts) -> dict[str, str]:
 
 
 def _besides(delivery: Delivery) -> dict[str, Any]:
-    """Return what manifest.json tells besides what has a place of its own."""
+    """Return the keys of manifest.json that have no place of their own."""
     return delivery.model_dump(mode="json", exclude_unset=True, exclude=set(PLACED))
 
 
@@ -378,9 +377,9 @@ def _reproduce(facts: Facts) -> dict[str, str]:
     if facts.labels and facts.samples and facts.labels.path.name == formats.SAMPLES:
         config["labels"] = {"column": facts.labels.column}
     elif facts.labels:
-        told = facts.labels
-        config["labels"] = {"file": str(told.path), "column": told.column}
-        config["labels"] |= {"id_column": told.id_column} if told.id_column else {}
+        labels = facts.labels
+        config["labels"] = {"file": str(labels.path), "column": labels.column}
+        config["labels"] |= {"id_column": labels.id_column} if labels.id_column else {}
     settings = delivery.settings.as_json() | _besides(delivery)
     config |= {
         key: settings[key] for key in Config.model_fields if key in settings and key not in config

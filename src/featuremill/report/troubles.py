@@ -86,7 +86,7 @@ def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
 
 
 def sentence(shards: Sequence[Shard]) -> str:
-    """Return what to say where no shard had trouble."""
+    """Return the sentence for shards without trouble."""
     if len(shards) == 1:
         return "The one shard did not run out of memory, lose its worker or have to be resumed."
     return (

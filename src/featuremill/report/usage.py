@@ -60,7 +60,7 @@ class Usage(NamedTuple):
 
 
 def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
-    """Return what is known of how the `shards` used their devices; None where that is nothing."""
+    """Return how the `shards` used their devices; None where nothing was recorded."""
     points: list[Point] = []
     stopped: list[Piece] = []
     has_samples = False
@@ -72,7 +72,11 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
         path = results.telemetry(shard.receipt.recipe, shard.name)
         attempts = telemetry.read(path) if is_few else []
         share = max(2, most // max(1, len(attempts)))
-        own = [point for n, one in enumerate(attempts) for point in _sampled(one, shard, n, share)]
+        own = [
+            point
+            for n, attempt in enumerate(attempts)
+            for point in _sampled(attempt, shard, n, share)
+        ]
         has_samples = has_samples or bool(own)
         own = own or _of_receipt(shard)
         stopped += _stopped(attempts, shard)
@@ -119,8 +123,8 @@ def _with_rates(samples: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return what the samples say together, by device; under "" what is of no GPU alone."""
-    seen: dict[str, dict[str, list[float]]] = {}
+    """Return the values of the samples together, by device; under "" those of no single GPU."""
+    values_of_device: dict[str, dict[str, list[float]]] = {}
     for sample in samples:
         gpus = [gpu for gpu in sample.get("devices", ()) if "uuid" in gpu]
         process = {f"process.{key}": value for key, value in sample.get("process", {}).items()}
@@ -130,15 +134,15 @@ def _values(samples: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
         for uuid, values in mine:
             for key, value in values.items():
                 if isinstance(value, int | float):
-                    seen.setdefault(uuid, {}).setdefault(key, []).append(value)
+                    values_of_device.setdefault(uuid, {}).setdefault(key, []).append(value)
     return {
         uuid: {key: max(v) if key in HIGHEST else sum(v) / len(v) for key, v in values.items()}
-        for uuid, values in seen.items()
+        for uuid, values in values_of_device.items()
     }
 
 
 def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]:
-    """Yield the attempts before the last one, back to where the shard had been done once before."""
+    """Yield the attempts before the last one, back to the last that finished the shard."""
     for attempt in reversed(attempts[:-1]):
         if (attempt.end or {}).get("status") == "ok":
             return
@@ -151,7 +155,7 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
 
 
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
-    """Return the devices that an event tells all of."""
+    """Return the devices that an event describes completely."""
     return [
         UsedDevice(kind=device["kind"], uuid=device["uuid"], name=device["name"])
         for device in event.get("devices", ())

@@ -1,1 +1,1 @@
-"""How far a run is, how fast, what failed and how long yet: once, or continuously."""
+"""How far a run is, how fast, what failed and the time left: once, or continuously."""

@@ -69,11 +69,11 @@ def removing(fixes: Iterable[Fix]) -> list[str]:
 
 
 class Commands:
-    """Makes commands for the run in `root`; the user calls it, or it and others, `given`."""
+    """Makes commands for the run in `root`; the user calls it, or it and others, `run`."""
 
-    def __init__(self, root: Path, given: Path, plan: Plan | None) -> None:
+    def __init__(self, root: Path, run: Path, plan: Plan | None) -> None:
         self._root = root
-        self._given = shlex.quote(str(given))
+        self._run = shlex.quote(str(run))
         self._plan = plan
         last = run_lock.read(root)
         # The target of a workflow that imports this one may be a single result: then Snakemake does
@@ -110,7 +110,7 @@ class Commands:
 
     def retry(self, kind: str | None = None) -> str:
         """Return what lets failed records be tried again: all of them, or those of one kind."""
-        return f"featuremill retry {self._given}" + (f" --reason {kind}" if kind else "")
+        return f"featuremill retry {self._run}" + (f" --reason {kind}" if kind else "")
 
     def logs(self) -> str | None:
         """Return what finds the shards' logs that have stacks; None where Snakemake kept none."""
@@ -126,16 +126,16 @@ class Commands:
         """Return what draws the report."""
         if self.is_snakemakes:
             return self.fixing([])
-        return [f"featuremill report {self._given}"]
+        return [f"featuremill report {self._run}"]
 
     def _verbs(self, again: Collection[str], shards: list[str]) -> list[str]:
         if "plan" in again or self._plan is None:
             weights = self._plan.weights if self._plan else None
             more = f" --weights {shlex.quote(weights)}" if weights else ""
-            return [f"featuremill plan {self._given} --config {command_line.UNKNOWN}{more}"]
-        extract = [f"featuremill extract {self._given} {name}" for name in shards[:MOST_NAMED]]
+            return [f"featuremill plan {self._run} --config {command_line.UNKNOWN}{more}"]
+        extract = [f"featuremill extract {self._run} {name}" for name in shards[:MOST_NAMED]]
         delivery = Results(self._root).find_delivery()
         written = delivery.outputs if delivery else {}
         names = list(formats.outputs_of(written).values()) or ["parquet"]
-        merge = f"featuremill merge {self._given} --outputs {' '.join(names)}"
+        merge = f"featuremill merge {self._run} --outputs {' '.join(names)}"
         return [*extract, merge] if len(shards) <= MOST_NAMED else extract

@@ -24,7 +24,7 @@ Reported = Literal["no", "yes", "older"]
 
 
 class DeliveryState(NamedTuple):
-    """How what merge, export and report left stands."""
+    """The state of what merge, export and report wrote."""
 
     merged: Merged = "no"
     reported: Reported = "no"
@@ -50,7 +50,9 @@ def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt
             older = {entry.name for entry in entries if entry.stat().st_mtime < moment}
     except FileNotFoundError:
         return {}
-    return {one.shard: one for one in delivery.receipts if f"{one.shard}.json" in older}
+    return {
+        receipt.shard: receipt for receipt in delivery.receipts if f"{receipt.shard}.json" in older
+    }
 
 
 def read_delivery_state(
@@ -60,7 +62,7 @@ def read_delivery_state(
     shards: list[Shard],
     verifies: bool,
 ) -> DeliveryState:
-    """Return how the results of `plan` stand; hash them if it `verifies`."""
+    """Return the state of the results of `plan`; hash them if it `verifies`."""
     root = results.root
     merged: Merged = "no"
     problems: list[Problem] = []
@@ -68,7 +70,7 @@ def read_delivery_state(
         merged = "older"
         problems = [Problem("results_older", f"{MANIFEST}: {older}.", Fix("merge"))]
     elif delivery:
-        for _, code, what, is_hidden in _not_as_told(root, delivery.outputs, verifies):
+        for _, code, what, is_hidden in _not_as_written(root, delivery.outputs, verifies):
             fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
             problems.append(Problem(f"output_{code}", what, fix))
         for name in delivery.beside or FAILED[:1]:
@@ -80,7 +82,7 @@ def read_delivery_state(
         problems = [Problem("manifest_damaged", what, Fix("merge"))]
         merged = "damaged"
     exported = results.find_exports()
-    for file, code, what, _ in _not_as_told(root, exported, verifies):
+    for file, code, what, _ in _not_as_written(root, exported, verifies):
         name = outputs_of([file]).get(file, file)
         by_hand = f"featuremill export {root} --to {name} writes it again."
         problems.append(Problem(f"export_{code}", what, Fix(by_hand=by_hand), False))
@@ -96,11 +98,11 @@ def _older(delivery: Delivery, plan: Plan, shards: list[Shard]) -> str:
     return f"parts that are others than those in the results: {again:,}" if again else ""
 
 
-def _not_as_told(
+def _not_as_written(
     root: Path, files: Mapping[str, Written], verifies: bool
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield the name of each file that is not what was written, in a word what it is, how, and
-    whether only hashing finds it."""
+    """Yield each file that is not what was written: its name, "missing" or "damaged", a sentence,
+    and whether only hashing finds it."""
     for name, about in files.items():
         path = root / name
         if not path.exists():

@@ -39,7 +39,7 @@ def read_failures(
         Group(*reason, n, examples.get(reason, []), samples=by_number(samples.get(reason, {})))
         for reason, n in counts.items()
     ]
-    groups.sort(key=lambda one: (one.status, -one.number, one.kind, one.reason))
+    groups.sort(key=lambda group: (group.status, -group.number, group.kind, group.reason))
     return groups, is_readable
 
 
@@ -53,7 +53,7 @@ def failed_in_part(results: Results, recipe: str, shard: str) -> dict[int, Reaso
 
 
 def _found_in(
-    manifest: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
+    records_path: Path, failed: Mapping[str, Mapping[int, Reason]], refused: list[Reason]
 ) -> tuple[Counter[Reason], dict[Reason, list[Example]], dict[Reason, Counter[str]]]:
     """Return how many records of records.parquet failed for which reason, by the rows of shards
     that `failed`; examples of these and of the `refused` reasons; and how many of each sample."""
@@ -66,7 +66,7 @@ def _found_in(
     wanted = pa.table(
         {"shard": pa.array(names, pa.string()), "row": pa.array(rows, pa.int32()), "place": number}
     )
-    with pq.ParquetFile(manifest) as file:
+    with pq.ParquetFile(records_path) as file:
         has_samples = SAMPLE in file.schema_arrow.names
         for group in range(file.num_row_groups):
             failures: list[tuple[int, Reason]] = []

@@ -189,18 +189,18 @@ def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
 
 def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
     """Return the devices that a job holds by its telemetry, with what its last sample measured."""
-    measured = {one.get("uuid"): one for one in sample.get("devices", [])}
+    measured = {entry.get("uuid"): entry for entry in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")
     devices = []
-    for one in held:
-        now = measured.get(one.get("uuid"), {})
+    for entry in held:
+        now = measured.get(entry.get("uuid"), {})
         devices.append(
             DeviceNow(
-                **{key: one.get(key, "") for key in ("kind", "uuid", "name", "slot")},
+                **{key: entry.get(key, "") for key in ("kind", "uuid", "name", "slot")},
                 **{key: now.get(key) for key in gauges},
-                total_mb=one.get("memory_mb"),
+                total_mb=entry.get("memory_mb"),
                 throttle=now.get("throttle", []),
-                of_whole_gpu=one.get("of_whole_gpu", []),
+                of_whole_gpu=entry.get("of_whole_gpu", []),
             )
         )
     return devices

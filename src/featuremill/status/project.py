@@ -1,4 +1,4 @@
-"""How the runs of one folder or config stand together, with what steps make around them."""
+"""The state of all runs of one folder or config, and of the results of its steps."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from featuremill.status.state import (
 
 @dataclass
 class ProjectState:
-    """All of them at one moment."""
+    """Runs and results of steps at one moment."""
 
     runs: Runs
     states: Mapping[str, RunState]
     """Of each run, by its name in the config."""
     steps: list[str] = field(default_factory=list)
-    """Of what steps make, in the order of `runs.steps`: as `Made.stands` has it."""
+    """The state of each result of a step, in the order of `runs.steps`: that of `Made.stands`."""
     figures: list[Mapping[str, int]] = field(default_factory=list)
-    """What is counted in it, in the same order."""
+    """What is counted in each of them."""
     is_close: bool = False
     """Whether it is a close look, which finds all that follows."""
     problems: list[Problem] = field(default_factory=list)
@@ -85,7 +85,7 @@ class ProjectState:
         statuses = {state.exit_status for state in self.states.values()}
         if set(self.steps) - {"yes"}:
             return NOT_DONE
-        return next(one for one in (NOT_DONE, DONE_WITH_FAILURES, DONE) if one in statuses)
+        return next(status for status in (NOT_DONE, DONE_WITH_FAILURES, DONE) if status in statuses)
 
     def as_json(self) -> dict[str, Any]:
         """Return a close look as one object, as docs/json.md explains it."""
@@ -99,11 +99,11 @@ class ProjectState:
             "exit_status": self.exit_status,
             "is_at_work": self.is_at_work,
             "runs": {
-                name: one.as_json() if one.is_begun else None for name, one in self.states.items()
+                name: run.as_json() if run.is_begun else None for name, run in self.states.items()
             },
             "steps": {
-                one.label: {"files": list(one.files), "made": state, "figures": dict(figures)}
-                for one, state, figures in made
+                step.label: {"files": list(step.files), "made": stands, "figures": dict(figures)}
+                for step, stands, figures in made
             },
             "problems": [problem.as_json() for problem in self.problems],
             "next": self.next,
@@ -123,7 +123,7 @@ class ProjectState:
 
 
 class ProjectReader:
-    """Reads them, as often as it is asked to."""
+    """Reads the state of a project, as often as it is asked to."""
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
@@ -134,7 +134,7 @@ class ProjectReader:
         ]
 
     def look(self) -> ProjectState:
-        """Return how far they are.
+        """Return how far the runs are.
 
         Raises:
             IntegrityError: when a plan is not what was written.
@@ -144,10 +144,10 @@ class ProjectReader:
         return ProjectState(self._runs, dict(zip(self._runs.names, looks, strict=True)))
 
     def look_closely(self, verifies: bool = False) -> ProjectState:
-        """Return the same with all that there is to say; hash the files if it `verifies`.
+        """Return a close look at all of it; hash the files if it `verifies`.
 
         Raises:
-            UserError: when they were not started, or cannot be read.
+            UserError: when the runs were not started, or cannot be read.
         """
         runs, states = self._runs, {}
         places = [*runs.folders, *(Path(made.files[-1]).parent for made in runs.steps)]
@@ -157,9 +157,10 @@ class ProjectReader:
             states[name] = reader.look_closely(verifies, must_be=runs.is_one)
         state = ProjectState(runs, states, [made.stands() for made in runs.steps], is_close=True)
         made = [*zip(runs.steps, state.steps, strict=True)]
-        state.figures = [{} if stands == "no" else one.figures() for one, stands in made]
+        state.figures = [{} if stands == "no" else step.figures() for step, stands in made]
         if not state.is_at_work:
-            logs = [(one.label, log) for one, stands in made if stands != "yes" for log in one.logs]
+            missing = [step for step, stands in made if stands != "yes"]
+            logs = [(step.label, log) for step in missing for log in step.logs]
             for label, log in logs:
                 state.problems += ended_with("step_failed", f"{label}: the last try", Path(log))
         state.next = state.alone.next if state.alone else _what_to_type(state)
@@ -170,12 +171,12 @@ def _what_to_type(state: ProjectState) -> list[str]:
     """Return what to type: nothing while a Snakemake is at work, or when all is done."""
     if state.is_running:
         return []
-    is_blocked = any(one.needs == "retry" and one.exit_status == NOT_DONE for one in state.begun)
+    is_blocked = any(run.needs == "retry" and run.exit_status == NOT_DONE for run in state.begun)
     is_done = state.exit_status != NOT_DONE
-    retries = is_blocked or (is_done and any(one.needs == "retry" for one in state.begun))
-    if is_done and not any(one.needs for one in state.begun):
+    retries = is_blocked or (is_done and any(run.needs == "retry" for run in state.begun))
+    if is_done and not any(run.needs for run in state.begun):
         return []
-    forced = dict.fromkeys(rule for one in state.begun for rule in one.forced)
-    fixes = [p.fix for one in state.begun if one.needs == "run" for p in one.problems]
+    forced = dict.fromkeys(rule for run in state.begun for rule in run.forced)
+    fixes = [p.fix for run in state.begun if run.needs == "run" for p in run.problems]
     retry = [f"featuremill retry {shlex.quote(str(state.runs.given))}"] if retries else []
     return [*removing(fixes), *retry, state.runs.again(list(forced))]

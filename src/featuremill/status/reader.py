@@ -1,4 +1,4 @@
-"""The one reader of how a run stands. A look reads only what is new since the one before; a close
+"""The one reader of the state of a run. A look reads only what is new since the one before; a close
 look reads all, and finds what is wrong and what to type.
 
 Of shards and receipts a look reads what `Shards` does not have yet; of telemetry, what was
@@ -57,7 +57,7 @@ _OVERRIDDEN = {"--config", "-C"}
 
 
 @contextlib.contextmanager
-def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
+def refusing_what_cannot_be_read(run_folder: Path) -> Iterator[None]:
     """Say in a sentence what of the run's files cannot be read in the block.
 
     Raises:
@@ -69,8 +69,8 @@ def refusing_what_cannot_be_read(given: Path) -> Iterator[None]:
         raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(
-            f"{error.filename or given}: {error.strerror or error}; while this cannot be read, "
-            "the state of the run is unknown."
+            f"{error.filename or run_folder}: {error.strerror or error}; while this cannot be "
+            "read, the state of the run is unknown."
         ) from None
 
 
@@ -81,15 +81,15 @@ def unseen_by_snakemake(root: Path) -> list[Problem]:
     Raises:
         UserError: when the run's files cannot be read.
     """
-    state = RunState(given=root)
+    state = RunState(folder=root)
     with refusing_what_cannot_be_read(root):
         reader = RunReader(root)
         reader.take_plan()
         reader.read_planned(state, reads_reasons=False)
     return [
-        one
-        for one in state.problems
-        if one.is_in_the_way and one.fix.again and one.fix.seen_by == "start"
+        problem
+        for problem in state.problems
+        if problem.is_in_the_way and problem.fix.again and problem.fix.seen_by == "start"
     ]
 
 
@@ -99,14 +99,14 @@ def is_run(root: Path) -> bool:
 
 
 class RunReader:
-    """Reads one run, as often as it is asked to. Commands to type call it as the user `named`
-    it, if that is not the folder `given`; if that is a config, `config` is what it asks for."""
+    """Reads one run, as often as it is asked to. Commands to type have what the user `typed` for
+    it, if that is not the `run_folder`; if that is a config, `config` is its content."""
 
     def __init__(
-        self, given: Path, named: Path | None = None, config: Config | None = None
+        self, run_folder: Path, typed: Path | None = None, config: Config | None = None
     ) -> None:
-        self._given, self._named, self._config = given, named or given, config
-        self._results = Results(run_lock.whole_path(given))
+        self._run_folder, self._typed, self._config = run_folder, typed or run_folder, config
+        self._results = Results(run_lock.whole_path(run_folder))
         self._mark: Mark | None = None
         """Of the plan.json that was read."""
         self._plan: Plan | None = None
@@ -119,12 +119,12 @@ class RunReader:
             IntegrityError: when its plan is not what was written.
             UserError: when a newer featuremill wrote it.
         """
-        state = RunState(given=self._given, time=time.time(), activity=self._activity())
+        state = RunState(folder=self._run_folder, time=time.time(), activity=self._activity())
         self.take_plan()
         if self._plan:
             if time.monotonic() >= self._anew_at:
                 self._shards.read()
-                if any(one.state == "waiting" for one in self._shards.by_name.values()):
+                if any(shard.state == "waiting" for shard in self._shards.by_name.values()):
                     self._read_delivery(self._plan, self._results.find_delivery())
                 self._anew_at = time.monotonic() + ANEW_SECONDS
             for name in self._shards.look():
@@ -135,49 +135,51 @@ class RunReader:
         return state
 
     def look_closely(self, verifies: bool = False, must_be: bool = True) -> RunState:
-        """Return the same with all that there is to say; hash the files if it `verifies`.
+        """Return a close look; hash the files if it `verifies`.
 
         Raises:
             UserError: when it `must_be` a run's folder and is none, or its files cannot be read.
         """
-        state = RunState(given=self._given, time=time.time(), is_close=True, verified=verifies)
-        with refusing_what_cannot_be_read(self._given):
+        state = RunState(
+            folder=self._run_folder, time=time.time(), is_close=True, verified=verifies
+        )
+        with refusing_what_cannot_be_read(self._run_folder):
             state.activity = self._activity()
             self.take_plan()
             if self._plan:
                 self.read_planned(state)
                 state.problems[:0] = self._changes(state, self._plan)
                 report = self._results.root / "report.html"
-                if self._config and changes_of_labels(report, self._config, self._folder):
+                if self._config and changes_of_labels(report, self._config, self._working_folder):
                     state.delivery = state.delivery._replace(reported="older")
             elif must_be or is_run(self._results.root):
                 self._read_unplanned(state)
             else:
                 state.is_begun = False
                 return state
-            commands = Commands(self._results.root, self._named, self._plan)
+            commands = Commands(self._results.root, self._typed, self._plan)
             _say_what_to_type(state, self._results, commands)
         return state
 
     def _changes(self, state: RunState, plan: Plan) -> list[Problem]:
-        """Return that the config, or the last start of the run, asks for something else than what
-        was planned, and how making its weights failed."""
+        """Return the problem that the config, or the last start of the run, asks for something
+        else than was planned, and how making its weights failed."""
         owner = state.activity.owner
-        config, who = self._config, str(self._named)
+        config, who = self._config, str(self._typed)
         if owner and (config is None or _OVERRIDDEN & {*shlex.split(owner.command)}):
             changes = changes_since_start(plan, owner.asked)
             who = f"the last start ({owner.command})"
         else:
-            changes = changes_since(plan, config, self._folder) if config else []
+            changes = changes_since(plan, config, self._working_folder) if config else []
         if not changes:
             return []
         fix = Fix("plan", seen_by="snakemake")
         working = run_lock.working_folder(self._results.root)
         of_another = owner and owner.config and (working / owner.config).resolve()
-        if config and of_another and of_another != self._named.resolve():
+        if config and of_another and of_another != self._typed.resolve():
             other = shown(of_another)
             fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
-        what = f"{self._given} is not of what {who} asks for ({told(changes)})."
+        what = f"{self._run_folder} is not of what {who} asks for ({told(changes)})."
         made = config and model_of(config)
         weights = json_of(made, config.workload) if config and made else ""
         weights = owner.weights if owner and not config else weights
@@ -185,12 +187,12 @@ class RunReader:
         return [Problem("config_changed", what, fix), *failed]
 
     @property
-    def _folder(self) -> Path:
-        """The folder that paths of a config are seen from."""
+    def _working_folder(self) -> Path:
+        """The folder that paths in a config are relative to."""
         return run_lock.working_folder(self._results.root)
 
     def _activity(self) -> Activity:
-        """Return who is at the run as a whole: its Snakemake, a plan or a merge."""
+        """Return which processes work on the run as a whole: its Snakemake, a plan or a merge."""
         root, store = self._results.root, self._results.store
         last = run_lock.read(root)
         is_running = lock_holder.is_held(run_lock.path_of(root))
@@ -203,7 +205,7 @@ class RunReader:
         )
 
     def take_plan(self) -> None:
-        """Read plan.json when it is another one, and then everything anew."""
+        """Read plan.json if it has changed, and then everything else again."""
         mark = mark_of(self._results.plan)
         if mark == self._mark:
             return
@@ -223,7 +225,7 @@ class RunReader:
         active = [shard for shard in state.shards if shard.state in ("running", "unclear")]
         state.jobs = [job_of(shard, self._tail(shard.name)) for shard in active]
         taken = {job.shard for job in state.jobs}
-        idle = [one for one in state.shards if not one.has_ended and one.name not in taken]
+        idle = [s for s in state.shards if not s.has_ended and s.name not in taken]
         # A silent job may have died: then another job computes what it has left.
         lively = [job for job in state.jobs if job.is_at_work and not job.is_silent]
         others = [job for job in state.jobs if not job.is_at_work or job.is_silent]
@@ -259,24 +261,25 @@ class RunReader:
             return
         from featuremill.status.failures import failed_in_part  # brings pyarrow and NumPy
 
-        for name, _ in [one for one in failing if one[0] not in self._failed_rows][:most]:
+        for name in [name for name, _ in failing if name not in self._failed_rows][:most]:
             self._failed_rows[name] = failed_in_part(self._results, plan.recipe, name)
         state.unread_failures = sum(n for name, n in failing if name not in self._failed_rows)
-        together = Counter[Reason]()
+        counts = Counter[Reason]()
         for rows in self._failed_rows.values():
-            together.update(rows.values())
-        state.reasons = [Group(*one, number) for one, number in together.most_common(MOST_REASONS)]
+            counts.update(rows.values())
+        commonest = counts.most_common(MOST_REASONS)
+        state.reasons = [Group(*reason, number) for reason, number in commonest]
 
     def _read_unplanned(self, state: RunState) -> None:
-        """Set why a run has no plan yet."""
+        """Set the problems because of which a run has no plan."""
         root = self._results.root
         if not is_run(root):
             if not root.is_dir():
                 raise UserError(
-                    f"{state.given}: there is no such folder; runs are in results/<run>."
+                    f"{state.folder}: there is no such folder; runs are in results/<run>."
                 )
             raise UserError(
-                f"{state.given}: this is no run's folder: it holds neither plan.json nor store/; "
+                f"{state.folder}: this is no run's folder: it holds neither plan.json nor store/; "
                 "runs are in results/<run>."
             )
         if not state.activity.is_planning:
@@ -295,13 +298,13 @@ class RunReader:
         self._shards.read()
         state.delivery = self._read_delivery(plan, delivery, verifies)
         self._say_how_far(state, plan)
-        is_manifest_readable = not reads_reasons or self._read_failures(state, plan)
-        _say_what_is_wrong(state, results, plan, is_manifest_readable)
+        are_records_readable = not reads_reasons or self._read_failures(state, plan)
+        _say_what_is_wrong(state, results, plan, are_records_readable)
 
     def _read_delivery(
         self, plan: Plan, delivery: Delivery | None, verifies: bool = False
     ) -> DeliveryState:
-        """Return how the results stand; of whole ones, parts may have been removed."""
+        """Return the state of the results; the parts of whole results may have been removed."""
         shards = [*self._shards.by_name.values()]
         delivered = read_delivery_state(self._results, plan, delivery, shards, verifies)
         if delivery and delivered.is_merged:
@@ -309,8 +312,8 @@ class RunReader:
         return delivered
 
     def _read_failures(self, state: RunState, plan: Plan) -> bool:
-        """Set why records failed; return whether records.parquet, which has their ids, can be
-        read."""
+        """Set the reasons of failed records; return whether records.parquet, which has their ids,
+        can be read."""
         if state.count("removed"):
             state.failures = read_list(self._results.root / "failed.tsv").groups
             return True
@@ -325,7 +328,7 @@ class RunReader:
 
 
 def _say_what_is_wrong(
-    state: RunState, results: Results, plan: Plan, is_manifest_readable: bool
+    state: RunState, results: Results, plan: Plan, are_records_readable: bool
 ) -> None:
     delivered = state.delivery
     pending = [shard for shard in state.shards if not shard.has_ended]
@@ -335,7 +338,7 @@ def _say_what_is_wrong(
             plan,
             state.shards,
             is_merged=delivered.is_merged,
-            is_manifest_readable=is_manifest_readable,
+            are_records_readable=are_records_readable,
             verifies=state.verified,
         )
     ]
@@ -376,7 +379,7 @@ def _say_what_to_type(state: RunState, results: Results, commands: Commands) -> 
             for group in state.failures
         ]
     in_the_way = [problem for problem in state.problems if problem.is_in_the_way]
-    fixes = [one.fix for one in in_the_way]
+    fixes = [problem.fix for problem in in_the_way]
     state.needs = _needs(state, results, in_the_way)
     if state.needs == "report":
         state.next = commands.report()
@@ -397,5 +400,5 @@ def _needs(state: RunState, results: Results, in_the_way: list[Problem]) -> Need
         return "" if state.count("removed") else "retry"
     # Merge has counted what failed since the plan was made, with every part there.
     has_tried_to_merge = is_newer(results.store / "failed.tsv", results.plan)
-    is_only_that = has_tried_to_merge and [one.code for one in in_the_way] == ["failed"]
+    is_only_that = has_tried_to_merge and [problem.code for problem in in_the_way] == ["failed"]
     return "retry" if is_only_that else "run"

@@ -1,12 +1,8 @@
-"""A run in progress, for people: in one line, for logs and pipes, or as a whole screen."""
+"""The screen of a run in progress."""
 
 from __future__ import annotations
 
 import platform
-import textwrap
-from collections.abc import Sequence
-from pathlib import Path
-from typing import get_args
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -14,12 +10,22 @@ from rich.table import Table
 from rich.text import Text
 
 from featuremill.base import words
-from featuremill.base.text import one_line, plain
+from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.jobs import DeviceNow, Job
+from featuremill.status.lines import (
+    SEPARATOR,
+    done,
+    duration,
+    failed,
+    failures,
+    pace,
+    short,
+    step_lines,
+    summary,
+)
 from featuremill.status.project import ProjectState
-from featuremill.status.state import Phase, RunState
-from featuremill.status.view import SEPARATOR, duration, pace, short, verdict
+from featuremill.status.state import RunState
 from featuremill.workload.weights import model_told
 
 HINT = "Ctrl-C ends this view, not the run."
@@ -33,59 +39,26 @@ HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
 NOT_KNOWN = Text("–", QUIET)
 
 
-def totals_lines(now: ProjectState, phases: Sequence[Phase] = get_args(Phase)) -> list[str]:
-    """Return how far each run is that is in one of these `phases`, and steps that say it; each
-    with its name where there are several."""
-    runs = {name: run for name, run in now.states.items() if run.phase in phases}
-    if now.alone:
-        return [*map(totals_line, runs.values())]
-    lines = [f"{one_line(name)}: {totals_line(run)}" for name, run in runs.items()]
-    return [*lines, *_steps(now)]
-
-
-def _steps(now: ProjectState) -> list[str]:
-    """Return how far steps are, of those that say it and are not done."""
-    open = [made for made in now.runs.steps if not Path(made.files[-1]).exists()]
-    progress = [(made.label, made.progress()) for made in open]
-    return [one_line(plain(f"{label}: {far}")) for label, far in progress if far]
-
-
-def totals_line(now: RunState) -> str:
-    """Return how far the run is, how fast, and how long yet."""
-    if now.plan is None:
-        return verdict(now)
-    if now.phase == "computing":
-        jobs = counted(len(now.at_work), "job")
-        jobs += f" + {len(now.waiting):,} waiting" if now.waiting else ""
-        parts = [jobs, *pace(now)]
-    else:
-        parts = [verdict(now)]
-    return SEPARATOR.join([*_done(now), *parts, *_failed(now)])
-
-
-def troubles(now: RunState) -> list[str]:
-    """Return what went wrong, each with what helps: records that failed, and jobs."""
-    return [f"{what} → {remedy}" if remedy else what for what, remedy in _troubles(now)]
-
-
 def whole_screen(now: ProjectState, width: int) -> RenderableType:
     """Return what a terminal shows of one run, or of several below each other."""
     if now.alone:
         return screen(now.alone, width)
     runs = now.states.values()
-    done, total = (sum(getattr(run, of).records for run in runs) for of in ("done", "total"))
+    num_done, num_records = (
+        sum(getattr(run, sums).records for run in runs) for sums in ("done", "total")
+    )
     title = Text.assemble((one_line(plain(str(now.runs.given))), "bold"), "  ")
-    title.append(f"{done:,} of {words.records(total)} of its runs")
+    title.append(f"{num_done:,} of {words.records(num_records)} of its runs")
     parts = [part for run in runs for part in (Text(), screen(run, width))]
-    steps = [part for line in _steps(now) for part in (Text(), _cropped(Text(line)))]
+    steps = [part for line in step_lines(now) for part in (Text(), _cropped(Text(line)))]
     return Group(_cropped(title), *parts, *steps)
 
 
 def screen(now: RunState, width: int) -> RenderableType:
-    """Return what a terminal shows, what counts most above: one that is too low shows the
-    beginning; one that is too narrow, of each cell."""
-    title = Text.assemble((one_line(plain(str(now.given))), "bold"), "  ")
-    title.append(verdict(now), WARN if now.phase in ("unknown", "idle") else GOOD)
+    """Return what a terminal shows, the most important lines first. A low terminal shows the first
+    lines, a narrow one the beginning of each cell."""
+    title = Text.assemble((one_line(plain(str(now.folder))), "bold"), "  ")
+    title.append(summary(now), WARN if now.phase in ("unknown", "idle") else GOOD)
     if now.plan and (model := model_told(now.plan.settings)):
         title.append(f"  {one_line(plain(model))}", QUIET)
     parts: list[RenderableType] = [_cropped(title)]
@@ -95,41 +68,19 @@ def screen(now: RunState, width: int) -> RenderableType:
         bar = Table.grid()  # a bar alone does not end its line
         bar.add_row(ProgressBar(1.0, now.share, width, complete_style="cyan"))
         shards = f"{now.done.shards:,} of {counted(now.total.shards, 'shard')}"
-        parts += [bar, Text(SEPARATOR.join([*_done(now), shards, *_failed(now)]))]
+        parts += [bar, Text(SEPARATOR.join([*done(now), shards, *failed(now)]))]
         if now.phase == "computing":
             parts.append(Text(SEPARATOR.join(pace(now))))
     if now.at_work:
         parts += [Text(), _jobs_table(now)]
     parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
-    for what, remedy in (troubles := _troubles(now))[:MOST_REASONS]:
-        parts += [Text(line, BAD) for line in _wrapped(what, "✗ ", width)]
-        parts += [Text(line, QUIET) for line in _wrapped(remedy, "  → ", width)]
-    if len(troubles) > MOST_REASONS:
-        parts.append(Text(f"  and {len(troubles) - MOST_REASONS:,} more reasons", QUIET))
+    reasons = failures(now)
+    for what, remedy in reasons[:MOST_REASONS]:
+        parts += [Text(line, BAD) for line in wrapped(what, "✗ ", "  ", width=width)]
+        parts += [Text(line, QUIET) for line in wrapped(remedy, "  → ", "    ", width=width)]
+    if len(reasons) > MOST_REASONS:
+        parts.append(Text(f"  and {len(reasons) - MOST_REASONS:,} more reasons", QUIET))
     return Group(*parts)
-
-
-def _done(now: RunState) -> list[str]:
-    """Return how much of the work is done, 100 % only for all of it, and how many records."""
-    most = 100 if now.done.shards == now.total.shards else 99.9
-    records = f"{now.done.records:,} of {words.records(now.total.records)}"
-    return [f"{min(100 * now.share, most):.1f} % of the work", records]
-
-
-def _failed(now: RunState) -> list[str]:
-    return [f"{now.num_failed_rows:,} failed"] if now.num_failed_rows else []
-
-
-def _troubles(now: RunState) -> list[tuple[str, str]]:
-    """Return what became of how many records and why, with what helps, and the jobs that failed."""
-    said = [
-        (f"{words.records(one.number)} {one.status}: {one_line(plain(one.reason))}", one.remedy)
-        for one in now.reasons
-    ]
-    if running := sum(job.rows_failed for job in now.jobs):
-        what = f"{words.records(running)} failed in shards that are at work"
-        said.append((what, "The reasons come with the parts."))
-    return said + [(f"shard {n[:8]} ended: {one_line(text)}", "") for n, text in now.ended.items()]
 
 
 def _jobs_table(now: RunState) -> Table:
@@ -160,8 +111,8 @@ def _gauges(job: Job, device: DeviceNow) -> list[Text]:
     if is_cpu := device.kind == "cpu":
         use = job.cpu_percent if use is None else use
         memory_mb = job.memory_mb if memory_mb is None else memory_mb
-    of = f"/{device.total_mb / 1024:.0f}" if device.total_mb else ""
-    memory = NOT_KNOWN if memory_mb is None else Text(f"{memory_mb / 1024:.1f}{of} GB")
+    total = f"/{device.total_mb / 1024:.0f}" if device.total_mb else ""
+    memory = NOT_KNOWN if memory_mb is None else Text(f"{memory_mb / 1024:.1f}{total} GB")
     heat = _number(celsius, style=WARN if celsius is not None and celsius >= HOT_C else "")
     others = [Text(), Text()] if is_cpu else [heat, _number(device.power_w)]
     return [_number(use, " %"), memory, *others]
@@ -211,7 +162,7 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
     if waiting := [job.shard[:8] for job in now.waiting if job.state == "running"]:
         jobs = counted(len(waiting), "job")
         notes.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))
-    if any("utilisation" in one.of_whole_gpu for job in now.at_work for one in job.devices):
+    if any("utilisation" in device.of_whole_gpu for job in now.at_work for device in job.devices):
         notes.append(("USE to W are of whole GPUs, which several jobs share.", QUIET))
     return notes
 
@@ -220,8 +171,3 @@ def _cropped(text: Text) -> Text:
     """Return the text as one that takes one line, and ends in … where it is too long."""
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
-
-
-def _wrapped(text: str, mark: str, width: int) -> list[str]:
-    """Return a text as lines, those after the first indented as that is behind its mark."""
-    return textwrap.wrap(text, width, initial_indent=mark, subsequent_indent=" " * len(mark))

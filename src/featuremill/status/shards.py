@@ -72,14 +72,14 @@ class Shard(NamedTuple):
 
     @property
     def cost_left(self) -> float:
-        """What is not computed yet of an unfinished shard, by its committed rows."""
+        """The cost that is left of an unfinished shard, by its committed rows."""
         return self.cost * (1 - self.num_rows / max(1, self.records))
 
 
 class Shards:
-    """The shards of one plan: all of them at once, and then again and again what is new.
+    """The shards of one plan. The first look reads all of them, later ones read what is new.
 
-    A receipt is read once; of the locks of idle shards, those whose file has changed.
+    A receipt is read once. The lock of an idle shard is read again when its file has changed.
     """
 
     def __init__(
@@ -126,7 +126,9 @@ class Shards:
         left = []
         declared, journals = listed(self._declared), listed(self._journals)
         touched = {file.partition(".")[0] for file in declared | journals}
-        for shard in [one for one in self.by_name.values() if not one.has_ended]:
+        for shard in [*self.by_name.values()]:
+            if shard.has_ended:
+                continue
             name, was_active = shard.name, shard.state in ("running", "unclear")
             if not (was_active or name in touched):
                 continue
@@ -172,7 +174,7 @@ class Shards:
         return True
 
     def _unfinished(self, shard: Shard, journals: set[str]) -> Shard:
-        """Return what there is of a shard whose part was not found."""
+        """Return the state of a shard whose part was not found."""
         data = self._results.journal(self._recipe, shard.name)
         lock, log = data.with_suffix(".lock"), data.with_suffix(".log")
         state, holder = held_by(lock) if lock.name in journals else ("", Holder())

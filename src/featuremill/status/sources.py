@@ -1,5 +1,5 @@
-"""Whether what a run is made of is still what was planned: inputs, weights, manifest, parts; and
-what the commands' own logs have of weights, a plan or a report that failed."""
+"""Whether what a run is made of is still what was planned: inputs, weights, records.parquet,
+parts; and what the commands' own logs have of weights, a plan or a report that failed."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def check_sources(
     shards: list[Shard],
     *,
     is_merged: bool,
-    is_manifest_readable: bool,
+    are_records_readable: bool,
     verifies: bool,
 ) -> Iterator[Problem]:
     """Yield what is wrong with what the run is made of; all of it is hashed if it `verifies`."""
     yield from _check_parts(results, plan, shards, verifies)
     yield from _check_taken(results, plan, is_merged, verifies)
-    yield from _check_manifest(results, plan, is_manifest_readable, verifies)
+    yield from _check_records(results, plan, are_records_readable, verifies)
     yield from _check_inputs(results, plan, is_merged, verifies)
     yield from _check_weights(results, plan, not all(shard.has_ended for shard in shards))
     if others := other_versions_here(plan.settings):
@@ -53,8 +53,8 @@ def check_sources(
 
 def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Problem]:
     for name, sha256 in plan.settings.files.items():
-        named = str(plan.execution.get(name))
-        path, shown = results.placed(named), f"options.{name}: {named}"
+        option = str(plan.execution.get(name))
+        path, shown = results.placed(option), f"options.{name}: {option}"
         if not path.exists():
             yield _gone("option", shown, is_merged)
         elif digest_at(path) != sha256:
@@ -64,7 +64,9 @@ def _check_options(results: Results, plan: Plan, is_merged: bool) -> Iterator[Pr
 def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
     """Yield which inputs, and files of options, that are there are not what was planned."""
     problems = (*_check_inputs(results, plan, True, False), *_check_options(results, plan, True))
-    return (one.what for one in problems if one.code in ("input_changed", "option_changed"))
+    return (
+        problem.what for problem in problems if problem.code in ("input_changed", "option_changed")
+    )
 
 
 def _check_inputs(
@@ -128,7 +130,7 @@ def _check_weights(results: Results, plan: Plan, has_work: bool) -> Iterator[Pro
     yield Problem(code, f"{plan.weights}: {what}.", fix, has_work)
 
 
-def _check_manifest(
+def _check_records(
     results: Results, plan: Plan, is_readable: bool, verifies: bool
 ) -> Iterator[Problem]:
     """Yield what is wrong with records.parquet; `is_readable` is False if reading it failed."""

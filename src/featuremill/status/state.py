@@ -1,4 +1,4 @@
-"""How a run stands: the one model of what `status`, `top` and a run's own screen say, and its two
+"""The state of a run: the one model behind `status`, `top` and a run's own screen, with its two
 forms for programs."""
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ seen from here; idle: no process is active."""
 
 
 class Activity(NamedTuple):
-    """Who is at the run as a whole."""
+    """The processes that work on the run as a whole."""
 
     is_running: bool | None = None
     """Whether its Snakemake runs; None where that cannot be seen from here."""
@@ -54,13 +54,17 @@ class Sums(NamedTuple):
     records: int
     cost: float
 
+    def share_of(self, total: Sums) -> float:
+        """Return which share of the `total` cost this is, from 0 to 1."""
+        return min(1.0, self.cost / total.cost) if total.cost else 1.0
+
 
 @dataclass(kw_only=True)
 class RunState:
     """A run at one moment: a look finds how far it is, a close look also what is wrong with it."""
 
-    given: Path
-    """What the user calls its folder."""
+    folder: Path
+    """Its folder, as the user calls it."""
     time: float = 0.0
     """In seconds since 1970."""
     activity: Activity = field(default_factory=Activity)
@@ -122,7 +126,7 @@ class RunState:
     @property
     def share(self) -> float:
         """How much of the work is done, from 0 to 1."""
-        return min(1.0, self.done.cost / self.total.cost) if self.total.cost else 1.0
+        return self.done.share_of(self.total)
 
     @property
     def cost_unit(self) -> str:
@@ -200,7 +204,7 @@ class RunState:
         total, ended = self.total, self.ended_sums
         return {
             "version": VERSION,
-            "folder": str(self.given),
+            "folder": str(self.folder),
             "run": plan.run if plan else None,
             "recipe": plan.recipe if plan else None,
             "workload": plan.workload if plan else None,
@@ -243,7 +247,7 @@ class RunState:
         moment = datetime.datetime.fromtimestamp(self.time, datetime.UTC)
         return {
             "version": VERSION_NOW,
-            "folder": str(self.given),
+            "folder": str(self.folder),
             "time": moment.isoformat(timespec="seconds"),
             "run": self.plan.run if self.plan else None,
             "phase": self.phase,
@@ -260,8 +264,8 @@ class RunState:
             "time_left": self.time_left and self.time_left.as_json(),
             "jobs": [job.as_json() for job in self.jobs],
             "reasons": [
-                {key: getattr(one, key) for key in ("kind", "reason", "number", "remedy")}
-                for one in self.reasons
+                {key: getattr(group, key) for key in ("kind", "reason", "number", "remedy")}
+                for group in self.reasons
             ],
             "ended": [{"shard": shard, "message": text} for shard, text in self.ended.items()],
             "status": self.as_json() if self.is_close and is_alone else None,

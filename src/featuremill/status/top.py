@@ -1,4 +1,4 @@
-"""top: a run in progress: how far, how fast, how long yet, on which device, what failed.
+"""top: a run in progress: how far, how fast, the time left, the devices, what failed.
 
 Reads files only, so it works from another node of a shared file system, and beside a run without
 disturbing it. What the states of shards are called, and when a run is done, is decided by status.

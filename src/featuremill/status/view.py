@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import datetime
 import functools
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base import words
 from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.status.commands import Problem
+from featuremill.status.lines import PHASES, duration, project_summary, summary, time_left, work
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
-from featuremill.status.state import DONE, DONE_WITH_FAILURES, RunState
+from featuremill.status.state import RunState
 from featuremill.workload.weights import made_by
 
 WIDTH = 80
@@ -34,22 +33,6 @@ MERGED = {
     "older": "of an earlier plan, or older than a part",
     "damaged": "not whole",
 }
-NO_PLAN = {
-    "plan_failed": "there is no plan: the last one failed.",
-    "weights_failed": "there is no plan: the model's weights could not be made.",
-}
-PHASES = {
-    "planning": "planning now",
-    "starting": "started, and there is no plan yet",
-    "computing": "computing",
-    "merging": "merging now",
-    "between": "running, and no job computes at this moment",
-    "unknown": "it cannot be seen from here whether it is computed",
-    "idle": "no process computes it now",
-}
-SEPARATOR = " · "
-LONG_SECONDS, DAY_SECONDS = 600, 64_800
-"""From how long on the hour of the end is shown; and its day."""
 REPORTED = {
     "no": "none yet",
     "yes": "report.html",
@@ -70,28 +53,28 @@ _wrapped = functools.partial(wrapped, width=WIDTH)
 def lines(project: ProjectState) -> Iterator[str]:
     """Yield the lines of the page, of a close look."""
     run = project.alone
-    sentence = verdict(run) if run else _verdict_on_all(project)
-    yield from _wrapped(f"{run.given if run else project.runs.given}: {sentence}")
+    sentence = summary(run) if run else project_summary(project)
+    yield from _wrapped(f"{run.folder if run else project.runs.given}: {sentence}")
     yield ""
-    stages, width = [*(_stages(run) if run else _parts_of(project))], LABEL
+    rows, width = [*(_rows_of_run(run) if run else _rows_of_project(project))], LABEL
     if not run:
-        width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in stages))
+        width = max(LABEL_OF_STEP, 2 + max(len(label) for label, _ in rows))
     last = next((state for state in project.begun if state.is_running), None)
     last = last or next(iter(project.begun), None)
-    for label, text in [*stages, ("Snakemake", _snakemake(last) if last else "not running")]:
+    for label, text in [*rows, ("Snakemake", _snakemake(last) if last else "not running")]:
         yield from _wrapped(text, f"{label:{width}}", " " * width)
     yield ""
     for state in project.begun:
-        of = "" if run else f" in {state.given}"
+        in_run = "" if run else f" in {state.folder}"
         yield from _jobs(state)
-        yield from _reasons(state, "failed", f"Failed{of}")
-        refused = f"Refused{of}" if of else "Refused: nothing was computed of these"
+        yield from _reasons(state, "failed", f"Failed{in_run}")
+        refused = f"Refused{in_run}" if in_run else "Refused: nothing was computed of these"
         yield from _reasons(state, "refused", refused)
     for is_in_the_way, heading, mark in ((True, "Problems", "✗"), (False, "Notes", "·")):
         yield from _problems(project.problems, is_in_the_way, heading, mark)
         for state in project.begun:
-            of = "" if run else f" of {state.given}"
-            yield from _problems(state.problems, is_in_the_way, f"{heading}{of}", mark)
+            of_run = "" if run else f" of {state.folder}"
+            yield from _problems(state.problems, is_in_the_way, f"{heading}{of_run}", mark)
     if project.is_running:
         yield "Nothing to type: the snakemake that is running continues."
     elif project.next:
@@ -101,73 +84,31 @@ def lines(project: ProjectState) -> Iterator[str]:
         yield "Nothing to do."
 
 
-def _verdict_on_all(whole: ProjectState) -> str:
-    """Return in a sentence how all of it stands."""
-    if whole.exit_status == DONE:
-        return "done."
-    failed = f"{counted(whole.num_failed, 'record')} of its runs failed."
-    if whole.exit_status == DONE_WITH_FAILURES:
-        return f"done, and {failed}"
-    return "not done." if not whole.num_failed else f"not done, and {failed}"
-
-
-def _parts_of(project: ProjectState) -> list[tuple[str, str]]:
-    """Return what each run is called, and each thing that a step makes, and how it stands."""
+def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
+    """Return each run and each result of a step: its name, and its state."""
     runs, made = [], []
     for name, state in project.states.items():
-        rest = _rest(state)
-        line = f"{state.given}: {verdict(state).rstrip('.')}{rest and f'; {rest}'}"
+        left = time_left(state)
+        line = f"{state.folder}: {summary(state).rstrip('.')}{left and f'; {left}'}"
         runs.append((name, line if state.is_begun else "not started"))
-    for one, stands, figures in zip(
+    for step, stands, figures in zip(
         project.runs.steps, project.steps, project.figures, strict=True
     ):
-        text = plain(one.progress()) if stands == "no" else ""
+        text = plain(step.progress()) if stands == "no" else ""
         counts = [f"{number:,} {plain(what)}" for what, number in figures.items() if number]
         if counts:
             text = ", ".join(counts) + LATER[stands]
-        if stands == "no" and not text and Path(one.files[-1]).exists():
-            text = f"{Path(one.missing()[0]).name} is gone"
-        if changes := one.changes():
+        if stands == "no" and not text and Path(step.files[-1]).exists():
+            text = f"{Path(step.missing()[0]).name} is gone"
+        if changes := step.changes():
             text = f"{text or STEPS[stands]} ({told(changes)})"
-        made.append((one.label, f"{one.files[-1]}: {text or STEPS[stands]}"))
+        made.append((step.label, f"{step.files[-1]}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]
 
 
-def verdict(state: RunState) -> str:
-    """Return the state of the run: what is running, or after a close look a sentence."""
-    if not state.is_close:
-        if state.phase == "between" and state.done.shards == state.total.shards:
-            return "every part is there; the results are next"
-        return PHASES[state.phase]
-    if state.plan is None:
-        if state.activity.is_planning:
-            return "planning now."
-        return NO_PLAN.get(next((one.code for one in state.problems), ""), "there is no plan yet.")
-    if state.exit_status == DONE:
-        delivery = state.delivery.delivery
-        return (
-            "done." if not delivery or delivery.counts.has_all else f"done: {delivery.counts.told}."
-        )
-    if state.exit_status == DONE_WITH_FAILURES:
-        return f"done, and {counted(state.num_failed, 'record')} failed."
-    done, total = state.ended_sums.shards, len(state.shards)
-    if state.activity.is_planning or state.activity.is_merging:
-        return "planning now." if state.activity.is_planning else "merging now."
-    if done == total and state.delivery.is_merged:
-        return "the results are complete, but something they were made of has changed or is gone."
-    lost = any(one.code in ("part_missing", "part_damaged") for one in state.problems)
-    if done == total and lost:
-        return "all parts were computed, but a part is gone or damaged."
-    if done == total:
-        return "all parts are computed, and the results are not delivered."
-    text = f"not done: {done:,} of {counted(total, 'part')} finished"
-    running = state.count("running")
-    return f"{text}, {running:,} running." if running else f"{text}, none running."
-
-
-def _stages(state: RunState) -> Iterator[tuple[str, str]]:
-    """Yield what each stage of the run is called, and how it stands."""
+def _rows_of_run(state: RunState) -> Iterator[tuple[str, str]]:
+    """Yield a label and the state of the input, of the result of each command, and more."""
     if not (plan := state.plan):
         return
     counts, delivered = plan.counts, state.delivery
@@ -184,29 +125,28 @@ def _stages(state: RunState) -> Iterator[tuple[str, str]]:
     if by_gpu := _by_gpu(state):
         yield "GPUs", by_gpu
     outputs = ", ".join(delivered.delivery.outputs) if delivered.delivery else ""
-    named = f": {outputs}" if outputs and delivered.is_merged else ""
+    files = f": {outputs}" if outputs and delivered.is_merged else ""
     is_merging = state.activity.is_merging
-    yield "Results", "being merged now" if is_merging else MERGED[delivered.merged] + named
+    yield "Results", PHASES["merging"] if is_merging else MERGED[delivered.merged] + files
     if delivered.exported:
         yield "Exported", ", ".join(delivered.exported)
     if delivered.partial:
         partial = ", ".join(delivered.partial)
         yield "Partial", f"{partial}: what was computed when they were asked for"
     yield "Report", REPORTED[delivered.reported]
-    if left := _rest(state):
+    if left := time_left(state):
         yield "Time left", left
     if state.verified:
         yield "Verified", "inputs, parts and results were read and hashed"
 
 
 def _parts(state: RunState) -> str:
-    ended, cost = state.ended_sums, state.total.cost
-    share = 100 * ended.cost / cost if cost else 100
+    ended = state.ended_sums
     rows = counted(ended.records, "row")  # of retries, too
-    text = f"{ended.shards:,} finished ({rows}, {share:.0f} % of the work)"
+    text = f"{ended.shards:,} finished ({rows}, {work(ended, state.total)})"
     if removed := state.count("removed"):
         text += f", {removed:,} of them removed since the results are complete"
-    others = [f"{n:,} {name}" for one, name in UNFINISHED.items() if (n := state.count(one))]
+    others = [f"{n:,} {name}" for kind, name in UNFINISHED.items() if (n := state.count(kind))]
     return ", ".join([text, *others])
 
 
@@ -228,31 +168,6 @@ def _by_gpu(state: RunState) -> str:
     return "; ".join([*devices, *others])
 
 
-def _rest(state: RunState) -> str:
-    """Return how long it takes yet, where that is known."""
-    rest = state.time_left
-    if rest and rest.seconds is None:
-        return f"about {duration(rest.job_seconds)} for one job after the other"
-    return SEPARATOR.join(pace(state)) if rest else ""
-
-
-def pace(now: RunState) -> list[str]:
-    """Return how fast all devices are together, and how long it takes until every part is there."""
-    speed = [] if now.speed is None else [f"{short(now.speed)} {plain(now.cost_unit)}/s"]
-    seconds = now.time_left.seconds if now.time_left else None
-    if seconds is None:
-        why = "no batch is finished since the start"
-        if not any(not job.is_silent for job in now.at_work):
-            why = "no job is at work" if now.at_work else "every job waits for a device"
-        return [*speed, f"time left not known: {why}"]
-    shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
-    until = time.strftime(shown, time.localtime(now.time + seconds))
-    return [
-        *speed,
-        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
-    ]
-
-
 def _snakemake(state: RunState) -> str:
     last = state.activity.owner
     if last is None:
@@ -266,8 +181,8 @@ def _snakemake(state: RunState) -> str:
 
 
 def _jobs(state: RunState) -> Iterator[str]:
-    at_it = [shard for shard in state.shards if shard.state in ("running", "unclear")]
-    yield from _listed("Running", at_it, _running)
+    running = [shard for shard in state.shards if shard.state in ("running", "unclear")]
+    yield from _listed("Running", running, _running)
     begun = [shard for shard in state.shards if shard.state == "begun"]
     yield from _listed("Interrupted", begun, _begun)
 
@@ -332,7 +247,7 @@ def _reasons(state: RunState, status: str, heading: str) -> Iterator[str]:
 def _problems(
     all_problems: Sequence[Problem], is_in_the_way: bool, heading: str, mark: str
 ) -> Iterator[str]:
-    problems = [one for one in all_problems if one.is_in_the_way == is_in_the_way]
+    problems = [each for each in all_problems if each.is_in_the_way == is_in_the_way]
     if not problems:
         return
     yield heading
@@ -353,13 +268,3 @@ def _moment(text: str) -> str:
         return "?"
     ago = (datetime.datetime.now(datetime.UTC) - moment).total_seconds()
     return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({duration(ago)} ago)"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in whole seconds, to two units, such as 2 h 10 min."""
-    return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
-
-
-def short(value: float) -> str:
-    """Return a number to two or three digits, such as 0.4, 842 or 12.3 k."""
-    return f"{value:.1f}" if value < 9.95 else words.short(value).replace(words.NBSP, " ")

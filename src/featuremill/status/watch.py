@@ -22,7 +22,7 @@ from rich.text import Text
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
-from featuremill.status import screen, view
+from featuremill.status import lines, screen, view
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.status.reader import is_run, refusing_what_cannot_be_read
 from featuremill.status.state import NOT_DONE
@@ -44,8 +44,8 @@ log = logging.getLogger("featuremill.top")
 
 def run(arguments: argparse.Namespace) -> int:
     """Look and show as the arguments say; return the exit status."""
-    given: Path = arguments.run_folder
-    runs = named(given)
+    run_folder: Path = arguments.run_folder
+    runs = named(run_folder)
     if arguments.every is not None and not 0 < arguments.every <= MOST_EVERY_SECONDS:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         _await_run(runs)
     reader = ProjectReader(runs)
     with (
-        refusing_what_cannot_be_read(given),
+        refusing_what_cannot_be_read(run_folder),
         _ended_by_its_reader(),
         _output_for(arguments) as output,
     ):
@@ -87,7 +87,7 @@ def _ended_by_its_reader() -> Iterator[None]:
 
 
 def _one_look(reader: ProjectReader) -> ProjectState:
-    """Return how the runs stand; look twice where only time shows whether a job lives."""
+    """Return the state of the runs; look twice where only time shows whether a job lives."""
     now = reader.look()
     if any(job.state == "unclear" for run in now.states.values() for job in run.jobs):
         time.sleep(GROWTH_SECONDS)
@@ -126,8 +126,8 @@ def _known(reader: ProjectReader, now: ProjectState) -> ProjectState:
 
 
 def _looks(reader: ProjectReader, seconds: float) -> Iterator[ProjectState]:
-    """Yield how the runs stand, every so many seconds; after the first look, what cannot be read is
-    taken for a passing trouble of the file system."""
+    """Yield the state of the runs every so many `seconds`. After the first look, an error of the
+    file system counts as passing."""
     now = reader.look()
     while True:
         started = time.monotonic()
@@ -174,7 +174,7 @@ class _Screen:
     def __exit__(self, *error: Any) -> None:
         self._live.__exit__(*error)
         if self._last:  # interrupted, or failed
-            for line in screen.totals_lines(self._last):
+            for line in lines.totals_lines(self._last):
                 self._console.print(line, markup=False)
 
     def look(self, now: ProjectState) -> None:
@@ -198,19 +198,21 @@ class _Lines:
     def __init__(self, every_seconds: float, is_quiet: bool) -> None:
         self.every_seconds = every_seconds
         self._is_quiet = is_quiet
-        self._said: set[str] = set()
+        self._written: set[str] = set()
 
     def look(self, now: ProjectState) -> None:
         """Write how far the run is, and what failed since the last line."""
         if trouble := next(iter(now.states.values())).trouble:
             self._write(now, plain(trouble))
         elif not self._is_quiet:
-            for line in screen.totals_lines(now):
+            for line in lines.totals_lines(now):
                 self._write(now, line)
-        for line in (line for run in now.states.values() for line in screen.troubles(run)):
-            if line not in self._said:
-                self._said.add(line)
-                self._write(now, line)
+        for run in now.states.values():
+            for what, remedy in lines.failures(run):
+                line = f"{what} → {remedy}" if remedy else what
+                if line not in self._written:
+                    self._written.add(line)
+                    self._write(now, line)
 
     def end(self, now: ProjectState) -> None:
         """Write the status; with --quiet, only what failed since."""

@@ -114,7 +114,7 @@ class Results(NamedTuple):
                 f"({command_line.again(self.root)})."
             ) from None
 
-    def read_plan_of_manifest(self) -> Plan:
+    def read_plan_of_records(self) -> Plan:
         """Return the content of plan.json, after a check that records.parquet belongs to it.
 
         Raises:
@@ -176,8 +176,8 @@ class Results(NamedTuple):
 
     def names(self) -> list[str]:
         """Return the sorted names in the folder, without files that are being written."""
-        there = self.root.iterdir() if self.root.is_dir() else ()
-        return sorted(path.name for path in there if not path.name.startswith("."))
+        paths = self.root.iterdir() if self.root.is_dir() else ()
+        return sorted(path.name for path in paths if not path.name.startswith("."))
 
     def read_delivery(self, is_partial: bool = False) -> Delivery:
         """Return the content of manifest.json, here or of the partial results.

@@ -16,8 +16,8 @@ from featuremill.steps.autoencoders import variables
 KEY = "autoencoders"
 TAKES_SAMPLES = True
 ABOUT = (
-    "Sparse autoencoders by name, each trained on the vectors of a set of features (docs/sae.md). "
-    "They go to `results/<run>/autoencoders/<name>/`."
+    "Sparse autoencoders by name, each trained on the vectors of a set of features "
+    "(docs/autoencoders.md). They go to `results/<run>/autoencoders/<name>/`."
 )
 RULES = Path(__file__).with_name("rules.smk")
 COMMANDS = {

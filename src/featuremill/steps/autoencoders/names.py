@@ -27,11 +27,11 @@ class Names(NamedTuple):
     """The words in most of a feature's records come first, then the rarest."""
 
 
-def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
+def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
     """Return the descriptions of each feature's records, and the words that are enriched in
     them."""
     wanted = {id for ids in ids_M for id in ids}
-    descriptions = {id: text for id, text in _descriptions(manifest) if id in wanted}
+    descriptions = {id: text for id, text in _descriptions(records_path) if id in wanted}
     shared_M = []
     for ids in ids_M:
         counts = Counter(word for id in ids for word in _words(descriptions[id]))
@@ -39,7 +39,7 @@ def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
     candidates = {word for shared in shared_M for word in shared}
     among_all: Counter[str] = Counter()
     num_all = 0
-    for _, text in _descriptions(manifest):
+    for _, text in _descriptions(records_path):
         among_all.update(_words(text) & candidates)
         num_all += 1
     words_M = []
@@ -54,9 +54,9 @@ def names_of(manifest: Path, ids_M: Sequence[Sequence[str]]) -> Names:
     return Names(descriptions, words_M)
 
 
-def _descriptions(manifest: Path) -> Iterator[tuple[str, str]]:
-    sample = [ledger.SAMPLE] if ledger.samples_of(manifest) else []
-    for batch in ledger.batches(manifest, [*sample, "id", "description"]):
+def _descriptions(records_path: Path) -> Iterator[tuple[str, str]]:
+    sample = [ledger.SAMPLE] if ledger.samples_of(records_path) else []
+    for batch in ledger.batches(records_path, [*sample, "id", "description"]):
         yield from zip(
             ledger.full_ids(batch).to_pylist(),
             (text or "" for text in batch["description"].to_pylist()),

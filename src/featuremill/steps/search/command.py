@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--vectors", help="which vectors, where a run has several (such as mean_layer_33)")
     add(
         "--metric",
-        choices=("cosine", "l2", "dot"),
+        metavar="{cosine,euclidean,dot}",
         default="cosine",
-        help="what nearest means (default cosine); l2 is the Euclidean distance",
+        help="what nearest means (default cosine)",
     )
     add("--exclude-self", action="store_true", help="leave out the record that is the query")
     add("--format", choices=("table", "tsv"), help="default: table on a terminal, else tsv")
@@ -56,6 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run `featuremill search`."""
     _calm_blas()
+    from featuremill.features.nearest import metric_of
     from featuremill.steps.search import hits, view
     from featuremill.store import ours
 
@@ -64,13 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = hits.Chosen(
         arguments.k,
         arguments.vectors,
-        arguments.metric,
+        metric_of(arguments.metric),
         arguments.exclude_self,
         arguments.partial,
         arguments.device,
         arguments.weights,
     )
-    matches = hits.found(arguments.run_folder, arguments.query, chosen)
+    matches = hits.search(arguments.run_folder, arguments.query, chosen)
     view.write(matches, arguments.output, arguments.format)
     return 0
 
@@ -95,7 +96,7 @@ def search(
     k: int = 10,
     *,
     column: str | None = None,
-    metric: Literal["cosine", "l2", "dot"] = "cosine",
+    metric: Literal["cosine", "euclidean", "dot", "l2"] = "cosine",
     exclude_self: bool = False,
     partial: bool = False,
     device: Literal["auto", "cuda", "cpu"] | None = None,
@@ -108,8 +109,8 @@ def search(
     computed with the run's recipe.
 
     Columns: query, rank (from 1), id, score, length (residues), description; ordered by query and
-    rank. The score is the cosine (0 with a vector of zeros), the dot product, or with "l2" the
-    distance; in float64. Ties have the order of the input.
+    rank. The score is the cosine (0 with a vector of zeros), the dot product, or the Euclidean
+    distance (also called "l2"); in float64. Ties have the order of the input.
 
     Raises:
         UserError: the run has no such results, a query is not found, or the recipe cannot be
@@ -119,13 +120,14 @@ def search(
     import numpy as np
     import pandas as pd
 
+    from featuremill.features.nearest import metric_of
     from featuremill.steps.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
-        asked: hits.Asked = queries
+        query: hits.QueryInput = queries
     else:
         words = [queries] if isinstance(queries, str | Path) else queries
-        asked = [str(word) for word in words]
-    chosen = hits.Chosen(k, column, metric, exclude_self, partial, device, weights)
-    rows = [hit for lot in hits.found(Path(run), asked, chosen) for hit in lot]
+        query = [str(word) for word in words]
+    chosen = hits.Chosen(k, column, metric_of(metric), exclude_self, partial, device, weights)
+    rows = [hit for batch in hits.search(Path(run), query, chosen) for hit in batch]
     return pd.DataFrame(rows, columns=list(hits.Hit._fields))

@@ -13,16 +13,20 @@ from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
+from featuremill.features.nearest import (
+    Found,
+    Metric,
+    Nearest,
+    NotFiniteError,
+    queries_at_once,
+    rows_of_block,
+)
 from featuremill.features.table import NUMBERS, Stored
 from featuremill.lease.devices import DeviceChoice
-from featuremill.steps.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.steps.search.queries import Queries, Reader
 from featuremill.steps.search.recipe import Recipe
 
-MOST_QUERIES = 1000
-MOST_HITS = 200_000
-"""Hits in memory, unless a single query has more."""
-Asked = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
+QueryInput = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
 """Files and ids; sequences by name; or vectors (queries, width), named by their row."""
 log = logging.getLogger("featuremill.search")
 
@@ -52,7 +56,7 @@ class Hit(NamedTuple):
     description: str
 
 
-def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
+def search(root: Path, all_queries: QueryInput, chosen: Chosen) -> Iterator[Iterator[Hit]]:
     """Open the results in `root`; yield the hits of each group of queries, as `hits_of`.
 
     Raises:
@@ -69,10 +73,9 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
         "read from the table" if isinstance(searched.vectors, Stored) else "memory-mapped",
         chosen.metric,
     )
-    # So many queries at once that memory holds their hits.
-    num_at_once = max(1, min(MOST_QUERIES, MOST_HITS // min(chosen.k, searched.num_rows)))
-    if isinstance(asked, np.ndarray):
-        lots = _of_matrix(asked, searched, num_at_once)
+    num_at_once = queries_at_once(min(chosen.k, searched.num_rows))
+    if isinstance(all_queries, np.ndarray):
+        batches = _of_matrix(all_queries, searched, num_at_once)
     else:
         weights = None if chosen.weights is None else Path(chosen.weights)
         reader = Reader(
@@ -81,8 +84,12 @@ def found(root: Path, asked: Asked, chosen: Chosen) -> Iterator[Iterator[Hit]]:
             num_at_once,
             chosen.excludes_self,
         )
-        lots = reader.of_sequences(asked) if isinstance(asked, Mapping) else reader.read(asked)
-    for queries in lots:
+        batches = (
+            reader.of_sequences(all_queries)
+            if isinstance(all_queries, Mapping)
+            else reader.read(all_queries)
+        )
+    for queries in batches:
         yield hits_of(searched, queries, chosen)
 
 

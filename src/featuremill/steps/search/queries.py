@@ -22,8 +22,8 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import clipped, one_line
 from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
+from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
-from featuremill.steps.search.nearest import Matrix
 from featuremill.steps.search.recipe import Recipe
 from featuremill.store.ledger import full_ids
 from featuremill.workload import Record
@@ -101,10 +101,10 @@ class Reader:
         """Return for each word its ids, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
         row_of = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
-        given = {word: [word] if word in row_of else each for word, each in parts.items()}
-        row_of |= self._rows_of_accessions(set(itertools.chain(*given.values())) - row_of.keys())
+        ids_of = {word: [word] if word in row_of else each for word, each in parts.items()}
+        row_of |= self._rows_of_accessions(set(itertools.chain(*ids_of.values())) - row_of.keys())
         rows = {}
-        for word, ids in given.items():
+        for word, ids in ids_of.items():
             missing = [id for id in ids if id not in row_of]
             if missing or not ids:
                 raise UserError(self._missing(word, missing))
@@ -127,10 +127,10 @@ class Reader:
     def _ids_of_accessions(self, words: set[str]) -> dict[str, list[str]]:
         """Return the ids of the records with one of `words` as accession, a few at most."""
         ids_of: dict[str, list[str]] = {}
-        asked = pa.array(words, pa.string())
+        wanted = pa.array(words, pa.string())
         for _, batch in self._searched.table.batches(self._searched.id_columns) if words else ():
             here = accessions(batch["id"])
-            places = pc.indices_nonzero(pc.is_in(here, value_set=asked))
+            places = pc.indices_nonzero(pc.is_in(here, value_set=wanted))
             ids = full_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
                 if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
@@ -151,10 +151,10 @@ class Reader:
 
     def _why_missing(self, id: str) -> str:
         """Return a sentence with the reason why `id` has no vector."""
-        named = one_line(id)
+        shown_id = one_line(id)
         with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
             for failure in self._searched.failures():
-                if failure.id == named:
+                if failure.id == shown_id:
                     states = {"pending": "is not computed yet", "refused": "was refused"}
                     state = states.get(failure.status, "failed")
                     why = "" if failure.status == "pending" else f" ({failure.reason})"

@@ -14,8 +14,8 @@ from featuremill.base import faults
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features import Features
+from featuremill.features.table import Matrix
 from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
-from featuremill.steps.search.nearest import Matrix
 from featuremill.store import run_lock
 from featuremill.workload import (
     Record,
@@ -111,7 +111,7 @@ class Recipe:
             )
         return devices
 
-    def _weights(self, given: Path | None) -> Weights | None:
+    def _weights(self, named_file: Path | None) -> Weights | None:
         sha256 = self._settings.weights_sha256
         if sha256 is None:
             return None
@@ -119,7 +119,7 @@ class Recipe:
         model = weights_verb.model_told(self._settings)
         file = Path(planned or weights_verb.json_of(model, self._settings.workload))
         # As in the workflow: beside results/, in snakemake's folder.
-        places = [given] if given else [file, run_lock.working_folder(self._root) / file]
+        places = [named_file] if named_file else [file, run_lock.working_folder(self._root) / file]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             raise UserError(
@@ -176,7 +176,9 @@ class Recipe:
         """Report the device of the queries, and whether the run used another kind."""
         log.info("queries are computed on %s.", device.name)
         is_gpu, receipts = device.kind == "cuda", self._results.receipts
-        if others := sorted({one.device_name for one in receipts if one.is_on_gpu != is_gpu}):
+        if others := sorted(
+            {receipt.device_name for receipt in receipts if receipt.is_on_gpu != is_gpu}
+        ):
             log.warning(
                 "the run was computed on %s: in the same precision, but kernels of another kind "
                 "round otherwise, so a score may differ in its last digits.",

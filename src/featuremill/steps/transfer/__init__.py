@@ -77,12 +77,12 @@ class Transfer(Section):
 SECTION = dict[Name, Transfer]
 
 
-def features_of(asked: Transfer, project: Project) -> list[str]:
+def features_of(section: Transfer, project: Project) -> list[str]:
     """Return the folders of the features: those that get labels, and those that have them where
     these are others."""
-    of = project.features_of(asked.of)
-    reference = project.features_of(asked.reference) if asked.reference else of
-    return list(dict.fromkeys([of, reference]))
+    target = project.features_of(section.of)
+    reference = project.features_of(section.reference) if section.reference else target
+    return list(dict.fromkeys([target, reference]))
 
 
 def problems(
@@ -161,7 +161,7 @@ def problems_of_records(
             yield (name, "labels"), str(error)
 
 
-def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:
+def _unfit(section: Transfer, project: Project) -> tuple[str, str] | None:
     """Return what is wrong with the features, as far as is known: the key, and a sentence.
 
     Raises:
@@ -169,43 +169,43 @@ def _unfit(asked: Transfer, project: Project) -> tuple[str, str] | None:
     """
     from featuremill import features
 
-    of, *others = features_of(asked, project)
-    ahead = project.ahead(asked.of or next(iter(project.features)))
+    target, *others = features_of(section, project)
+    ahead = project.ahead(section.of or next(iter(project.features)))
     if ahead is None:
         return None
     try:
-        features.chosen(ahead.schema, asked.vectors, of, "vectors:")
+        features.chosen(ahead.schema, section.vectors, target, "vectors:")
     except UserError as error:
         return "vectors", str(error)
-    if others and _differ(ahead, others[0], asked, project):
+    if others and _differ(ahead, others[0], section, project):
         return (
             "reference",
-            f"{others[0]}: its features are made otherwise than those of {of}, so distances "
+            f"{others[0]}: its features are made otherwise than those of {target}, so distances "
             "between them mean nothing; compute both by the same workload and options.",
         )
     return None
 
 
-def _differ(ahead: Ahead, other: str, asked: Transfer, project: Project) -> bool:
+def _differ(ahead: Ahead, other: str, section: Transfer, project: Project) -> bool:
     """Return whether the features in the folder `other` are known to be of another recipe."""
     from featuremill import features
 
-    if theirs := project.ahead(asked.reference or ""):
-        return theirs.settings != ahead.settings
+    if reference_ahead := project.ahead(section.reference or ""):
+        return reference_ahead.settings != ahead.settings
     if not Path(other, "manifest.json").exists():
         return False
-    recipe = features.open(other, asked.vectors, choosing="vectors").settings.as_json()
+    recipe = features.open(other, section.vectors, choosing="vectors").settings.as_json()
     return any(recipe[key] != value for key, value in ahead.settings.items())
 
 
-def made(asked: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
+def made(sections: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
     """Return each table, with the records that have no label and what is known of its accuracy."""
     return [
         TABLE.made(
             name,
             project,
-            [one.labels, *(f"{run}/manifest.json" for run in features_of(one, project))],
-            one.model_dump(include={"column", "group", "k", "metric"}),
+            [section.labels, *(f"{run}/manifest.json" for run in features_of(section, project))],
+            section.model_dump(include={"column", "group", "k", "metric"}),
         )
-        for name, one in asked.items()
+        for name, section in sections.items()
     ]

@@ -41,5 +41,5 @@ def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill transfer`."""
     from featuremill.steps.transfer import write
 
-    given = vars(arguments)
-    write.transfer(write.Chosen(*(given[name] for name in write.Chosen._fields)))
+    options = vars(arguments)
+    write.transfer(write.Chosen(*(options[name] for name in write.Chosen._fields)))

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from featuremill import features
 from featuremill.base.errors import UserError
@@ -20,11 +19,11 @@ from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line
 from featuremill.base.this_process import VERSION
 from featuremill.base.words import counted, records
-from featuremill.features import Features, Listed, split_id
+from featuremill.features import Features, Listed, Matrix, Rows, split_id
+from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.steps.transfer import TABLE
-from featuremill.steps.transfer.neighbours import Found, Matrix, Metric, Reference
 from featuremill.store.files import sha256_of
 from featuremill.store.ours import delivering, write_json
 
@@ -83,9 +82,10 @@ class Known(NamedTuple):
     """Of their payloads."""
     groups: list[str]
     """Of each; without groups, its payload's sha256."""
-    reference: Reference
-    found: list[Found]
-    """The nearest of each, without itself, those with its payload and those of its group."""
+    vectors: Matrix
+    nearest: list[Found]
+    """The nearest to each, without itself, those with its payload and those of its group."""
+    metric: Metric
 
     def row(self, id: str, found: Found, known: str) -> Row:
         """Return the row of a record."""
@@ -93,7 +93,8 @@ class Known(NamedTuple):
         votes = Counter(names)
         agree = max(votes.values())
         place = next(place for place, name in enumerate(names) if votes[name] == agree)
-        distance = round(float(found.distances[place]), 12)
+        score = float(found.scores[place])
+        distance = round(1 - score if self.metric == "cosine" else score, 12)
         nearest = self.ids[int(found.rows[place])]
         return Row(id, names[place], agree, len(names), nearest, f"{distance:.9g}", known)
 
@@ -104,15 +105,25 @@ def transfer(chosen: Chosen) -> None:
     Raises:
         UserError: when features, labels or the output are not fit for it.
     """
+    try:
+        _transfer(chosen)
+    except NotFiniteError:  # each number is finite: `_refuse_not_finite`
+        raise UserError(
+            f"{chosen.run_folder}: some vectors have numbers too large to compute distances; scale "
+            "the features, or use others."
+        ) from None
+
+
+def _transfer(chosen: Chosen) -> None:
     if chosen.output.suffix != ".tsv":
         raise UserError(f"{chosen.output}: the table is a .tsv; give a name that ends so.")
     if chosen.k < 1:
         raise UserError(f"--k {chosen.k}: give 1 or more.")
-    of = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
-    reference = of
+    target = features.open(chosen.run_folder, chosen.vectors, choosing="--vectors")
+    reference = target
     if chosen.reference not in (None, chosen.run_folder):
         reference = features.open(chosen.reference, chosen.vectors, choosing="--vectors")
-        _refuse_other_features(of, reference)
+        _refuse_other_features(target, reference)
     found = labelled(reference, chosen, log)
     known = _known(reference, found, chosen)
     card, missing, table = map(Path, TABLE.files(str(chosen.output)))
@@ -123,30 +134,30 @@ def transfer(chosen: Chosen) -> None:
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,
         ):
             rows = csv.writer(rows_file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*of.id_columns, *Row._fields[1:]])
+            rows.writerow([*target.id_columns, *Row._fields[1:]])
             lacking = csv.writer(missing_file, delimiter="\t", lineterminator="\n")
-            lacking.writerow([*of.id_columns, *Missing._fields[1:]])
-            for row in chain(_rows(of, known, of is reference, chosen.k), _failed(of)):
+            lacking.writerow([*target.id_columns, *Missing._fields[1:]])
+            for row in chain(_rows(target, known, target is reference, chosen.k), _failed(target)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
-                id = split_id(row.id) if of.has_samples else (row.id,)
+                id = split_id(row.id) if target.has_samples else (row.id,)
                 cells = [one_line(str(cell)) for cell in (*id, *row[1:])]
                 (rows if isinstance(row, Row) else lacking).writerow(cells)
-        card_told = _card(chosen, of, reference, known)
-        card_told["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
+        facts = _card(chosen, target, reference, known)
+        facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
             "labels_without_vector": len(found.of_id) - len(known.ids),
             "rows_without_label": found.num_empty,
         }
-        write_json(card, card_told)
-    _say(chosen, card_told)
+        write_json(card, facts)
+    _say(chosen, facts)
 
 
-def _refuse_other_features(of: Features, reference: Features) -> None:
-    ours, theirs = (f"{one.recipe} ({one.column})" for one in (of, reference))
-    if ours != theirs:
+def _refuse_other_features(target: Features, reference: Features) -> None:
+    recipe, other = (f"{each.recipe} ({each.column})" for each in (target, reference))
+    if recipe != other:
         raise UserError(
-            f"{reference.name}: the recipe of its features is {theirs}, and that of {of.name} is "
-            f"{ours}, so distances between them mean nothing; compute both by one recipe."
+            f"{reference.name}: the recipe of its features is {other}, and that of {target.name} "
+            f"is {recipe}, so distances between them mean nothing; compute both by one recipe."
         )
 
 
@@ -156,7 +167,7 @@ class Labelled(NamedTuple):
     of_id: Mapping[str, Label]
     num_empty: int
     """Rows of the table without one."""
-    rows: npt.NDArray[np.int64]
+    rows: Rows
     """The records that have one, in order."""
 
 
@@ -174,11 +185,11 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
     found = labels.by_record(found, chosen.labels, [reference], told)
     rows = np.array(sorted(reference.rows_of(found).values()), np.int64)
     if not len(rows):
-        theirs = reference.ids_of(np.arange(1))[0]
+        first_id = reference.ids_of(np.arange(1))[0]
         raise UserError(
             f"{chosen.labels}: none of its {len(found):,} ids has features in {reference.name}: "
             f"its first is {clipped(next(iter(found)))!r}, the run's first is "
-            f"{clipped(theirs)!r}; write the ids as the run has them."
+            f"{clipped(first_id)!r}; write the ids as the run has them."
         )
     return Labelled(found, num_empty, rows)
 
@@ -186,12 +197,11 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
 def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
     """Return the labelled records with vectors, and the nearest of each."""
     labelled, rows = found.of_id, found.rows
-    told = reference.records_of(rows)
-    ids = [told[row].id for row in rows.tolist()]
-    sha256 = [told[row].sha256 for row in rows.tolist()]
+    record_of = reference.records_of(rows)
+    ids = [record_of[row].id for row in rows.tolist()]
+    sha256 = [record_of[row].sha256 for row in rows.tolist()]
     vectors = reference.take(rows)
     _refuse_not_finite(reference, ids, vectors)
-    index = Reference(vectors, chosen.metric)
     if num_lost := len(labelled) - len(ids):
         says = counted(num_lost, "label is", "labels are")
         log.info("%s of no record with features in %s", says, reference.name)
@@ -205,15 +215,19 @@ def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
     payload_N = np.unique(sha256, return_inverse=True)[1]
     groups = [labelled[id].group for id in ids] if chosen.group else sha256
     group_N = np.unique(groups, return_inverse=True)[1]
+
+    def are_related(queries: slice, rows: slice) -> Mask:
+        pairs: Mask = group_N[queries, None] == group_N[rows]
+        pairs |= payload_N[queries, None] == payload_N[rows]
+        return pairs
+
     nearest: list[Found] = []
     progress = Progress(log, "leaving out one by one")
-    for start in range(0, len(ids), index.queries_at_once):
-        some = slice(start, start + index.queries_at_once)
-        excluded = group_N[some, None] == group_N
-        excluded |= payload_N[some, None] == payload_N
-        nearest += index.nearest(vectors[some], chosen.k, excluded)
+    for hits in nearest_in_memory(vectors, vectors, chosen.k, chosen.metric, are_related):
+        nearest.append(hits)
         progress.at(len(nearest), len(ids))
-    return Known(ids, [labelled[id].name for id in ids], sha256, groups, index, nearest)
+    names = [labelled[id].name for id in ids]
+    return Known(ids, names, sha256, groups, vectors, nearest, chosen.metric)
 
 
 def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> None:
@@ -226,48 +240,42 @@ def _refuse_not_finite(part: Features, ids: Sequence[str], vectors: Matrix) -> N
         )
 
 
-def _rows(of: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
+def _rows(target: Features, known: Known, is_same: bool, k: int) -> Iterator[Row | Missing]:
     """Yield the row of each record of the features, or why it has none, in their order."""
     place_of = {id: place for place, id in enumerate(known.ids)}
     progress, first = Progress(log, "looking for the nearest"), 0
-    for ids, vectors in of.blocks():
-        _refuse_not_finite(of, ids, vectors)
-        itself = {at: place_of[id] for at, id in enumerate(ids) if id in place_of}
-        if not is_same and itself:  # another record of the same name counts
-            records = of.records_of(first + np.array(list(itself)))
-            itself = {
-                at: place
-                for at, place in itself.items()
-                if records[first + at].sha256 == known.sha256[place]
+    for ids, vectors in target.blocks():
+        _refuse_not_finite(target, ids, vectors)
+        own_place = {position: place_of[id] for position, id in enumerate(ids) if id in place_of}
+        if not is_same and own_place:  # another record of the same name counts
+            records = target.records_of(first + np.array(list(own_place)))
+            own_place = {
+                position: place
+                for position, place in own_place.items()
+                if records[first + position].sha256 == known.sha256[place]
             }
-        others = np.array([at for at in range(len(ids)) if at not in itself], np.int64)
-        nearest = _of_strangers(known.reference, vectors, others, k)
-        for at, id in enumerate(ids):
-            if at not in itself:
+        others = np.array(
+            [position for position in range(len(ids)) if position not in own_place], np.int64
+        )
+        nearest = nearest_in_memory(known.vectors, vectors[others], k, known.metric)
+        for position, id in enumerate(ids):
+            if position not in own_place:
                 yield known.row(id, next(nearest), "")
-            elif len((found := known.found[itself[at]]).rows):
-                yield known.row(id, found, known.labels[itself[at]])
+            elif len((found := known.nearest[own_place[position]]).rows):
+                yield known.row(id, found, known.labels[own_place[position]])
             else:
                 reason = "all labelled records are of its group or have its sequence"
                 yield Missing(id, reason)
         first += len(ids)
-        progress.at(first, of.num_rows)
+        progress.at(first, target.num_rows)
 
 
-def _failed(of: Features) -> Iterator[Missing]:
-    for failure in of.failures():
+def _failed(target: Features) -> Iterator[Missing]:
+    for failure in target.failures():
         yield Missing(failure.id, f"{failure.status}: {failure.reason}")
 
 
-def _of_strangers(
-    reference: Reference, vectors: Matrix, places: npt.NDArray[np.int64], k: int
-) -> Iterator[Found]:
-    for start in range(0, len(places), reference.queries_at_once):
-        some = places[start : start + reference.queries_at_once]
-        yield from reference.nearest(vectors[some], k)
-
-
-def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> dict[str, Any]:
+def _card(chosen: Chosen, target: Features, reference: Features, known: Known) -> dict[str, Any]:
     runs = dict.fromkeys([chosen.run_folder, chosen.reference or chosen.run_folder])
     made_of = [chosen.labels, *(run / "manifest.json" for run in runs)]
     return {
@@ -276,7 +284,7 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
         "labels": str(chosen.labels),
         "column": chosen.column,
         "group": chosen.group,
-        "of": {"run": of.name, "recipe": of.recipe, "column": of.column},
+        "of": {"run": target.name, "recipe": target.recipe, "column": target.column},
         "reference": {"run": reference.name, "recipe": reference.recipe},
         "k": chosen.k,
         "metric": chosen.metric,
@@ -286,11 +294,11 @@ def _card(chosen: Chosen, of: Features, reference: Features, known: Known) -> di
 
 def _leave_one_out(known: Known) -> dict[str, Any]:
     """Return how often a labelled record gets its own label."""
-    judged = [place for place, found in enumerate(known.found) if len(found.rows)]
+    judged = [place for place, found in enumerate(known.nearest) if len(found.rows)]
     names = [known.labels[place] for place in judged]
     groups = [known.groups[place] for place in judged]
-    given = [known.row("", known.found[place], "").label for place in judged]
-    right = [one == other for one, other in zip(given, names, strict=True)]
+    transferred = [known.row("", known.nearest[place], "").label for place in judged]
+    right = [label == known_label for label, known_label in zip(transferred, names, strict=True)]
     low, high = interval(right, groups)
     commonest = max(Counter(names).values(), default=0)
     return {
@@ -317,8 +325,8 @@ def interval(
     return max(0.0, low), min(1.0, high)
 
 
-def _say(chosen: Chosen, told: Mapping[str, Any]) -> None:
-    counts, judged = told["counts"], told["leave_one_out"]
+def _say(chosen: Chosen, facts: Mapping[str, Any]) -> None:
+    counts, judged = facts["counts"], facts["leave_one_out"]
     log.info("%s: %s", chosen.output, records(counts["transferred"]))
     if judged["records"]:
         low, high = judged["interval"]

@@ -703,7 +703,7 @@ def test_a_second_training_in_one_folder_is_refused(run, environment, tmp_path):
 def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environment):
     shutil.copytree(ROOT / "config", tmp_path / "config")
     monkeypatch.chdir(tmp_path)
-    config = Path("config/examples/sae.yaml")
+    config = Path("config/examples/autoencoders.yaml")
     runs = named(config)
     assert runs.folders == [Path("results/residues")]
     (made,) = runs.steps
@@ -733,12 +733,20 @@ def test_few_vectors_are_warned_of():
 
 @pytest.fixture(scope="module")
 def example(tmp_path_factory, environment):
-    """Return a folder in which config/examples/sae.yaml was computed."""
+    """Return a folder in which config/examples/autoencoders.yaml was computed."""
     folder = tmp_path_factory.mktemp("example")
     shutil.copytree(ROOT / "config", folder / "config")
     bin = Path(sys.executable).parent
     environment = {**environment, "PATH": f"{bin}{os.pathsep}{environment['PATH']}"}
-    words = [sys.executable, "-m", "featuremill", "run", "config/examples/sae.yaml", "--cores", "2"]
+    words = [
+        sys.executable,
+        "-m",
+        "featuremill",
+        "run",
+        "config/examples/autoencoders.yaml",
+        "--cores",
+        "2",
+    ]
     done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder

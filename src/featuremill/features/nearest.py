@@ -1,0 +1,264 @@
+"""The exact k nearest of many vectors, block by block, in bounded memory.
+
+A matrix product in the vectors' own precision (float32 for float16) gives each score within a bound
+on the rounding error that holds for any order of its sums (Higham, Accuracy and Stability of
+Numerical Algorithms, 2002, section 3.1). Vectors that may be among the k best within that bound are
+scored again in float64, pair by pair. So scores and ranks do not depend on blocks, threads or the
+BLAS, and equal vectors have equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.base.errors import UserError
+from featuremill.features.table import Matrix, Rows
+
+Metric = Literal["cosine", "euclidean", "dot"]
+METRICS: dict[str, Metric] = {"cosine": "cosine", "euclidean": "euclidean", "dot": "dot"}
+SYNONYMS: dict[str, Metric] = {"l2": "euclidean"}
+"""Other words that users may type."""
+Scores = npt.NDArray[np.float64]
+Mask = npt.NDArray[np.bool_]
+
+FEW_QUERIES = 8
+FEW_BYTES = 2**20
+"""Bytes of vectors in a block for few queries: a core's cache holds the block between passes."""
+MANY_BYTES = 2**23
+"""For many queries, whose products take longer than Python's work for a block."""
+MANY_PAIRS = 2**22
+"""Pairs of a query and a vector that are compared together."""
+MOST_QUERIES = 1000
+MOST_FOUND = 200_000
+"""Nearest vectors of all queries in memory, unless a single query has more."""
+NUMBERS_AT_ONCE = 2**20
+"""Numbers of vectors that are scored together in float64: 8 MiB."""
+
+
+class NotFiniteError(Exception):
+    """A vector cannot be compared."""
+
+
+class Found(NamedTuple):
+    """The nearest to one query, nearest first; of those equally near, the first."""
+
+    rows: Rows
+    scores: Scores
+    """Their cosines, dot products or Euclidean distances."""
+
+
+def metric_of(word: str) -> Metric:
+    """Return the metric that a user names.
+
+    Raises:
+        UserError: there is no such metric.
+    """
+    if word not in METRICS | SYNONYMS:
+        raise UserError(f"metric: there is no {word!r}; give one of {', '.join(METRICS)}.")
+    return (METRICS | SYNONYMS)[word]
+
+
+def queries_at_once(k: int) -> int:
+    """Return how many queries to give to one `Nearest`."""
+    return max(1, min(MOST_QUERIES, MOST_FOUND // k))
+
+
+def rows_of_block(num_queries: int, row_bytes: int) -> int:
+    """Return how many vectors to pass to `Nearest.add` at once."""
+    size = FEW_BYTES if num_queries <= FEW_QUERIES else MANY_BYTES
+    return max(1, min(size // max(1, row_bytes), MANY_PAIRS // num_queries))
+
+
+def exact_scores(vectors: Matrix, queries: Matrix, metric: Metric) -> Scores:
+    """Return the score of each row of `vectors` (rows, width) for the same row of `queries`, in
+    float64.
+
+    The cosine with a vector of zeros is 0. NaN where the numbers are not finite.
+    """
+    rows = vectors.astype(np.float64)
+    with np.errstate(all="ignore"):
+        if metric == "euclidean":
+            return _lengths(rows - queries)
+        scores: Scores = (rows * queries).sum(1)
+        if metric == "dot":
+            return scores
+        norms = _lengths(rows) * _lengths(queries)
+        np.divide(scores, norms, out=scores, where=norms != 0)
+        return np.clip(scores, -1, 1, out=scores)
+
+
+def _lengths(vectors: Matrix) -> Scores:
+    lengths: Scores = np.sqrt(np.square(vectors).sum(1))
+    return lengths
+
+
+class Nearest:
+    """The k nearest to each query of the vectors added so far; the earlier ones win ties."""
+
+    def __init__(self, queries: Matrix, k: int, metric: Metric, dtype: npt.DTypeLike) -> None:
+        """Start empty; `queries` is (queries, width), `dtype` is the vectors' type."""
+        self.k = k
+        self._metric: Metric = metric
+        self._queries = np.ascontiguousarray(queries, np.float64)
+        self._dtype = np.result_type(dtype, np.float32)
+        self._sign = -1 if metric == "euclidean" else 1
+        limits = np.finfo(self._dtype)
+        self._bound = self._dtype.type((1.5 * queries.shape[1] + 16) * limits.eps)
+        self._squares = (float(limits.tiny) * 1e8, float(limits.max) * 1e-8)
+        """Squared norms outside these bounds lost digits to underflow, or may overflow."""
+        with np.errstate(all="ignore"):
+            norms = _lengths(self._queries)[:, None]
+            is_cosine = metric == "cosine"
+            factors = self._queries / np.where(norms, norms, 1) if is_cosine else self._queries
+            self._is_sure = is_cosine or bool(self._are_usual(np.square(norms)).all())
+            self._factors = np.ascontiguousarray(factors, self._dtype)
+            self._norms = norms.astype(self._dtype)
+        self._floors = np.full((len(queries), 1), -np.inf, self._dtype)
+        """For each query the least closeness, as from `_approximate`, of a vector among the k
+        best."""
+        self._best = _Best(len(queries), k)
+
+    def add(self, first_row: int, vectors: Matrix, is_excluded: Mask | None = None) -> None:
+        """Add a block (rows, width); `first_row` is its place among all, in ascending order.
+        `is_excluded` (queries, rows) are the pairs that do not count.
+
+        Raises:
+            NotFiniteError: a number in it is not finite.
+        """
+        rows = np.ascontiguousarray(vectors, self._dtype)
+        with np.errstate(all="ignore"):
+            closeness, slack, is_sure = self._approximate(rows)
+            is_near = (closeness >= self._floors - slack) | ~is_sure
+            if is_excluded is not None:
+                is_near &= ~is_excluded
+            if np.count_nonzero(is_near) > 2 * self.k * len(self._queries) and len(rows) > self.k:
+                # At least k of this block are as close as `floors`.
+                lowest = np.where(is_near & is_sure, closeness - slack, -np.inf)
+                floors = np.partition(lowest, -self.k, axis=1)[:, -self.k, None]
+                is_near &= (closeness + slack >= floors) | ~is_sure
+            pairs = np.flatnonzero(is_near)
+            at_once = max(1, NUMBERS_AT_ONCE // rows.shape[1])
+            for start in range(0, len(pairs), at_once):
+                numbers, near = np.divmod(pairs[start : start + at_once], len(rows))
+                self._look_closely(numbers, near, first_row, rows)
+
+    def _are_usual(self, squares: Matrix) -> Matrix:
+        return (squares > self._squares[0]) & (squares < self._squares[1])
+
+    def _approximate(self, rows: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+        """Return each row's closeness to each query and the largest error of it (both of shape
+        (queries, rows), or 1 in place of either), and for which rows the bound holds (rows,).
+
+        Closeness is the cosine, the dot product, or the negative squared distance.
+        """
+        squares = np.einsum("ij,ij->i", rows, rows)
+        is_sure = self._are_usual(squares) & self._is_sure
+        lengths = np.sqrt(squares)
+        if len(self._factors) <= FEW_QUERIES:
+            # For so little work, the threads of a BLAS wait longer than they compute.
+            products = np.stack([np.einsum("ij,j->i", rows, each) for each in self._factors])
+        else:
+            products = self._factors @ rows.T
+        if self._metric == "cosine":
+            products /= lengths
+            return products, np.full((1, 1), self._bound), is_sure
+        if self._metric == "dot":
+            return products, self._bound * self._norms * lengths, is_sure
+        distances = squares + self._norms**2 - 2 * products
+        return -distances, self._bound * (self._norms + lengths) ** 2, is_sure
+
+    def _look_closely(self, numbers: Rows, near: Rows, first_row: int, rows: Matrix) -> None:
+        """Score pairs of a query's number and a row exactly, and keep them."""
+        scores = exact_scores(rows[near], self._queries[numbers], self._metric)
+        is_bad = ~np.isfinite(rows[near]).all(1) | np.isnan(scores)
+        if is_bad.any():
+            row = first_row + int(near[is_bad][0])
+            raise NotFiniteError(
+                f"vector {row + 1:,} has numbers that are not finite, or too large to compare"
+            )
+        if self._best.add(numbers, first_row + near, self._sign * scores):
+            worst = self._best.worst
+            floors = -np.square(worst) if self._metric == "euclidean" else worst
+            # The next lower number: rounding up must not exclude a vector.
+            below = np.nextafter(floors.astype(self._dtype), -self._dtype.type(np.inf))
+            self._floors = below[:, None]
+
+    def found(self) -> list[Found]:
+        """Return the nearest to each query."""
+        rows, closeness, ends = self._best.sorted()
+        scores = self._sign * closeness
+        starts = [0, *ends[:-1].tolist()]
+        return [
+            Found(rows[start:end], scores[start:end])
+            for start, end in zip(starts, ends.tolist(), strict=True)
+        ]
+
+
+class _Best:
+    """The k best of each query, and later candidates that are not sorted yet."""
+
+    def __init__(self, num_queries: int, k: int) -> None:
+        self.worst = np.full(num_queries, -np.inf)
+        """The closeness of each query's k-th best; -inf while there are fewer."""
+        self._num_queries, self._k = num_queries, k
+        self._pieces: list[tuple[Rows, Rows, Scores]] = [
+            (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
+        ]
+        """Queries' numbers, rows, and their closeness; the first piece is sorted."""
+        self._num_new = 0
+
+    def add(self, numbers: Rows, rows: Rows, closeness: Scores) -> bool:
+        """Add candidates, later rows than before; return whether `worst` has changed."""
+        is_better = closeness > self.worst[numbers]  # a tie with the worst is a later row
+        self._pieces.append((numbers[is_better], rows[is_better], closeness[is_better]))
+        self._num_new += int(np.count_nonzero(is_better))
+        # A share of all, so that a large k is not sorted again for every block.
+        enough = self._num_queries * self._k
+        if 4 * self._num_new < enough or self._num_new + len(self._pieces[0][0]) < enough:
+            return False
+        self.sorted()
+        return True
+
+    def sorted(self) -> tuple[Rows, Scores, Rows]:
+        """Return rows and closeness of the k best of each query, one query after the other, and
+        where each one's end; drop all others."""
+        numbers, rows, closeness = map(np.concatenate, zip(*self._pieces, strict=True))
+        order = np.lexsort((-closeness, numbers))  # stable, so ties stay in the order of rows
+        places = np.arange(len(order)) - np.searchsorted(numbers[order], numbers[order])
+        order = order[places < self._k]
+        numbers, rows, closeness = numbers[order], rows[order], closeness[order]
+        self._pieces, self._num_new = [(numbers, rows, closeness)], 0
+        counts = np.bincount(numbers, minlength=self._num_queries)
+        ends = np.cumsum(counts)
+        is_full = counts == self._k
+        self.worst[is_full] = closeness[ends[is_full] - 1]
+        return rows, closeness, ends
+
+
+def nearest_in_memory(
+    vectors: Matrix,
+    queries: Matrix,
+    k: int,
+    metric: Metric,
+    excluded: Callable[[slice, slice], Mask] | None = None,
+) -> Iterator[Found]:
+    """Yield the `k` nearest of `vectors` (rows, width) to each query (queries, width), or all
+    there are; `excluded` returns, for some queries and some rows, the pairs that do not count.
+
+    Raises:
+        NotFiniteError: a number in the vectors is not finite.
+    """
+    k = min(k, len(vectors))
+    num_queries = queries_at_once(k)
+    for start in range(0, len(queries), num_queries):
+        some_queries = slice(start, min(start + num_queries, len(queries)))
+        nearest = Nearest(queries[some_queries], k, metric, vectors.dtype)
+        num_rows = rows_of_block(len(queries[some_queries]), vectors[:1].nbytes)
+        for first_row in range(0, len(vectors), num_rows):
+            rows = slice(first_row, first_row + num_rows)
+            nearest.add(first_row, vectors[rows], excluded and excluded(some_queries, rows))
+        yield from nearest.found()
