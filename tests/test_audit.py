@@ -23,8 +23,8 @@ from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
 from featuremill.doctor import host
-from featuremill.doctor.audit import command, measure, report
-from featuremill.doctor.audit.sample import draw
+from featuremill.commands.audit import command, measure, report
+from featuremill.commands.audit.sample import draw
 from featuremill.inputs.residues import protein
 from featuremill.lease import devices
 from featuremill.lease.devices import Device

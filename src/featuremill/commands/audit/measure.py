@@ -24,7 +24,7 @@ from featuremill.base import faults, reasons
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
 from featuremill.doctor import host
-from featuremill.doctor.audit.sample import Protein
+from featuremill.commands.audit.sample import Protein
 from featuremill.workload import (
     Device,
     EstimatesMemory,

@@ -16,7 +16,7 @@ from typing import Any
 from featuremill import config
 from featuremill.base.errors import UserError
 from featuremill.config import project
-from featuremill.doctor.audit.sample import Sample, draw
+from featuremill.commands.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
     DEFAULT,
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
-    from featuremill.doctor.audit import report
-    from featuremill.doctor.audit.measure import Task, check_room, measure
+    from featuremill.commands.audit import report
+    from featuremill.commands.audit.measure import Task, check_room, measure
 
     paths, name, options, device, dtypes = _asked(arguments)
     workload = find_workload(name)

@@ -19,8 +19,8 @@ from rich.text import Text
 from featuremill.base import this_process
 from featuremill.base.text import clipped, wrapped
 from featuremill.base.words import counted
-from featuremill.doctor.audit.measure import REFERENCE, Compared, Found, Task
-from featuremill.doctor.audit.sample import Protein, Sample
+from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
+from featuremill.commands.audit.sample import Protein, Sample
 from featuremill.workload import Kind, optional
 
 WIDTH = 100
