@@ -89,7 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if IS_PROGRAM:
         late_pandas.set_up()
     try:
-        status = _run(parser.parse_args(given, argparse.Namespace(command=command)), given, of_plugin)
+        status = _run(
+            parser.parse_args(given, argparse.Namespace(command=command)), given, of_plugin
+        )
     except SystemExit as end:
         # Words that mean nothing.
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:

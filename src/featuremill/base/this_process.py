@@ -125,6 +125,13 @@ def peak_of_process_mb() -> int:
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
 
 
+def free_memory_mb() -> int:
+    """Return the memory that new work may take, caches counted as free."""
+    import psutil  # here, as the benchmark needs the rest of this where there is none
+
+    return int(psutil.virtual_memory().available // 2**20)
+
+
 def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions that values can depend on, of what this process has loaded and of these
     `distributions`."""

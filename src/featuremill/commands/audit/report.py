@@ -21,7 +21,7 @@ from featuremill.base.text import clipped, wrapped
 from featuremill.base.words import counted
 from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
 from featuremill.commands.audit.sample import Protein, Sample
-from featuremill.workload import Kind, optional
+from featuremill.workload import Kind
 
 WIDTH = 100
 SHOWN_NAMES = 40
@@ -192,7 +192,7 @@ def _audited(found: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
     """Return the figures of one dtype, as yet without a remedy."""
     bad = {one.row for one in found.compared if not one.is_finite}
     columns, beyond = [], []
-    kinds, one_token = task.kinds, tuple(optional(task.workload, "ONE_TOKEN"))
+    kinds, one_token = task.kinds, tuple(getattr(task.workload, "ONE_TOKEN", ()))
     if bad:
         them = "it" if len(bad) == 1 else "them"
         beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
