@@ -24,8 +24,6 @@ DISPLAY_CLASS = "0x03"
 
 
 class Host(NamedTuple):
-    """Facts of the host."""
-
     open_files: int
     """How many one process may have."""
     results: Path

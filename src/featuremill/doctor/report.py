@@ -96,7 +96,6 @@ def _memory(findings: Findings) -> Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the lines of the page."""
     labels = {gpu["uuid"]: f"GPU {_number(gpu)}" for gpu in report["gpus"]}
     yield from wrapped(_verdict(report))
     yield ""

@@ -25,7 +25,6 @@ log = logging.getLogger("featuremill.lease")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill lease`."""
     parser.usage = (
         "featuremill lease --gpus N [options] -- COMMAND…\n       featuremill lease --list"
     )

@@ -133,7 +133,6 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
 
 
 def _left(folder: Results, plan: Plan) -> list[PlannedShard]:
-    """Return the shards that are not computed."""
     return [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
 
 

@@ -160,7 +160,6 @@ class _Once:
         """Where those of a file begin there, and how many they are."""
 
     def of(self, file: str) -> Iterator[Record]:
-        """Yield the records of a file."""
         if file in self._kept:
             begin, times = self._kept[file]
             self._file.seek(begin)

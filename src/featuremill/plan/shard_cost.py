@@ -37,8 +37,6 @@ what is there, a damaged part is computed again as a whole, and people copy and 
 
 
 class Work(NamedTuple):
-    """What is to be cut."""
-
     cost: int
     records: int
     payload_bytes: int
@@ -53,8 +51,6 @@ def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit
 
 
 class Choice(NamedTuple):
-    """How it is cut."""
-
     cost: int
     """Of a shard: by this plan's `cuts` makes `num_shards`."""
     num_shards: int

@@ -113,7 +113,6 @@ class Tally:
         return 2 * self.notes[NUCLEOTIDES] > self.records - self.refused
 
     def count(self, chunk: Chunk) -> None:
-        """Count in the records of a chunk."""
         self.records += len(chunk.ids)
         self.by_source.update(chunk.sources)
         for note in filter(None, chunk.notes):
@@ -187,12 +186,10 @@ def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) ->
 
 
 def rows_path(folder: Path) -> Path:
-    """Return the rows that are spooled in `folder`."""
     return folder / "rows.arrows"
 
 
 def ids_path(folder: Path) -> Path:
-    """Return the hashes of ids that are spooled in `folder`."""
     return folder / "ids.bin"
 
 

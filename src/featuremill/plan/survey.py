@@ -38,7 +38,6 @@ class Survey:
         """Where the first record stands that was refused for each reason."""
 
     def count(self, chunk: Chunk) -> None:
-        """Count in the records of a chunk."""
         self.tally.count(chunk)
         for of_chunk, kept in ((chunk.ids, self.ids), (chunk.payloads, self._payloads)):
             good = iter(chunk.good(of_chunk))

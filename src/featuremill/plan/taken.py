@@ -46,7 +46,6 @@ class Offer(NamedTuple):
     """The folder with the `HIT`s of each bucket; None where there is no store."""
 
     def of_bucket(self, number: int) -> npt.NDArray[np.void]:
-        """Return the hits in a bucket."""
         return np.fromfile(self.hits / str(number), HIT) if self.hits else np.empty(0, HIT)
 
     def taken(self, shards: Sequence[PlannedShard]) -> list[SharedPart]:

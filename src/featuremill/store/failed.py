@@ -95,11 +95,9 @@ class Group(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
         return kind_of(self.reason).remedy
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
         ids = [example.id for example in self.examples]
         fields = {**self._asdict(), "examples": ids, "remedy": self.remedy}
         samples = fields.pop("samples")

@@ -37,7 +37,6 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of the file `path`, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 

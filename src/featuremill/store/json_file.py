@@ -31,8 +31,6 @@ class Record(BaseModel):
 
 
 class JsonFile(Record):
-    """The object that is the file."""
-
     NEWEST: ClassVar[int] = 1
     """The newest `version` that this class reads."""
     REMEDY: ClassVar[str] = "delete it and run the same command again: what is computed is kept"
@@ -98,6 +96,5 @@ class JsonFile(Record):
         write_json(path, self.content(), is_synced)
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON object that is the file."""
         value = self.as_json()
         return sealed(value) if self.IS_SEALED else value

@@ -106,7 +106,6 @@ class Shelf(NamedTuple):
 
 
 def own_folder(store: Path) -> Path:
-    """Return the folder of this user in `store`."""
     return store / user()
 
 

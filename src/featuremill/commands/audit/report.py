@@ -269,7 +269,7 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
 
 def _table(dtypes: Sequence[Audited]) -> Table:
     """Return a row for each dtype and column, and below it its bounds."""
-    table = _columns("dtype", "column", *("cosine mean", "min", "relative L2 mean", "max"))
+    table = _columns("dtype", "column", "cosine mean", "min", "relative L2 mean", "max")
     for found in dtypes:
         for column in found.columns:
             table.add_row(found.dtype, column.column, *_cells(column.figures))

@@ -42,7 +42,6 @@ MOST_SLOTS = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill estimate`."""
     add = parser.add_argument
     add("config", type=Path, help="YAML file of the run")
     slots = parser.add_mutually_exclusive_group()
@@ -67,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill estimate`."""
     for name, smallest in {"tokens_per_second": 1e-9, "startup_seconds": 0.0}.items():
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):

@@ -21,8 +21,6 @@ class Sum(BaseModel):
 
 
 class WholeEstimate(BaseModel):
-    """All of it."""
-
     model_config = ConfigDict(frozen=True)
     version: int = 1
     run: str
@@ -34,7 +32,6 @@ class WholeEstimate(BaseModel):
 
     @classmethod
     def of(cls, name: str, runs: Sequence[Estimate], besides: str = "") -> WholeEstimate:
-        """Return the sum of the estimates of `runs`."""
         sums = [
             Sum(
                 slots=rows[0].slots,

@@ -67,8 +67,6 @@ class Row(BaseModel):
 
 
 class Estimate(BaseModel):
-    """All of it."""
-
     model_config = ConfigDict(frozen=True)
     version: int = 2
     run: str
@@ -286,7 +284,6 @@ class Case:
         )
 
     def _asked(self, slots: int) -> Asked:
-        """Return what to ask the speed of."""
         if self.device.kind == "cuda":
             return Asked(self.settings, self.device_name, True, self.config.gpus)
         threads = max(1, num_cores() // slots)

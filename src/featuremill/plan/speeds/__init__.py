@@ -49,8 +49,6 @@ SLOWEST = "Tesla T4"
 
 
 class Asked(NamedTuple):
-    """What is to be computed on what."""
-
     settings: Settings
     device: str
     """As NVML or a person calls a GPU; "" for any. On a CPU, its name."""

@@ -29,7 +29,6 @@ class Range:
     high: float
 
     def map(self, change: Callable[[float], float]) -> Range:
-        """Return all three, changed."""
         return Range(change(self.low), change(self.middle), change(self.high))
 
 
