@@ -79,8 +79,8 @@ def test_no_shard_is_too_small_too_large_or_one_too_many(cost, rate, startup, sl
         (3000, 1, 10, "some 5 minutes each"),
         (3300, 4, 12, "some 5 minutes each"),
         (1200, 4, 8, "2 a slot, with 4 slots"),
-        (400, 4, 4, "less than 72 s is not worth a start-up of 6.5 s"),
-        (143, 4, 1, "less than 72 s is not worth a start-up of 6.5 s, so 3 of 4 slots get none"),
+        (400, 4, 4, "less than 72 s is not worth a start-up of 8.0 s"),
+        (143, 4, 1, "less than 72 s is not worth a start-up of 8.0 s, so 3 of 4 slots get none"),
         (3e6, 4, 2000, "Snakemake slows down with more than 2,000"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from featuremill.base.text import one_line, plain
-from featuremill.base.words import counted, human_bytes
+from featuremill.base.words import counted, human_bytes, plain_duration
 from featuremill.plan.needs import COUNTING_RESIDUES
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes
@@ -158,15 +158,8 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
     each = " each" if choice.num_shards > 1 else ""
     said = (
         f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
-        f"{unit}, {duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
-        f"for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
+        f"{unit}, {plain_duration(choice.seconds)} of computing{each} ({choice.why}); a job "
+        f"starts up for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
         f"time; {speed.device}: {speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))
-
-
-def duration(seconds: float) -> str:
-    """Return so many seconds in words, in a unit that suits them."""
-    if seconds < 1:
-        return "less than a second"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -12,7 +12,7 @@ from pathlib import Path
 from featuremill.base import words
 from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
-from featuremill.base.words import counted
+from featuremill.base.words import counted, plain_duration
 from featuremill.status.commands import Problem
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
@@ -232,7 +232,7 @@ def _rest(state: RunState) -> str:
     """Return how long it takes yet, where that is known."""
     rest = state.time_left
     if rest and rest.seconds is None:
-        return f"about {duration(rest.job_seconds)} for one job after the other"
+        return f"about {plain_duration(rest.job_seconds)} for one job after the other"
     return SEPARATOR.join(pace(state)) if rest else ""
 
 
@@ -247,10 +247,8 @@ def pace(now: RunState) -> list[str]:
         return [*speed, f"time left not known: {why}"]
     shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
     until = time.strftime(shown, time.localtime(now.time + seconds))
-    return [
-        *speed,
-        f"about {duration(seconds)} left{f', until {until}' if seconds >= LONG_SECONDS else ''}",
-    ]
+    end = f", until {until}" if seconds >= LONG_SECONDS else ""
+    return [*speed, f"about {plain_duration(seconds)} left{end}"]
 
 
 def _snakemake(state: RunState) -> str:
@@ -352,12 +350,7 @@ def _moment(text: str) -> str:
     except ValueError:
         return "?"
     ago = (datetime.datetime.now(datetime.UTC) - moment).total_seconds()
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({duration(ago)} ago)"
-
-
-def duration(seconds: float) -> str:
-    """Return a time in whole seconds, to two units, such as 2 h 10 min."""
-    return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({plain_duration(ago)} ago)"
 
 
 def short(value: float) -> str:
