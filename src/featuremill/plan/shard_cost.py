@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from featuremill.base.text import one_line, plain
 from featuremill.base.words import counted, human_bytes, plain_duration
-from featuremill.plan.needs import COUNTING_RESIDUES
+from featuremill.plan.needs import residues_of
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit: str) -> Work:
     """Return the work on so many records, which makes such `values`."""
-    residues = min(payload_bytes, cost) if unit in COUNTING_RESIDUES else payload_bytes
+    residues = residues_of(payload_bytes, unit, cost)
     return Work(cost, records, payload_bytes, stored_bytes(values, records, residues))
 
 
@@ -159,7 +159,8 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
     said = (
         f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
         f"{unit}, {plain_duration(choice.seconds)} of computing{each} ({choice.why}); a job "
-        f"starts up for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
-        f"time; {speed.device}: {speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
+        f"starts up for {choice.startup_seconds:.1f} s ({known}), "
+        f"{100 * choice.startup_share:.0f} % of its time; {speed.device}: "
+        f"{speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))

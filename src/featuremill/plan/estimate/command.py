@@ -19,8 +19,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
 from featuremill.config import Config, project
 from featuremill.lease import devices
-from featuremill.plan.estimate import project as of_project
-from featuremill.plan.estimate.report import Case, Estimate
+from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
@@ -76,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
-    estimate = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
+    estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
     said = estimate.model_dump_json(indent=2) if arguments.json else "\n".join(estimate.lines())
     sys.stdout.write(f"{said}\n")
     return 0

@@ -137,10 +137,9 @@ def find(
     known = measured(asked, results)
     startup = GPU_STARTUP if asked.is_gpu else CPU_STARTUP
     if given:
-        at = Range(given, given, given)
         startup, is_known = (known.startup_seconds, True) if known else (startup, False)
         source = "as given with --tokens-per-second"
-        return Speed(asked.device or "a GPU", at, startup, is_known, "given", source)
+        return Speed(asked.device or "a GPU", Range.of(given), startup, is_known, "given", source)
     if known:
         return known
     name = asked.device or (stand_in if asked.is_gpu else "")
