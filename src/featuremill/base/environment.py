@@ -47,8 +47,6 @@ class Variable:
 
 
 class ValueType(NamedTuple, Generic[T]):
-    """What a variable may hold."""
-
     words: str
     """As in "…: 'x' is not <words>"."""
     parse: Callable[[str], T]

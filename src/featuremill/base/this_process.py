@@ -115,7 +115,6 @@ def _quota_of_version_1(group: Path) -> float:
 
 
 def peak_of_process_mb() -> int:
-    """Return the most memory that this process has had."""
     # Linux's ru_maxrss is at least what the process had that started this one (getrusage(2)).
     status = Path("/proc/self/status")
     for line in status.read_text("ascii").splitlines() if status.exists() else ():

@@ -12,8 +12,6 @@ from featuremill.store import command_line
 
 
 class Advice(NamedTuple):
-    """What to run, and with which GPUs."""
-
     counted: list[Gpu]
     """Those that a run should use."""
     command: str

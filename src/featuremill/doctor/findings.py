@@ -58,8 +58,6 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The machine as it was found."""
-
     node: Node
     gpus: tuple[Gpu, ...]
     """The GPUs asked about: all, or those of --devices."""

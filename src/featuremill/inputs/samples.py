@@ -53,7 +53,6 @@ class Sheet(NamedTuple):
 
     @property
     def shared(self) -> list[str]:
-        """The files that several samples have."""
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
     def passes(self) -> Iterator[dict[str, int]]:

@@ -60,7 +60,6 @@ class Lease(NamedTuple):
                     condition.Failures(folder.find(), device.uuid).add(how)
 
     def worked(self) -> None:
-        """Record that the devices work."""
         for device in self.devices:
             if device.kind == "cuda":
                 condition.Failures(folder.find(), device.uuid).forget()

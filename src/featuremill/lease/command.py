@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `featuremill lease`."""
     if arguments.list:
         print(listing.text())
         return 0

@@ -74,7 +74,6 @@ class Spooled:
 
     @property
     def lengths(self) -> Lengths:
-        """What a plan says of the records' lengths."""
         lengths = Lengths(total=self.tally.total_length, longest=self.tally.longest)
         # Plans of proteins are as they were before there was anything else.
         if self._length_unit == lengths.unit:

@@ -73,7 +73,6 @@ class Sizing(NamedTuple):
     """That hold one model."""
 
     def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
-        """Return how to cut so much work."""
         if not cost:
             return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
         if self.asked != "auto":

@@ -104,7 +104,6 @@ class Tally:
 
     @property
     def refused(self) -> int:
-        """The number of records that were refused."""
         return self.refusals.total()
 
     @property

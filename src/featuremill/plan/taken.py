@@ -68,8 +68,6 @@ NOTHING = Offer({}, (), None)
 
 
 class Lookup(NamedTuple):
-    """What is looked up where."""
-
     folder: Results
     stores: Sequence[Path]
     """Folders; the first is written."""
@@ -86,8 +84,6 @@ class Lookup(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts of all stores, each once."""
-
     levels: Levels
     paths: dict[str, Path]
     """The path of each, or the one that it gets when it is fetched."""

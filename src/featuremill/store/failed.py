@@ -118,7 +118,6 @@ class Listed(NamedTuple):
 
 
 def reason_of(status: str, text: str) -> Reason:
-    """Return the group of a record with the reason `text`."""
     return Reason(status, kind_of(text).name, clipped(head_of(text)))
 
 

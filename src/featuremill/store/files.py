@@ -140,7 +140,6 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the folder and all in it to disk."""
     files = [*folder.rglob("*"), folder]
     if len(files) > MOST_SYNCED:
         os.sync()

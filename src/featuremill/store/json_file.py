@@ -20,8 +20,6 @@ Number = int | float
 
 
 class Record(BaseModel):
-    """An object of such a file."""
-
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     def as_json(self) -> dict[str, Any]:

@@ -206,7 +206,6 @@ def touching(path: Path) -> Iterator[None]:
 
 
 def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
-    """Return whether the file at `path` is as a record says."""
     if path.is_symlink() or not path.is_file():
         return False
     lines, seen = _lines(path, read), _seen(path)

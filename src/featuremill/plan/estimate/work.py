@@ -52,7 +52,6 @@ class Work(NamedTuple):
         return self.plan.cost / max(1, self.plan.counts.unique)
 
     def in_shards(self, number: int) -> Work:
-        """Return all of it, in so many equal shards."""
         counts, total = self.plan.counts, self.plan.lengths.total
         records = max(1, round(counts.unique / number))
         cost, size = round(self.cost / number), round(total / number)
