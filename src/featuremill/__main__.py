@@ -73,7 +73,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
-    of_plugins = {} if verb in VERBS else _of_plugins()  # or none is typed, and all are listed
+    try:
+        of_plugins = {} if verb in VERBS else _of_plugins()  # or none is typed, and all are listed
+    except UserError as error:  # what is installed is older than this
+        print(f"featuremill: {error}", file=sys.stderr)
+        return UserError.exit_status
     command, of_plugin = None, of_plugins.get(verb or "")
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
