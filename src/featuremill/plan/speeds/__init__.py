@@ -257,14 +257,10 @@ def is_alike(one: Settings, other: Settings) -> bool:
     if (one.workload, one.version) != (other.workload, other.version):
         return False
     keys = optional(find_workload(one.workload), "SPEED_OPTIONS")
-    if keys is None:
-        return _determined(one) == _determined(other)
+    if keys is None:  # then anything may tell on it
+        told = {"options", "weights_sha256", "files"}
+        return one.model_dump(include=told) == other.model_dump(include=told)
     return all(one.options.get(key) == other.options.get(key) for key in keys)
-
-
-def _determined(settings: Settings) -> tuple[object, ...]:
-    """Return what may tell on the speed of a workload that says nothing of it."""
-    return settings.options, settings.weights_sha256, settings.files
 
 
 def _newest(run: Results, recipe: str) -> list[Receipt]:
