@@ -45,7 +45,7 @@ test-slow: .venv/.test-clusters .venv/.docs ## the tests that take minutes (EXTR
 test-gpu: .venv/.test ## the tests that need an NVIDIA GPU
 	@$(BIN)/python -m pytest -q -m gpu -n logical --maxprocesses 16 --dist worksteal $(EXTRA)
 
-mutants: .venv/.test ## break the code on purpose in some sixty ways and see a test fail each time (minutes)
+mutants: .venv/.test ## break the code on purpose in over a hundred ways and see a test fail each time (minutes)
 	@$(BIN)/python tests/mutants.py $(EXTRA)
 
 lint: .venv/.test ## style, types, workflow, generated files

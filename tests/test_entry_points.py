@@ -58,6 +58,8 @@ def test_an_install_from_before_there_were_entry_points_is_a_sentence(
     assert "no workload" not in said and "Traceback" not in said
     assert "is older than the entry points" in said
     assert "; type: pip install --no-deps --editable /" in said
+    said = desk.type("featuremill", "audit", "my.fa", status=2).err
+    assert "Traceback" not in said and "is older than the entry points" in said
 
 
 def test_an_install_that_is_older_than_one_of_its_own_is_that_sentence(

@@ -94,8 +94,6 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     monkeypatch.setattr(numbered, "SPEED_OPTIONS", ("model",), raising=False)
     assert speeds.is_alike(settings, other)
     monkeypatch.setattr(numbered, "PRECISION", "dtype", raising=False)
-    monkeypatch.setattr(numbered, "audited", print, raising=False)
-    monkeypatch.setattr(numbered, "num_vectors", print, raising=False)
     assert precision_told(settings) == "wide"
     work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
     monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)

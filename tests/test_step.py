@@ -193,6 +193,15 @@ def test_its_command_is_typed_as_any_other(tmp_path, environment):
     assert "there is no command 'taly'; did you mean tally?" in said
 
 
+def test_a_package_may_bring_a_command_of_no_step(tmp_path, environment):
+    desk = Desk(tmp_path, environment)
+    said = desk.type("featuremill", "--help").out
+    assert "write a greeting" in said and "measure how far bf16 and fp16 are" in said
+    assert "lost" not in said, "its module is not there"
+    desk.type("featuremill", "greet", "--output", "hello.txt")
+    assert (tmp_path / "hello.txt").read_text() == "hello\n"
+
+
 @pytest.mark.parametrize(
     ("section", "sentence"),
     [

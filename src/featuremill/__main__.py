@@ -39,7 +39,6 @@ EVERYDAY = {
     "export": "write results in other formats, without computing again",
     "estimate": "predict how long a run takes on so many devices, and what it needs",
     "doctor": "check whether this machine is ready, and show how to run here",
-    "audit": "measure how far bf16 and fp16 are from fp32 on your own proteins",
     "clean": "list what of a run can be removed, and remove it",
     "store": "show what a store of several runs holds, add a run to it, remove from it",
     "lease": "run a command on GPUs that no other lease uses",
@@ -65,7 +64,6 @@ MODULES = {
     "top": "status.top",
     "retry": "plan.retry",
     "clean": "merge.clean",
-    "audit": "doctor.audit.command",
     "config-docs": "config.docs",
 }
 """Where a verb stands that has no room of its own; the others are `command.py` in theirs."""
@@ -75,27 +73,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in given if not word.startswith("-")), None)
-    of_steps = {} if verb in VERBS else _of_steps()  # or none is typed, and all are listed
-    command, of_step = None, of_steps.get(verb or "")
+    try:
+        of_plugins = {} if verb in VERBS else _of_plugins()  # or none is typed, and all are listed
+    except UserError as error:  # what is installed is older than this
+        print(f"featuremill: {error}", file=sys.stderr)
+        return UserError.exit_status
+    command, of_plugin = None, of_plugins.get(verb or "")
     if verb == "lease" and "--" in given:  # what follows is not ours to read
         given, command = given[: given.index("--")], given[given.index("--") + 1 :]
-    elif of_step:
-        given = of_step.words(given)
-    if problem := _without_verb(given, of_steps):
+    elif of_plugin:
+        given = of_plugin.words(given)
+    if problem := _without_verb(given, of_plugins):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
     if starter := environment.DIE_WITH_PARENT.text():
         this_process.die_with_starter(starter, signal.SIGTERM)
-    parser = _parser(verb, of_steps)  # imports, which may swallow what a handler raises
+    parser = _parser(verb, of_plugins)  # imports, which may swallow what a handler raises
     _answer_interrupts(_leave)
     if IS_PROGRAM:
         late_pandas.set_up()
     try:
-        status = _run(parser.parse_args(given, argparse.Namespace(command=command)), given, of_step)
+        status = _run(
+            parser.parse_args(given, argparse.Namespace(command=command)), given, of_plugin
+        )
     except SystemExit as end:
         # Words that mean nothing.
-        if end.code == UserError.exit_status and of_step and of_step.error_status:
-            raise SystemExit(of_step.error_status) from None
+        if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
+            raise SystemExit(of_plugin.error_status) from None
         raise
     else:
         return status
@@ -104,18 +108,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _answer_interrupts(signal.SIG_DFL)
 
 
-def _of_steps() -> Mapping[str, Command]:
+def _of_plugins() -> Mapping[str, Command]:
     from featuremill.step.finding import commands
 
     return {verb: told for verb, told in commands().items() if verb not in VERBS}
 
 
-def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
+def _without_verb(given: Sequence[str], of_plugins: Mapping[str, Command]) -> str:
     """Say what to type where no verb was, or none that there is."""
     if not given:
         return "say what to do: featuremill --help lists the commands."
     word = given[0]
-    known = [*VERBS, *of_steps]
+    known = [*VERBS, *of_plugins]
     if word.startswith("-") or word in known:
         return ""
     near = difflib.get_close_matches(word, known, 1)
@@ -123,7 +127,7 @@ def _without_verb(given: Sequence[str], of_steps: Mapping[str, Command]) -> str:
     return f"there is no command {word!r}; {hint}featuremill --help lists them."
 
 
-def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) -> int:
+def _run(parsed: argparse.Namespace, given: list[str], of_plugin: Command | None) -> int:
     """Run the verb that was parsed out of `given`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
@@ -139,7 +143,7 @@ def _run(parsed: argparse.Namespace, given: list[str], of_step: Command | None) 
         status = parsed.run(parsed)
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
-        return (of_step and of_step.error_status) or error.exit_status
+        return (of_plugin and of_plugin.error_status) or error.exit_status
     except OSError as error:
         verb_log.error("%s", _sentence(error, getattr(parsed, "run_folder", None)))
         verb_log.debug("the traceback", exc_info=True)
@@ -207,18 +211,18 @@ def _level(parsed: argparse.Namespace) -> int:
     return logging.WARNING if is_quiet else logging.INFO
 
 
-def _parser(chosen: str | None, of_steps: Mapping[str, Command]) -> argparse.ArgumentParser:
+def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Build the parser; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    theirs = {verb: told.summary for verb, told in of_steps.items()}
+    theirs = {verb: told.summary for verb, told in of_plugins.items()}
     for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
             place = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
-            module = import_module(of_steps[verb].module if verb in of_steps else place)
+            module = import_module(of_plugins[verb].module if verb in of_plugins else place)
             for act in module.add_arguments(sub) or ():  # what a verb does that does several things
                 _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)

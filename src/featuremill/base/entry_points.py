@@ -89,5 +89,5 @@ def _older() -> UserError:
         how = f"type: pip install --no-deps --editable {PYPROJECT.parent}"
     return UserError(
         f"what is installed of {PACKAGE} in this Python ({sys.executable}) is older than the entry "
-        f"points by which its own workloads, outputs and steps are found; {how}"
+        f"points by which its own commands, workloads, outputs and steps are found; {how}"
     )

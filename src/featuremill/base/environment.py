@@ -23,8 +23,6 @@ MAX_SHOWN = 40
 
 
 class Variable:
-    """A variable of the environment, as text."""
-
     def __init__(self, name: str, meaning: str = "") -> None:
         self.name = name
         self.meaning = meaning
@@ -42,17 +40,13 @@ class Variable:
         os.environ[self.name] = text
 
     def set_default(self, text: str) -> None:
-        """Set it unless it is set."""
         os.environ.setdefault(self.name, text)
 
     def unset(self) -> None:
-        """Remove it, if it is there."""
         os.environ.pop(self.name, None)
 
 
 class ValueType(NamedTuple, Generic[T]):
-    """What a variable may hold."""
-
     words: str
     """As in "…: 'x' is not <words>"."""
     parse: Callable[[str], T]
@@ -129,108 +123,166 @@ SECONDS_OR_NEVER: ValueType[float | None] = ValueType("a number of seconds", _nu
 POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))}", _policy)
 
 CACHE = Setting(
-    *("CACHE", FOLDER, None),
+    "CACHE",
+    FOLDER,
+    None,
     "Converted weights and compiled kernels. All nodes of a cluster must share it.",
     "`featuremill` below `XDG_CACHE_HOME` or `~/.cache`; kernels: Triton's folder",
 )
 STAGE = Setting(
-    *("STAGE", FOLDER_TO_EXPAND, ""),
+    "STAGE",
+    FOLDER_TO_EXPAND,
+    "",
     "A folder on a node's own disk, for [copies of weights](clusters.md#on-the-nodes-own-disk).",
     "no copy",
 )
 STORE = Setting(
-    *("STORE", LIST_OF_FOLDERS, ""),
+    "STORE",
+    LIST_OF_FOLDERS,
+    "",
     "Shared [stores](store.md), if the config names none: of `a:b`, both are read, `a` is written.",
     "none",
 )
-QUIET = Setting(*("QUIET", YES_OR_NO, False), "1: `--quiet` for all jobs of a run.")
+QUIET = Setting("QUIET", YES_OR_NO, False, "1: `--quiet` for all jobs of a run.")
 DEVICES = Setting(
-    *("DEVICES", LIST, ""),
+    "DEVICES",
+    LIST,
+    "",
     "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
     "all",
 )
 BALANCED: Policy = "balanced"
 POLICY = Setting(
-    *("POLICY", POLICY_NAME, BALANCED),
+    "POLICY",
+    POLICY_NAME,
+    BALANCED,
     "Which free GPU a lease takes ([choices](lease.md#options)).",
 )
-SLOTS_PER_GPU = Setting(*("SLOTS_PER_GPU", NUMBER, 1), "Equal slots of a GPU; a lease takes one.")
-MIN_FREE_MB = Setting(*("MIN_FREE_MB", NUMBER, 0), "MiB that must be free on a leased GPU.")
+SLOTS_PER_GPU = Setting("SLOTS_PER_GPU", NUMBER, 1, "Equal slots of a GPU; a lease takes one.")
+MIN_FREE_MB = Setting("MIN_FREE_MB", NUMBER, 0, "MiB that must be free on a leased GPU.")
 WAIT = Setting(
-    *("WAIT", SECONDS_OR_NEVER, None),
+    "WAIT",
+    SECONDS_OR_NEVER,
+    None,
     "Seconds that a lease waits for its GPUs.",
     "no limit",
 )
 LEASE_FOLDER = Setting(
-    *("LEASE_FOLDER", FOLDER, None),
+    "LEASE_FOLDER",
+    FOLDER,
+    None,
     "Locks of leases: on a disk of this machine, the same for all users of its GPUs.",
     "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
 )
 STALL_SECONDS = Setting(
-    *("STALL_SECONDS", SECONDS, 600.0),
+    "STALL_SECONDS",
+    SECONDS,
+    600.0,
     "A batch that takes more seconds, and 20 times its prediction, counts as hung.",
 )
 WITHOUT = Setting(
-    *("WITHOUT", LIST, ""),
+    "WITHOUT",
+    LIST,
+    "",
     "[Methods to skip](troubleshooting.md#it-is-slower-than-it-should-be), as in `FA3,FA2`: "
     "`varlen-triton`, `triton`, `llvm`, `adding`, `onednn`, `FA4`, `FA3`, `FA2`, `direct`.",
     "none",
 )
 WITHOUT_LOCKS = Setting(
-    *("WITHOUT_LOCKS", YES_OR_NO, False),
+    "WITHOUT_LOCKS",
+    YES_OR_NO,
+    False,
     "1: run on a file system without locks. Nothing else may compute the run.",
 )
 WITHOUT_ROOM = Setting(
-    *("WITHOUT_ROOM", YES_OR_NO, False),
+    "WITHOUT_ROOM",
+    YES_OR_NO,
+    False,
     "1: only warn if the disk has too little free space.",
 )
 AS_PROTEINS = Setting(
-    *("AS_PROTEINS", YES_OR_NO, False),
+    "AS_PROTEINS",
+    YES_OR_NO,
+    False,
     "1: only warn if most records for a workload on proteins look like nucleotides.",
 )
 DIE_WITH_PARENT = Setting(
-    *("DIE_WITH_PARENT", TEXT, ""),
+    "DIE_WITH_PARENT",
+    TEXT,
+    "",
     "The Snakemake whose job this is (`name_of_process`): the job ends when that one dies.",
     is_internal=True,
 )
 GPUS = Setting(
-    *("GPUS", NUMBER, 0), "GPU slots that the workflow deals out to its jobs.", is_internal=True
+    "GPUS", NUMBER, 0, "GPU slots that the workflow deals out to its jobs.", is_internal=True
 )
 GPU_MODEL = Setting(
-    *("GPU_MODEL", TEXT, ""),
+    "GPU_MODEL",
+    TEXT,
+    "",
     "The card that a profile sends jobs to, for which plan cuts shards.",
     is_internal=True,
 )
 LEASED = Setting(
-    *("LEASED", LIST, ""),
+    "LEASED",
+    LIST,
+    "",
     "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
     is_internal=True,
 )
 METADATA = Setting(
-    *("METADATA", TEXT, ""),
+    "METADATA",
+    TEXT,
+    "",
     "The folder of this package's metadata, for envs/base.post-deploy.sh.",
     is_internal=True,
 )
 PACKAGE = Setting(
-    *("PACKAGE", TEXT, ""),
+    "PACKAGE",
+    TEXT,
+    "",
     "The folder of this package, for envs/base.post-deploy.sh.",
     is_internal=True,
 )
 SLURM_JOBS = Setting(
-    *("SLURM_JOBS", YES_OR_NO, False),
+    "SLURM_JOBS",
+    YES_OR_NO,
+    False,
     "A cluster runs the jobs of this Snakemake. In an allocation in which Snakemake itself runs, a "
     "job that waits must not send that back.",
     is_internal=True,
 )
 TYPED = Setting(
-    *("TYPED", TEXT, ""),
+    "TYPED",
+    TEXT,
+    "",
     "Written by `featuremill run` before it becomes Snakemake: the process, and what was typed.",
     is_internal=True,
 )
 SETTINGS: tuple[Setting[Any], ...] = (
-    *(CACHE, STAGE, STORE, QUIET, DEVICES, POLICY, SLOTS_PER_GPU, MIN_FREE_MB, WAIT, LEASE_FOLDER),
-    *(STALL_SECONDS, WITHOUT, WITHOUT_LOCKS, WITHOUT_ROOM, AS_PROTEINS),
-    *(DIE_WITH_PARENT, GPUS, GPU_MODEL, LEASED, METADATA, PACKAGE, SLURM_JOBS, TYPED),
+    CACHE,
+    STAGE,
+    STORE,
+    QUIET,
+    DEVICES,
+    POLICY,
+    SLOTS_PER_GPU,
+    MIN_FREE_MB,
+    WAIT,
+    LEASE_FOLDER,
+    STALL_SECONDS,
+    WITHOUT,
+    WITHOUT_LOCKS,
+    WITHOUT_ROOM,
+    AS_PROTEINS,
+    DIE_WITH_PARENT,
+    GPUS,
+    GPU_MODEL,
+    LEASED,
+    METADATA,
+    PACKAGE,
+    SLURM_JOBS,
+    TYPED,
 )
 """All of ours."""
 
@@ -272,12 +324,29 @@ VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 OF_OTHERS = (
-    *(CUDA_VISIBLE_DEVICES, SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES),
-    *(CUDA_DEVICE_ORDER, SLURM_JOB_ID, XDG_CACHE_HOME, HF_HUB_CACHE, HF_HOME, TORCH_HOME),
-    *(TRITON_CACHE_DIR, TRITON_HOME, CC),
-    *(FLASH_ATTENTION_CUTE_DSL_CACHE_DIR, FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED),
-    *(OMP_NUM_THREADS, MKL_NUM_THREADS, OPENBLAS_NUM_THREADS, OMP_WAIT_POLICY),
-    *(SNAKEMAKE_PROFILE, VIRTUAL_ENV, CONDA_PREFIX, PATH),
+    CUDA_VISIBLE_DEVICES,
+    SLURM_STEP_GPUS,
+    SLURM_JOB_GPUS,
+    NVIDIA_VISIBLE_DEVICES,
+    CUDA_DEVICE_ORDER,
+    SLURM_JOB_ID,
+    XDG_CACHE_HOME,
+    HF_HUB_CACHE,
+    HF_HOME,
+    TORCH_HOME,
+    TRITON_CACHE_DIR,
+    TRITON_HOME,
+    CC,
+    FLASH_ATTENTION_CUTE_DSL_CACHE_DIR,
+    FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED,
+    OMP_NUM_THREADS,
+    MKL_NUM_THREADS,
+    OPENBLAS_NUM_THREADS,
+    OMP_WAIT_POLICY,
+    SNAKEMAKE_PROFILE,
+    VIRTUAL_ENV,
+    CONDA_PREFIX,
+    PATH,
 )
 """All that belong to other programs; a step says what it reads besides."""
 

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """One kind of reason."""
-
     name: str
     """A word to ask for it by."""
     heads: tuple[str, ...]

@@ -125,7 +125,6 @@ def program() -> str:
 
 
 def peak_of_process_mb() -> int:
-    """Return the most memory that this process has had."""
     # Linux's ru_maxrss is at least what the process had that started this one (getrusage(2)).
     status = Path("/proc/self/status")
     for line in status.read_text("ascii").splitlines() if status.exists() else ():
@@ -133,6 +132,13 @@ def peak_of_process_mb() -> int:
             return int(line.split()[1]) // 2**10
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return int(peak // 2**20 if sys.platform == "darwin" else peak // 2**10)
+
+
+def free_memory_mb() -> int:
+    """Return the memory that new work may take, caches counted as free."""
+    import psutil  # here, as the benchmark needs the rest of this where there is none
+
+    return int(psutil.virtual_memory().available // 2**20)
 
 
 def versions(distributions: Iterable[str] = ()) -> dict[str, str]:

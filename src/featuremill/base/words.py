@@ -56,6 +56,11 @@ def duration(seconds: float) -> str:
     return f"{total}{NBSP}s"
 
 
+def plain_duration(seconds: float) -> str:
+    """Return `duration` of whole seconds, one at least, for a terminal or a log."""
+    return duration(max(1.0, round(seconds))).replace(NBSP, " ").replace(".0 s", " s")
+
+
 def clock(seconds: float) -> str:
     """Return `seconds` as h:mm:ss."""
     minutes, rest = divmod(round(seconds), 60)

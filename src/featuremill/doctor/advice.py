@@ -12,8 +12,6 @@ from featuremill.doctor.gpus import Gpu
 
 
 class Advice(NamedTuple):
-    """What to run, and with which GPUs."""
-
     counted: list[Gpu]
     """Those that a run should use."""
     command: str

@@ -18,7 +18,6 @@ NOT_READY = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill doctor`."""
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--devices", metavar="0,2", help="look only at these (numbers or UUIDs)")
     wanted = parser.add_mutually_exclusive_group()

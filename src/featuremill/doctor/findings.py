@@ -58,8 +58,6 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True)
 class Findings:
-    """The machine as it was found."""
-
     node: Node
     gpus: tuple[Gpu, ...]
     """The GPUs asked about: all, or those of --devices."""
@@ -118,7 +116,6 @@ class Findings:
 
     @property
     def torch_trial(self) -> Trial | None:
-        """Return a trial that tells what torch is here."""
         trials = [*self.trials.values(), *([self.cpu_trial] if self.cpu_trial else [])]
         return next((t for t in trials if t.torch or t.is_missing), None)
 
@@ -220,8 +217,6 @@ def examine(arguments: argparse.Namespace) -> Findings:
 
 
 class Wanted(NamedTuple):
-    """What is to be computed."""
-
     workload: str
     options: Any = None
     """Of the workload; None where no model is named."""

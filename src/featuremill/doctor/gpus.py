@@ -25,8 +25,6 @@ NOT_ANSWERING = -1
 
 
 class Process(BaseModel):
-    """A process that computes on a GPU."""
-
     pid: int
     user: str
     command: str

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import UserError
 from featuremill.base.space import nearest_folder
-from featuremill.base.this_process import VERSION, installed, num_cores
+from featuremill.base.this_process import VERSION, free_memory_mb, installed, num_cores
 from featuremill.lease import folder
 
 NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
@@ -24,8 +24,6 @@ DISPLAY_CLASS = "0x03"
 
 
 class Host(NamedTuple):
-    """Facts of the host."""
-
     open_files: int
     """How many one process may have."""
     results: Path
@@ -55,7 +53,7 @@ def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
         lock_trouble=lock_trouble,
         num_nvidia_cards=num_nvidia_cards(pci),
         num_processors=num_cores(),
-        memory_free_mb=memory_free_mb(),
+        memory_free_mb=free_memory_mb(),
         versions=versions(),
     )
 
@@ -80,13 +78,6 @@ def num_nvidia_cards(pci: Path) -> int:
         except OSError:
             continue
     return count
-
-
-def memory_free_mb() -> int:
-    """Return the memory that new work may take, caches counted as free."""
-    import psutil  # here, as the benchmark needs the rest of this where there is none
-
-    return int(psutil.virtual_memory().available // 2**20)
 
 
 def versions() -> dict[str, str]:

@@ -96,7 +96,6 @@ def _memory(findings: Findings) -> Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    """Yield the lines of the page."""
     labels = {gpu["uuid"]: f"GPU {_number(gpu)}" for gpu in report["gpus"]}
     yield from wrapped(_verdict(report))
     yield ""
@@ -178,7 +177,6 @@ BESIDES = ("device", "why", "error")
 
 
 def _ways_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
-    """Yield a line a device: by what it would compute."""
     known = [ways for ways in report["ways"] if not ways["error"] and len(ways) > len(BESIDES)]
     if known:
         yield f"{report['workload']} would be computed so"

@@ -38,8 +38,6 @@ LOCAL_FILE_SYSTEMS = {"btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs"
 
 
 class Partition(BaseModel):
-    """A partition and its nodes."""
-
     name: str
     is_default: bool
     """Whether jobs go there that name none."""

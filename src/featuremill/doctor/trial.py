@@ -54,8 +54,6 @@ class Trial(BaseModel):
 
 
 class Asked(NamedTuple):
-    """For what the devices are tried."""
-
     workload: str
     weights: Weights | None
     """Whose shape is wanted; None for a usual one."""
@@ -68,7 +66,6 @@ def environment_of(uuid: str | None) -> dict[str, str]:
 
 
 def try_cpu(asked: Asked) -> Trial:
-    """Try this machine's CPU."""
     return _try("cpu", None, asked)
 
 

@@ -142,7 +142,9 @@ class Extraction:
                 log.warning(
                     "%s: this part could not be put there (%s); featuremill store add %s does so "
                     "later.",
-                    *(store, error.strerror or error, self._folder.root),
+                    store,
+                    error.strerror or error,
+                    self._folder.root,
                 )
 
     def _verified(self) -> Receipt | None:

@@ -225,7 +225,6 @@ def _suffix(path: Path) -> str:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether `path` is a table, by its suffix."""
     return format_of(path).module in ("table", "parquet")
 
 
@@ -265,7 +264,6 @@ def name_of(path: Path) -> str:
 
 
 def _first_line(path: Path) -> str:
-    """Return the first line that is not blank."""
     with source.open_text(path, "surrogateescape") as text:
         return next((line.lstrip() for line in text if line.strip()), "")
 

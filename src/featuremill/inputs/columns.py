@@ -91,7 +91,6 @@ def find(
 
 
 def has_id(names: Sequence[str]) -> bool:
-    """Return whether one of `names` is that of an id column."""
     return bool(_matches(names, IDS))
 
 

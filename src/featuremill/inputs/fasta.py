@@ -34,7 +34,6 @@ LOOKALIKES = {
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    """Stream the records of a FASTA file."""
     _refuse_labels(path)
     name, make = str(path), kind.make
     with source.open_text(path, errors="surrogateescape") as text:

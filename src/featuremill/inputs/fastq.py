@@ -18,7 +18,6 @@ from featuremill.workload import Record
 
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    """Stream the records of a FASTQ file."""
     name = str(path)
     with source.open_text(path, errors="surrogateescape") as text:
         lines, meter = _Lines(text), source.meter_of(text)

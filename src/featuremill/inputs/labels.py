@@ -46,8 +46,6 @@ class Told(NamedTuple):
 
 
 class Label(NamedTuple):
-    """What the table says of an id."""
-
     name: str
     """The label itself."""
     group: str

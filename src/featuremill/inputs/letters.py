@@ -31,8 +31,6 @@ class Cleaned(NamedTuple):
 
 
 class Make(Protocol):
-    """What makes a record of letters."""
-
     def __call__(
         self, id: str, description: str, letters: str, source: str, line: int, note: str = ""
     ) -> Record:

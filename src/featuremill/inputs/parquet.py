@@ -48,7 +48,6 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
 
 
 def names_of(path: Path) -> list[str]:
-    """Return the names of the columns."""
     names: list[str] = pq.read_schema(path).names
     return names
 

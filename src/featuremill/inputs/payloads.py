@@ -26,7 +26,6 @@ class Parts(NamedTuple):
 
     @property
     def payload(self) -> bytes:
-        """The payload of these parts."""
         fields = [self.letters]
         if self.structure or self.region:
             fields.append(self.structure)
@@ -36,7 +35,6 @@ class Parts(NamedTuple):
 
 
 def parts_of(payload: bytes) -> Parts:
-    """Return the parts of a payload."""
     letters, *more = payload.split(b"\n")
     structure = more[0] if more else b""
     if len(more) < 2:

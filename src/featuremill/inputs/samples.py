@@ -31,8 +31,6 @@ RESERVED = {"name", *ABOUT, *COUNTED}
 
 
 class Row(NamedTuple):
-    """A file of a sample."""
-
     sample: int
     """Its number, from 0, in the order of names."""
     file: str
@@ -41,8 +39,6 @@ class Row(NamedTuple):
 
 
 class Sheet(NamedTuple):
-    """What a sheet says."""
-
     path: Path
     about: Mapping[str, Sequence[str]]
     """The names of the samples, and what each of the sheet's other columns has of them."""
@@ -57,7 +53,6 @@ class Sheet(NamedTuple):
 
     @property
     def shared(self) -> list[str]:
-        """The files that several samples have."""
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
     def passes(self) -> Iterator[dict[str, int]]:
@@ -72,7 +67,6 @@ class Sheet(NamedTuple):
         yield samples
 
     def refuse_unknown(self, column: str) -> None:
-        """Refuse a column that the sheet does not have."""
         columns.find_named(self.path, list(self.about), column)
 
     def refuse_missing(self, besides: Collection[str] = ()) -> None:

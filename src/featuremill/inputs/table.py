@@ -33,8 +33,6 @@ csv.field_size_limit(source.MAX_RECORD_BYTES)
 
 
 class Line(NamedTuple):
-    """A line of the file."""
-
     number: int
     text: str
 
@@ -48,7 +46,6 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
 
 
 def names_of(path: Path) -> list[str]:
-    """Return the names of the columns."""
     return header(path)[1]
 
 

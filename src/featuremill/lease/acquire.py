@@ -60,7 +60,6 @@ class Lease(NamedTuple):
                     condition.Failures(folder.find(), device.uuid).add(how)
 
     def worked(self) -> None:
-        """Record that the devices work."""
         for device in self.devices:
             if device.kind == "cuda":
                 condition.Failures(folder.find(), device.uuid).forget()
@@ -155,7 +154,8 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
                 "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "
                 "its memory is for all of them; if that is too little, wait until they have ended, "
                 "or start fewer at once.",
-                *(device.number, offered.given_by),
+                device.number,
+                offered.given_by,
                 f" ({'; '.join(users)})" if users else "",
             )
     held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())

@@ -30,8 +30,6 @@ class Free(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """The result of one pass."""
-
     chosen: list[Free]
     """All slots that are wanted, or none."""
     barred: dict[str, str]

@@ -26,7 +26,6 @@ log = logging.getLogger("featuremill.lease")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill lease`."""
     parser.usage = (
         "featuremill lease --gpus N [options] -- COMMAND…\n       featuremill lease --list"
     )
@@ -55,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `featuremill lease`."""
     if arguments.list:
         print(listing.text())
         return 0

@@ -116,7 +116,6 @@ def used_by_display(condition: Condition) -> str:
 
 
 def _descends(pid: int, ancestors: Collection[int]) -> bool:
-    """Return whether `pid` is one of `ancestors` or a descendant."""
     while pid > 1:
         if pid in ancestors:
             return True

@@ -40,7 +40,6 @@ class Device(NamedTuple):
 
 
 def cpu() -> Device:
-    """Return this machine's CPU as a device."""
     name, flags = "", set[str]()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():

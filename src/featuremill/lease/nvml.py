@@ -107,8 +107,6 @@ def _memory_by_pid(processes: Iterable[Any] | None) -> dict[int, int]:
 
 
 class Gauges(NamedTuple):
-    """The values of one GPU."""
-
     utilisation: int | None = None
     """Per cent of the last moments in which a kernel ran."""
     memory_mb: int | None = None

@@ -64,8 +64,6 @@ def _command() -> str:
 
 
 class Holder(NamedTuple):
-    """The holder of a slot, from the note in its file."""
-
     name: str
     """`<device>@<slot>of<slots>`"""
     pid: int

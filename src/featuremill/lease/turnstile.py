@@ -52,8 +52,6 @@ def turn(path: Path, deadline: float | None, tick: Callable[[], float]) -> Itera
 
 
 class _Place:
-    """A place in the queue."""
-
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = open_lock(path)

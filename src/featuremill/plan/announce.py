@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from featuremill.base.change import told
-from featuremill.base.words import NBSP, counted, duration, human_bytes, in_units
+from featuremill.base.words import counted, human_bytes, in_units, plain_duration
 from featuremill.config.asked import changes_of_settings
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
@@ -92,7 +92,7 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
     choice, speed = chosen
     rounds = math.ceil(len(left) / sizing.slots)
     each = choice.startup_seconds + work[0] / speed.cost_per_second.middle / len(left)
-    return f"; about {duration(rounds * each)}".replace(NBSP, " ")  # which a log writes out
+    return f"; about {plain_duration(rounds * each)}"
 
 
 def _model(plan: Plan, device: Device) -> str:
@@ -133,7 +133,6 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
 
 
 def _left(folder: Results, plan: Plan) -> list[PlannedShard]:
-    """Return the shards that are not computed."""
     return [s for s in plan.shards if not folder.part(plan.recipe, s.shard).exists()]
 
 

@@ -56,7 +56,6 @@ log = logging.getLogger("featuremill.plan")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill plan`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     source = parser.add_mutually_exclusive_group(required=True)
     source.add_argument("--config", type=Path, help="YAML file of the run")
@@ -67,7 +66,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill plan`."""
     if arguments.config:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
@@ -87,8 +85,6 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 class Planned(NamedTuple):
-    """What planning came to."""
-
     plan: Plan
     why_cut: str
     """What there is to say of the size of new shards; empty where the config says it."""

@@ -49,7 +49,6 @@ log = logging.getLogger("featuremill.init")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill init`."""
     parser.add_argument(
         "inputs",
         nargs="+",
@@ -78,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill init`."""
     opens_any = optional(find_workload(arguments.workload), "TAKES_FILES")
     first: Path = arguments.output or arguments.inputs[0]
     name = _run_name(first, opens_any and not arguments.output)
@@ -138,7 +136,6 @@ def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
 def _write(
     arguments: argparse.Namespace, name: str, output: Path, records: Mapping[str, Any]
 ) -> None:
-    """Write the config of these `records`."""
     settings = {
         "run": name,
         **records,

@@ -16,6 +16,11 @@ COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
 
 
+def residues_of(num_bytes: int, unit: str, cost: int) -> int:
+    """Return how many residues so many bytes of payloads have at most, which cost so many units."""
+    return min(num_bytes, cost) if unit in COUNTING_RESIDUES else num_bytes
+
+
 def needs_of_run(
     folder: Results, plan: Plan, values: pa.Schema, outputs: Sequence[str]
 ) -> list[Need]:
@@ -27,8 +32,8 @@ def needs_of_run(
     needs = [Need("store/", folder.store, _unpaid_parts(folder, plan, values))]
     if outputs:
         # Long proteins may be cut off: their cost is that of what is left of them.
-        if plan.cost_unit in COUNTING_RESIDUES:
-            total = min(total, plan.cost * num_rows // max(1, plan.counts.unique))
+        cost = plan.cost * num_rows // max(1, plan.counts.unique)
+        total = residues_of(total, plan.cost_unit, cost)
         merging = disk_space.stored_bytes(values, num_rows, total)
         results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]
@@ -49,15 +54,14 @@ def _without_what_is_there(need: Need) -> Need:
 
 
 def _unpaid_parts(folder: Results, plan: Plan, values: pa.Schema) -> int:
-    counts_residues = plan.cost_unit in COUNTING_RESIDUES
     unpaid = 0
     for shard in plan.shards:
         if folder.part(plan.recipe, shard.shard).exists():
             continue
-        num_rows, residues = shard.records, shard.bytes
-        if counts_residues:
-            # The cost is that of the wanted records, and a part has all.
-            residues = min(residues, shard.cost * num_rows // max(1, shard.wanted))
+        num_rows = shard.records
+        # The cost is that of the wanted records, and a part has all.
+        cost = shard.cost * num_rows // max(1, shard.wanted)
+        residues = residues_of(shard.bytes, plan.cost_unit, cost)
         journal = folder.journal(plan.recipe, shard.shard)
         begun = journal.stat().st_size if journal.exists() else 0
         unpaid += max(0, disk_space.stored_bytes(values, num_rows, residues) - begun)

@@ -60,7 +60,6 @@ class Processes:
         return len(self._processes)
 
     def start(self) -> None:
-        """Start the processes."""
         for _ in range(self._num_processes if self._num_processes > 1 else 0):
             with _unbroken():  # or a process half started would say what it misses
                 self._processes.append(_Process())
@@ -113,8 +112,6 @@ class Processes:
 
 
 class _Process:
-    """One process and the pipes to it."""
-
     def __init__(self) -> None:
         their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
         self._answers, their_answers = SPAWN.Pipe(duplex=False)

@@ -74,7 +74,6 @@ class Spooled:
 
     @property
     def lengths(self) -> Lengths:
-        """What a plan says of the records' lengths."""
         lengths = Lengths(total=self.tally.total_length, longest=self.tally.longest)
         # Plans of proteins are as they were before there was anything else.
         if self._length_unit == lengths.unit:
@@ -160,7 +159,6 @@ class _Once:
         """Where those of a file begin there, and how many they are."""
 
     def of(self, file: str) -> Iterator[Record]:
-        """Yield the records of a file."""
         if file in self._kept:
             begin, times = self._kept[file]
             self._file.seek(begin)

@@ -49,7 +49,6 @@ MOST_NAMED = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill retry`."""
     add_runs(parser)
     parser.add_argument(
         "--reason",
@@ -69,7 +68,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill retry`."""
     runs = named(arguments.run_folder)
     planned = [Results(f) for f in runs.folders if Results(f).plan.exists()]
     planned = [folder for folder in planned if folder.store.is_dir()]
@@ -107,7 +105,6 @@ class Failed(NamedTuple):
     """Of each, how many input records it stands for."""
 
     def among(self, is_chosen: npt.NDArray[np.bool_]) -> Failed:
-        """Return those that are chosen."""
         return Failed(*(column[is_chosen] for column in self))
 
     def by_kind(self) -> Counter[str]:
@@ -170,7 +167,6 @@ def retry(
 
 
 def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
-    """Refuse a sample that the run does not have."""
     there = set(samples_of(folder.records).get(SAMPLE, ()))
     if unknown := [sample for sample in samples if sample not in there]:
         raise UserError(
@@ -188,7 +184,6 @@ def _listed(*failed: Failed) -> str:
 
 
 def _refuse_absent(failed: Sequence[Failed], kinds: Sequence[str]) -> None:
-    """Refuse a kind that no failed record is of."""
     for kind in kinds:
         if not any(each.by_kind()[kind] for each in failed):
             raise UserError(

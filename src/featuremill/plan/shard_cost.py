@@ -13,8 +13,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from featuremill.base.text import one_line, plain
-from featuremill.base.words import counted, human_bytes
-from featuremill.plan.needs import COUNTING_RESIDUES
+from featuremill.base.words import counted, human_bytes, plain_duration
+from featuremill.plan.needs import residues_of
 from featuremill.plan.speeds import Speed
 from featuremill.store.disk_space import stored_bytes
 from featuremill.store.plan import SHARDS_A_SLOT
@@ -37,8 +37,6 @@ what is there, a damaged part is computed again as a whole, and people copy and 
 
 
 class Work(NamedTuple):
-    """What is to be cut."""
-
     cost: int
     records: int
     payload_bytes: int
@@ -48,13 +46,11 @@ class Work(NamedTuple):
 
 def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit: str) -> Work:
     """Return the work on so many records, which makes such `values`."""
-    residues = min(payload_bytes, cost) if unit in COUNTING_RESIDUES else payload_bytes
+    residues = residues_of(payload_bytes, unit, cost)
     return Work(cost, records, payload_bytes, stored_bytes(values, records, residues))
 
 
 class Choice(NamedTuple):
-    """How it is cut."""
-
     cost: int
     """Of a shard: by this plan's `cuts` makes `num_shards`."""
     num_shards: int
@@ -162,15 +158,9 @@ def words(choice: Choice, speed: Speed, unit: str) -> str:
     each = " each" if choice.num_shards > 1 else ""
     said = (
         f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
-        f"{unit}, {duration(choice.seconds)} of computing{each} ({choice.why}); a job starts up "
-        f"for {choice.startup_seconds:.1f} s ({known}), {100 * choice.startup_share:.0f} % of its "
-        f"time; {speed.device}: {speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
+        f"{unit}, {plain_duration(choice.seconds)} of computing{each} ({choice.why}); a job "
+        f"starts up for {choice.startup_seconds:.1f} s ({known}), "
+        f"{100 * choice.startup_share:.0f} % of its time; {speed.device}: "
+        f"{speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
     )
     return plain(one_line(said))
-
-
-def duration(seconds: float) -> str:
-    """Return so many seconds in words, in a unit that suits them."""
-    if seconds < 1:
-        return "less than a second"
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -11,7 +11,7 @@ import pyarrow as pa
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
-from featuremill.base.words import counted
+from featuremill.base.words import counted, plain_duration
 from featuremill.lease import Request, count_slots
 from featuremill.lease.devices import Device
 from featuremill.plan import speeds
@@ -19,7 +19,6 @@ from featuremill.plan.shard_cost import (
     Choice,
     choose,
     choose_without_speed,
-    duration,
     words,
     work_of,
 )
@@ -74,7 +73,6 @@ class Sizing(NamedTuple):
     """That hold one model."""
 
     def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
-        """Return how to cut so much work."""
         if not cost:
             return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
         if self.asked != "auto":
@@ -101,7 +99,7 @@ class Sizing(NamedTuple):
             return f"{counted(records, 'distinct record')} left: a shard has one at least."
         seconds, startup = cost / chosen[1].cost_per_second.middle, chosen[0].startup_seconds
         return (
-            f"All of it is about {duration(seconds)} of computing, and each job takes "
+            f"All of it is about {plain_duration(seconds)} of computing, and each job takes "
             f"{startup:.0f} s to start."
         )
 

@@ -104,7 +104,6 @@ class Tally:
 
     @property
     def refused(self) -> int:
-        """The number of records that were refused."""
         return self.refusals.total()
 
     @property
@@ -113,7 +112,6 @@ class Tally:
         return 2 * self.notes[NUCLEOTIDES] > self.records - self.refused
 
     def count(self, chunk: Chunk) -> None:
-        """Count in the records of a chunk."""
         self.records += len(chunk.ids)
         self.by_source.update(chunk.sources)
         for note in filter(None, chunk.notes):
@@ -187,12 +185,10 @@ def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) ->
 
 
 def rows_path(folder: Path) -> Path:
-    """Return the rows that are spooled in `folder`."""
     return folder / "rows.arrows"
 
 
 def ids_path(folder: Path) -> Path:
-    """Return the hashes of ids that are spooled in `folder`."""
     return folder / "ids.bin"
 
 

@@ -23,8 +23,6 @@ from featuremill.workload.plugin_errors import records_of
 
 
 class Survey:
-    """What an input holds."""
-
     def __init__(self) -> None:
         self.tally = Tally()
         self.lengths: Counter[int] = Counter()
@@ -38,7 +36,6 @@ class Survey:
         """Where the first record stands that was refused for each reason."""
 
     def count(self, chunk: Chunk) -> None:
-        """Count in the records of a chunk."""
         self.tally.count(chunk)
         for of_chunk, kept in ((chunk.ids, self.ids), (chunk.payloads, self._payloads)):
             good = iter(chunk.good(of_chunk))
@@ -71,7 +68,6 @@ class Survey:
     def describe(
         self, paths: Sequence[Path], workload: Workload, options: BaseModel
     ) -> Iterator[str]:
-        """Yield the lines that say all this to people."""
         if optional(workload, "TAKES_FILES"):
             yield names(paths)
         else:

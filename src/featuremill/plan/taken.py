@@ -46,7 +46,6 @@ class Offer(NamedTuple):
     """The folder with the `HIT`s of each bucket; None where there is no store."""
 
     def of_bucket(self, number: int) -> npt.NDArray[np.void]:
-        """Return the hits in a bucket."""
         return np.fromfile(self.hits / str(number), HIT) if self.hits else np.empty(0, HIT)
 
     def taken(self, shards: Sequence[PlannedShard]) -> list[SharedPart]:
@@ -69,8 +68,6 @@ NOTHING = Offer({}, (), None)
 
 
 class Lookup(NamedTuple):
-    """What is looked up where."""
-
     folder: Results
     stores: Sequence[Path]
     """Folders; the first is written."""
@@ -87,8 +84,6 @@ class Lookup(NamedTuple):
 
 
 class Parts(NamedTuple):
-    """The parts of all stores, each once."""
-
     levels: Levels
     paths: dict[str, Path]
     """The path of each, or the one that it gets when it is fetched."""

@@ -10,7 +10,7 @@ from typing import get_args
 
 from featuremill.base import words
 from featuremill.base.text import one_line, plain
-from featuremill.base.words import counted
+from featuremill.base.words import counted, plain_duration
 from featuremill.status.project import ProjectState
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Phase, RunState, Sums
 
@@ -104,7 +104,7 @@ def time_left(run: RunState) -> str:
     """Return speed and time left, where the time is known; else nothing."""
     estimate = run.time_left
     if estimate and estimate.seconds is None:
-        return f"about {duration(estimate.job_seconds)} for one job after the other"
+        return f"about {plain_duration(estimate.job_seconds)} for one job after the other"
     return SEPARATOR.join(pace(run)) if estimate else ""
 
 
@@ -120,7 +120,7 @@ def pace(run: RunState) -> list[str]:
     shown = "%H:%M" if seconds < DAY_SECONDS else "%A %H:%M"
     end = time.strftime(shown, time.localtime(run.time + seconds))
     until = f", until {end}" if seconds >= LONG_SECONDS else ""
-    return [*speed, f"about {duration(seconds)} left{until}"]
+    return [*speed, f"about {plain_duration(seconds)} left{until}"]
 
 
 def work(sums: Sums, total: Sums) -> str:
@@ -155,11 +155,6 @@ def failures(run: RunState) -> list[tuple[str, str]]:
         lines.append((what, "The reasons come with the parts."))
     ended = [(f"shard {name[:8]} ended: {one_line(text)}", "") for name, text in run.ended.items()]
     return lines + ended
-
-
-def duration(seconds: float) -> str:
-    """Return a time in whole seconds, to two units, such as 2 h 10 min."""
-    return words.duration(max(1.0, round(seconds))).replace(words.NBSP, " ").replace(".0 s", " s")
 
 
 def short(number: float) -> str:

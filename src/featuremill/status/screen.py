@@ -11,12 +11,11 @@ from rich.text import Text
 
 from featuremill.base import words
 from featuremill.base.text import one_line, plain, wrapped
-from featuremill.base.words import counted
+from featuremill.base.words import counted, plain_duration
 from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.lines import (
     SEPARATOR,
     done,
-    duration,
     failed,
     failures,
     pace,
@@ -133,7 +132,7 @@ def _speed(job: Job) -> Text:
 def _left(job: Job) -> str:
     if not job.pace or job.stage != "run" or job.is_silent:
         return ""
-    return duration(job.cost_left / job.pace)
+    return plain_duration(job.cost_left / job.pace)
 
 
 def _label(device: DeviceNow) -> str:
@@ -153,7 +152,7 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
     notes = []
     for job in now.jobs:
         if job.is_silent or job.state != "running":
-            silence, host = duration(job.silent_seconds), one_line(job.host)
+            silence, host = plain_duration(job.silent_seconds), one_line(job.host)
             notes.append((f"shard {job.shard[:8]}: nothing heard for {silence} from {host}", WARN))
         for device in job.devices:
             if slowed := [why for why in device.throttle if why not in HARMLESS]:

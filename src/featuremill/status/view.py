@@ -10,9 +10,9 @@ from pathlib import Path
 
 from featuremill.base.change import told
 from featuremill.base.text import plain, wrapped
-from featuremill.base.words import counted
+from featuremill.base.words import counted, plain_duration
 from featuremill.status.commands import Problem
-from featuremill.status.lines import PHASES, duration, project_summary, summary, time_left, work
+from featuremill.status.lines import PHASES, project_summary, summary, time_left, work
 from featuremill.status.project import ProjectState
 from featuremill.status.shards import Shard, State, Work
 from featuremill.status.state import RunState
@@ -267,4 +267,4 @@ def _moment(text: str) -> str:
     except ValueError:
         return "?"
     ago = (datetime.datetime.now(datetime.UTC) - moment).total_seconds()
-    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({duration(ago)} ago)"
+    return f"{moment.astimezone():%Y-%m-%d %H:%M:%S} ({plain_duration(ago)} ago)"

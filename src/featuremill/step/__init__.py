@@ -176,7 +176,7 @@ class Made(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command of a step."""
+    """A command of a step, or of a module that is an entry point of `featuremill.commands`."""
 
     summary: str
     module: str

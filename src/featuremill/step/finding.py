@@ -14,6 +14,8 @@ from featuremill.base.errors import UserError
 from featuremill.step import Command, Section, Step
 
 GROUP = "featuremill.steps"
+COMMANDS = "featuremill.commands"
+"""Entry points of commands of no step: modules with a `COMMAND`."""
 REQUIRED = [name for name in (*Step.__annotations__, *vars(Step)) if name[0] != "_"]
 
 
@@ -61,9 +63,12 @@ def sections(of: list[str]) -> type[BaseModel]:
 
 
 def commands() -> dict[str, Command]:
-    """Return the commands of all steps, of two with one name the first step's; a step that cannot
-    be loaded has none."""
+    """Return the commands that are installed, and those of all steps; of two with one name the
+    first one. What cannot be loaded has none."""
     every: dict[str, Command] = {}
+    for name, entry in {**entry_points.own(COMMANDS), **entry_points.others(COMMANDS)}.items():
+        with contextlib.suppress(Exception):  # of another package; ours are tested
+            every[name] = entry.load().COMMAND
     for key in known():
         with contextlib.suppress(UserError):  # reported where the step is used
             every = {**step_of(key).COMMANDS, **every}

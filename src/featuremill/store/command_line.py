@@ -76,7 +76,6 @@ def this() -> str:
 
 
 def first(config: Path, folder: Path = Path()) -> str:
-    """Return the first command for the run of `config` in `folder`."""
     if folder.samefile(Path()):
         return f"{this_process.program()} run {shlex.quote(str(config))}"
     path = shlex.quote(os.path.relpath(config, folder))

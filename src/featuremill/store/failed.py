@@ -95,11 +95,9 @@ class Group(NamedTuple):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
         return kind_of(self.reason).remedy
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
         ids = [example.id for example in self.examples]
         fields = {**self._asdict(), "examples": ids, "remedy": self.remedy}
         samples = fields.pop("samples")
@@ -120,7 +118,6 @@ class Listed(NamedTuple):
 
 
 def reason_of(status: str, text: str) -> Reason:
-    """Return the group of a record with the reason `text`."""
     return Reason(status, kind_of(text).name, clipped(head_of(text)))
 
 

@@ -37,7 +37,6 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of the file `path`, as hex."""
     with path.open("rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
 
@@ -143,7 +142,6 @@ def replacing_folder(path: Path, is_synced: bool = True) -> Iterator[Path]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the folder and all in it to disk."""
     files = [*folder.rglob("*"), folder]
     if len(files) > MOST_SYNCED:
         os.sync()

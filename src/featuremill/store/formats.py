@@ -46,8 +46,6 @@ log = logging.getLogger("featuremill.outputs")
 
 
 class Format(NamedTuple):
-    """A kind of result."""
-
     file: str
     """Its name in `results/<run>/`."""
     made_for: str

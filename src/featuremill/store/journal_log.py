@@ -120,5 +120,4 @@ def digest_of_file(path: Path) -> str:
 
 
 def joined(rows: Iterable[int]) -> str:
-    """Return rows as a log lists them."""
     return ",".join(map(str, rows))

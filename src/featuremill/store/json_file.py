@@ -20,8 +20,6 @@ Number = int | float
 
 
 class Record(BaseModel):
-    """An object of such a file."""
-
     model_config = ConfigDict(frozen=True, extra="allow", strict=True)
 
     def as_json(self) -> dict[str, Any]:
@@ -31,8 +29,6 @@ class Record(BaseModel):
 
 
 class JsonFile(Record):
-    """The object that is the file."""
-
     NEWEST: ClassVar[int] = 1
     """The newest `version` that this class reads."""
     REMEDY: ClassVar[str] = "delete it and run the same command again: what is computed is kept"
@@ -98,6 +94,5 @@ class JsonFile(Record):
         write_json(path, self.content(), is_synced)
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON object that is the file."""
         value = self.as_json()
         return sealed(value) if self.IS_SEALED else value

@@ -196,7 +196,6 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
 
 
 def order_of(sha256: Digests) -> npt.NDArray[np.int64]:
-    """Return the order that sorts distinct digests."""
     # Numbers sort several times faster than bytes, and the first eight bytes mostly differ.
     first = beginnings(sha256)
     order = np.argsort(first)

@@ -43,8 +43,6 @@ class Settings(Record):
 
 
 class Input(Record):
-    """An input file as plan read it."""
-
     path: str
     bytes: int
     records: int = 0
@@ -93,8 +91,6 @@ class SharedPart(PlannedShard):
 
 
 class Plan(JsonFile):
-    """The content of plan.json."""
-
     run: str
     workload: str
     workload_version: str

@@ -91,7 +91,6 @@ class Receipt(JsonFile):
 
     @property
     def is_on_gpu(self) -> bool:
-        """Whether the part was computed on GPUs."""
         return self.devices[0].kind == "cuda"
 
     @property

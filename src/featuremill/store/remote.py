@@ -111,11 +111,9 @@ class RemoteShelf(NamedTuple):
         return sorted(name.removesuffix(suffix) for name in shown)
 
     def parts(self) -> Collection[str]:
-        """Return the names of the parts."""
         return {name for name in self.listed(".arrows") if DIGEST.fullmatch(name)}
 
     def part(self, name: str) -> str:
-        """Return the address of a part."""
         return f"{self.url}/{name}.arrows"
 
     def levels(self, store: Path) -> list[Level]:

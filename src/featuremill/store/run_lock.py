@@ -51,7 +51,6 @@ class Owner(NamedTuple):
     """Whether another workflow imports this one there."""
 
     def is_of_this_machine(self) -> bool:
-        """Return whether the owner was on this machine."""
         return self.host == platform.node()
 
     def is_of_this_start(self) -> bool:

@@ -143,7 +143,6 @@ class Shelf(NamedTuple):
 
 
 def own_folder(store: Path) -> Path:
-    """Return the folder of this user in `store`."""
     return store / user()
 
 

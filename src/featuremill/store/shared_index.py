@@ -185,7 +185,6 @@ def _entries(sha256: Digests, reasons: pa.Array, part: int) -> Entries:
 
 
 def _cut(held: Sequence[Entries]) -> Iterator[Entries]:
-    """Yield the entries of each bucket."""
     sha256, part, row = joined(held)
     edges = np.searchsorted(
         np.ascontiguousarray(sha256).view(np.uint8)[::32], np.arange(NUM_BUCKETS + 1)

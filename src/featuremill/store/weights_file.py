@@ -10,8 +10,6 @@ from featuremill.store.json_file import JsonFile, Record
 
 
 class CheckpointFile(Record):
-    """The checkpoint that the weights were made of."""
-
     kind: str
     """bundled, published or local."""
     location: str
@@ -21,8 +19,6 @@ class CheckpointFile(Record):
 
 
 class FileOfWeights(Record):
-    """A file of weights that are a folder."""
-
     path: str
     """Inside the folder."""
     bytes: int
@@ -43,7 +39,6 @@ class WeightsFile(JsonFile):
     metadata: dict[str, str]
 
     def is_at(self, path: Path) -> bool:
-        """Return whether the weights are at `path`, with their sizes."""
         files = {path / file.path: file.bytes for file in self.files} or {path: self.bytes}
         return all(file.is_file() and file.stat().st_size == n for file, n in files.items())
 

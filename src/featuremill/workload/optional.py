@@ -54,9 +54,6 @@ class OptionalAttributes:
     ATTRIBUTES: Sequence[str] = ()
     """Options that become attributes of result files under their own names, where readers look for
     them. All options are also there as JSON."""
-    ONE_TOKEN: Sequence[str] = ()
-    """Prefixes of columns with the vector or numbers of one token, without a mean. In 16 bits these
-    are less exact than means; audit applies the bound of a single token."""
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
@@ -129,7 +126,7 @@ class HasCheckpoints(Protocol):
 
 @runtime_checkable
 class EstimatesMemory(Protocol):
-    """The memory that computing takes, for doctor, audit and estimate.
+    """The memory that computing takes, for doctor, estimate and commands.
 
     Imports no torch, except to open a checkpoint.
     """
@@ -189,18 +186,10 @@ class Cautions(Protocol):
 
 @runtime_checkable
 class HasPrecisions(Protocol):
-    """A choice of number types to compute in. audit compares them; plan and estimate print the
-    chosen one. audit has nothing to do for a workload without it."""
+    """A choice of number types to compute in. plan and estimate print the chosen one."""
 
     PRECISION: str
     """The option with the number type: bf16, fp16, fp32, or auto until it is resolved."""
-
-    def audited(self, options: Any, precision: str) -> Any:
-        """Return resolved `options` for audit, in this precision: every vector of the network,
-        unrounded, so that each record has at least one vector in a column."""
-
-    def num_vectors(self, payload: bytes, options: Any) -> int:
-        """Return the largest number of vectors of a record in one column of `audited` options."""
 
 
 @runtime_checkable

@@ -19,8 +19,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
 from featuremill.config import Config, project
 from featuremill.lease import devices
-from featuremill.plan.estimate import project as of_project
-from featuremill.plan.estimate.report import Case, Estimate
+from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds.assumed import cards_called
 from featuremill.store.results import Results
@@ -42,7 +41,6 @@ MOST_SLOTS = 100_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill estimate`."""
     add = parser.add_argument
     add("config", type=Path, help="YAML file of the run")
     slots = parser.add_mutually_exclusive_group()
@@ -67,7 +65,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill estimate`."""
     for name, smallest in {"tokens_per_second": 1e-9, "startup_seconds": 0.0}.items():
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
@@ -78,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
-    estimate = each[0] if is_one else of_project.WholeEstimate.of(read.name, each, more)
+    estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
     said = estimate.model_dump_json(indent=2) if arguments.json else "\n".join(estimate.lines())
     sys.stdout.write(f"{said}\n")
     return 0

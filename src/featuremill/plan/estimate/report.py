@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import io
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
-from pydantic import BaseModel, ConfigDict
-from rich.console import Console
-from rich.table import Table
+from pydantic import BaseModel, ConfigDict, Field
 
 from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
@@ -35,16 +32,17 @@ from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
 WIDTH = 96
-TABLE_WIDTH = 200
-"""Of a table's lines at most: they are never folded."""
 MOST_WASTED = 0.1
 """Share of the slot hours that start-up and idling take, from which on it is worth a word."""
 
 
-class Row(BaseModel):
+class Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class Row(Model):
     """What so many slots come to."""
 
-    model_config = ConfigDict(frozen=True)
     slots: int
     """GPUs, or jobs side by side on a CPU."""
     jobs: int
@@ -54,9 +52,9 @@ class Row(BaseModel):
     hours: Range
     """Of all of the run, from plan to report."""
     extract_hours: Range
-    """From the first shard's start to the last one's end."""
+    """From the first shard's start to the last one's end; `device_hours` are the same of all slots,
+    and the shares are of those."""
     device_hours: Range
-    """The same of all slots."""
     startup_share: float
     idle_share: float
     shards_left: int
@@ -65,11 +63,13 @@ class Row(BaseModel):
     advice: str
     """Why it would, where it does or where much of the slots' time is wasted."""
 
+    @property
+    def is_ranged(self) -> bool:
+        """Whether something is assumed: then the least and the most are said as well."""
+        return self.speed.is_assumed or not self.speed.is_startup_measured
 
-class Estimate(BaseModel):
-    """All of it."""
 
-    model_config = ConfigDict(frozen=True)
+class Estimate(Model):
     version: int = 2
     run: str
     workload: str
@@ -98,7 +98,6 @@ class Estimate(BaseModel):
     is_device_measured: bool
     gpus_a_job: int
     host_mb: int
-    """Reckoned."""
     disk: dict[str, int]
     """Bytes that will be written, by what they are."""
     num_files: int
@@ -143,25 +142,20 @@ class Estimate(BaseModel):
             yield from wrapped(_safe(text), indent, indent, width=WIDTH)
 
     def _table(self) -> list[str]:
-        table = Table(box=None, pad_edge=False)
         last = "auto's shards.cost" if self.is_cut else "shards.cost"
-        headings = ("time", f"{self.slot} hours", "shards", last)
-        for heading in (f"{self.slot}s", *headings):
-            table.add_column(heading, justify="right", no_wrap=True)
+        lines = [(f"{self.slot}s", "time", f"{self.slot} hours", "shards", last)]
         for row in self.rows:
-            # Where something is assumed, the least and the most as well.
-            is_ranged = row.speed.is_assumed or not row.speed.is_startup_measured
-            table.add_row(
-                f"{row.slots:,}",
-                _spread(row.hours, lambda hours: duration(3600 * hours), is_ranged),
-                _spread(row.device_hours, _hours, is_ranged),
-                f"{row.shards_left:,}",
-                f"{row.best_cost:_}" if row.best_cost else "",
+            lines.append(
+                (
+                    f"{row.slots:,}",
+                    _spread(row.hours, _time, row.is_ranged),
+                    _spread(row.device_hours, _hours, row.is_ranged),
+                    f"{row.shards_left:,}",
+                    f"{row.best_cost:_}" if row.best_cost else "",
+                )
             )
-        console = Console(file=io.StringIO(), width=TABLE_WIDTH, color_system=None)
-        with console.capture() as captured:
-            console.print(table)
-        return [line.rstrip() for line in captured.get().splitlines()]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return ["  ".join(map(str.rjust, line, widths)).rstrip() for line in lines]
 
     def _notes(self) -> Iterator[str]:
         """Yield what it takes besides the shards' time, a paragraph each."""
@@ -188,6 +182,10 @@ class Estimate(BaseModel):
 def _spread(quantity: Range, words: Callable[[float], str], is_ranged: bool) -> str:
     spread = f" ({words(quantity.low)} to {words(quantity.high)})" if is_ranged else ""
     return f"{words(quantity.middle)}{spread}"
+
+
+def _time(hours: float) -> str:
+    return duration(3600 * hours)
 
 
 def _hours(hours: float) -> str:
@@ -224,12 +222,13 @@ class Case:
         Raises:
             UserError: where nothing is known of the speed.
         """
-        plan, is_gpu = self.work.plan, self.device.kind == "cuda"
-        workload = find_workload(self.config.workload)
+        plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
+        workload = find_workload(config.workload)
         # Not the settings', which lack the options that no recipe holds.
-        asked = workload.Options.model_validate(self.config.options)
-        name = self.config.workload
-        resolved = plugin_errors.resolved(name, workload, asked, self.device, self.weights)
+        asked = workload.Options.model_validate(config.options)
+        resolved = plugin_errors.resolved(
+            config.workload, workload, asked, self.device, self.weights
+        )
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
         cuts = [self._row(number, values, around, given, startup) for number in slots]
@@ -244,22 +243,14 @@ class Case:
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
         disk, num_files = self._disk(work, values)
         free_bytes = shutil.disk_usage(nearest_folder(self.folder.root.absolute())).free
-        warnings = large_outputs(plan.counts.planned, self.config.outputs)
-        gpus = self.config.gpus if is_gpu else 1
-        devices, has_mb = 1 if measured_mb else gpus, self.device.memory_mb
-        if has_mb and (needed := measured_mb or device_mb) > devices * has_mb:
-            warnings.append(
-                f"This model does not fit {devices} such GPU{'s' * (devices > 1)} of {has_mb:,} "
-                f"MB: set gpus: {math.ceil(needed / has_mb)} or more, or take larger ones."
-            )
-        if (num_bytes := sum(disk.values())) > free_bytes:
-            warnings.append(
-                f"What will be written, {human_bytes(num_bytes)}, is more than the "
-                f"{human_bytes(free_bytes)} that are free on the disk; plan will refuse it."
-            )
+        gpus = config.gpus if is_gpu else 1
+        warnings = large_outputs(plan.counts.planned, config.outputs)
+        warnings += self._too_little(
+            measured_mb or device_mb, 1 if measured_mb else gpus, sum(disk.values()), free_bytes
+        )
         return Estimate(
-            run=self.config.run,
-            workload=self.config.workload,
+            run=config.run,
+            workload=config.workload,
             model=model_told(self.settings) or None,
             dtype=precision_told(self.settings) or None,
             cost_unit=plan.cost_unit,
@@ -285,8 +276,23 @@ class Case:
             warnings=warnings,
         )
 
+    def _too_little(
+        self, needed_mb: int, num_gpus: int, num_bytes: int, free_bytes: int
+    ) -> Iterator[str]:
+        """Yield a sentence on memory, and on disk, where there is not enough."""
+        has_mb = self.device.memory_mb
+        if has_mb and needed_mb > num_gpus * has_mb:
+            yield (
+                f"This model does not fit {num_gpus} such GPU{'s' * (num_gpus > 1)} of {has_mb:,} "
+                f"MB: set gpus: {math.ceil(needed_mb / has_mb)} or more, or take larger ones."
+            )
+        if num_bytes > free_bytes:
+            yield (
+                f"What will be written, {human_bytes(num_bytes)}, is more than the "
+                f"{human_bytes(free_bytes)} that are free on the disk; plan will refuse it."
+            )
+
     def _asked(self, slots: int) -> Asked:
-        """Return what to ask the speed of."""
         if self.device.kind == "cuda":
             return Asked(self.settings, self.device_name, True, self.config.gpus)
         threads = max(1, num_cores() // slots)
@@ -305,9 +311,7 @@ class Case:
         results = self.folder.root.parent
         speed = speeds.find(asked, results, self.weights, work.mean_cost, given=given)
         if startup is not None:
-            speed = replace(
-                speed, startup_seconds=Range(startup, startup, startup), is_startup_measured=True
-            )
+            speed = replace(speed, startup_seconds=Range.of(startup), is_startup_measured=True)
         jobs, best, advice = slots // asked.num_devices, None, ""
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
@@ -327,8 +331,7 @@ class Case:
         busy_share = starting_share + self.work.cost / rate.middle / slot_seconds
         idle_share = max(0.0, 1 - busy_share) if work.left else 0.0
         is_wasteful = max(starting_share, idle_share) > MOST_WASTED
-        is_other = best is not None and best.num_shards != len(work.left)
-        if best and (not work.is_cut or (is_wasteful and is_other)):
+        if best and (not work.is_cut or (is_wasteful and best.num_shards != len(work.left))):
             advice = (
                 f"With {slots:,}, `shards: {{cost: auto}}` cuts "
                 f"{counted(best.num_shards, 'shard')} of {best.cost:_} {plan.cost_unit}: "
@@ -388,3 +391,49 @@ def seconds_of_shards(work: Work, jobs: int, rate: float, startup: float) -> flo
     mean, longest = work.cost / len(work.left), max(shard.cost for shard in work.left)
     rounds = math.ceil(len(work.left) / jobs)
     return max(rounds * (startup + mean / rate), startup + longest / rate)
+
+
+class Sum(Model):
+    """What all runs come to on so many slots, one run after the other: they share the devices."""
+
+    slots: int
+    hours: Range
+    device_hours: Range
+
+
+class WholeEstimate(Model):
+    version: int = 1
+    run: str
+    runs: list[Estimate]
+    sums: list[Sum]
+    """A number of slots each; none where one run computes on GPUs and the other does not."""
+    besides: str = Field(default="", exclude=True)
+    """What is not estimated."""
+
+    @classmethod
+    def of(cls, name: str, runs: Sequence[Estimate], besides: str = "") -> WholeEstimate:
+        sums = [
+            Sum(
+                slots=rows[0].slots,
+                hours=Range.sum(row.hours for row in rows),
+                device_hours=Range.sum(row.device_hours for row in rows),
+            )
+            for rows in zip(*(run.rows for run in runs), strict=False)
+            if len({run.slot for run in runs}) == len({row.slots for row in rows}) == 1
+        ]
+        return cls(run=name, runs=list(runs), sums=sums, besides=besides)
+
+    def lines(self) -> Iterator[str]:
+        """Yield the lines of the page: each run's, then the sums."""
+        for run in self.runs:
+            yield from (f"{run.run}:", *(f"  {line}".rstrip() for line in run.lines()), "")
+        slot = self.runs[0].slot
+        for each in self.sums:
+            hours, is_ranged = each.hours, _time(each.hours.low) != _time(each.hours.high)
+            yield (
+                f"In all, with {each.slots:,} {slot}{'s' * (each.slots != 1)}: "
+                f"{_spread(hours, _time, is_ranged)}, {slot} hours {each.device_hours.middle:.3g}."
+            )
+        yield f"Disk in all: {human_bytes(sum(sum(run.disk.values()) for run in self.runs))}."
+        if self.besides:
+            yield self.besides

@@ -45,16 +45,13 @@ class Work(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """The cost of what is left."""
         return sum(shard.cost for shard in self.left)
 
     @property
     def mean_cost(self) -> float:
-        """The cost of a record."""
         return self.plan.cost / max(1, self.plan.counts.unique)
 
     def in_shards(self, number: int) -> Work:
-        """Return all of it, in so many equal shards."""
         counts, total = self.plan.counts, self.plan.lengths.total
         records = max(1, round(counts.unique / number))
         cost, size = round(self.cost / number), round(total / number)

@@ -49,8 +49,6 @@ SLOWEST = "Tesla T4"
 
 
 class Asked(NamedTuple):
-    """What is to be computed on what."""
-
     settings: Settings
     device: str
     """As NVML or a person calls a GPU; "" for any. On a CPU, its name."""
@@ -139,10 +137,9 @@ def find(
     known = measured(asked, results)
     startup = GPU_STARTUP if asked.is_gpu else CPU_STARTUP
     if given:
-        at = Range(given, given, given)
         startup, is_known = (known.startup_seconds, True) if known else (startup, False)
         source = "as given with --tokens-per-second"
-        return Speed(asked.device or "a GPU", at, startup, is_known, "given", source)
+        return Speed(asked.device or "a GPU", Range.of(given), startup, is_known, "given", source)
     if known:
         return known
     name = asked.device or (stand_in if asked.is_gpu else "")
@@ -260,14 +257,10 @@ def is_alike(one: Settings, other: Settings) -> bool:
     if (one.workload, one.version) != (other.workload, other.version):
         return False
     keys = optional(find_workload(one.workload), "SPEED_OPTIONS")
-    if keys is None:
-        return _determined(one) == _determined(other)
+    if keys is None:  # then anything may tell on it
+        told = {"options", "weights_sha256", "files"}
+        return one.model_dump(include=told) == other.model_dump(include=told)
     return all(one.options.get(key) == other.options.get(key) for key in keys)
-
-
-def _determined(settings: Settings) -> tuple[object, ...]:
-    """Return what may tell on the speed of a workload that says nothing of it."""
-    return settings.options, settings.weights_sha256, settings.files
 
 
 def _newest(run: Results, recipe: str) -> list[Receipt]:

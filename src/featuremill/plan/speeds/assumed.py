@@ -13,7 +13,7 @@ sheet gives only the figure "with sparsity", half of it), and of the memory.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -28,8 +28,16 @@ class Range:
     middle: float
     high: float
 
+    @classmethod
+    def of(cls, known: float) -> Range:
+        return cls(known, known, known)
+
+    @classmethod
+    def sum(cls, ranges: Iterable[Range]) -> Range:
+        low, middle, high = zip(*((one.low, one.middle, one.high) for one in ranges), strict=True)
+        return cls(sum(low), sum(middle), sum(high))
+
     def map(self, change: Callable[[float], float]) -> Range:
-        """Return all three, changed."""
         return Range(change(self.low), change(self.middle), change(self.high))
 
 

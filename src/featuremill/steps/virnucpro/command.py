@@ -99,25 +99,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("sequences", type=Path, nargs="?", help="contigs or reads: FASTA, FASTQ or GenBank")
     add("--input", type=Path, metavar="SEQUENCES", help="the same")
     add(
-        *("--output-dir", "-o"),
+        "--output-dir",
+        "-o",
         type=Path,
         metavar="FOLDER",
         help="where everything goes (default: SEQUENCES_predictions)",
     )
     add(
-        *("--model-type", "-m"),
+        "--model-type",
+        "-m",
         choices=WINDOWS,
         default="500",
         help="the window in nucleotides (default 500)",
     )
     add(
-        *("--expected-length", "-e"),
+        "--expected-length",
+        "-e",
         type=int,
         metavar="N",
         help="another window (500 for -m custom)",
     )
     add(
-        *("--head", "--model-path", "-p"),
+        "--head",
+        "--model-path",
+        "-p",
         type=Path,
         metavar="FOLDER",
         help="of featuremill head import or train (default: heads/300 or heads/500, by -m)",
@@ -138,9 +143,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "device has it)",
     )
     add("--gpus", metavar="N,N", help="GPUs by number, as in 0,1 (default: all that may be used)")
-    add(*("--device", "-d"), default="auto", help="auto (default), cpu, cuda, or a GPU's number")
+    add("--device", "-d", default="auto", help="auto (default), cpu, cuda, or a GPU's number")
     add(
-        *("--threads", "-t", "--merge-threads"),
+        "--threads",
+        "-t",
+        "--merge-threads",
         type=int,
         metavar="N",
         help="cores to use (default: all)",
@@ -148,12 +155,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-l", dest="log_file", type=Path, default=argparse.SUPPRESS, help="the same as --log-file")
     add("--config", "-c", metavar="FILE", help=argparse.SUPPRESS)
     add(
-        *("--keep-intermediate", "-k"),
+        "--keep-intermediate",
+        "-k",
         action="store_true",
         help="deliver sequences and features as well, in VirNucPro's files",
     )
     add(
-        *("--force", "-f"),
+        "--force",
+        "-f",
         action="store_true",
         help="write all results anew, from what is computed and stored",
     )

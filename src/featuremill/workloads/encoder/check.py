@@ -70,5 +70,7 @@ def precision(encoder: Encoder, example: Ids, dtype: str) -> None:
             "%s moves this network further than ESM-2: of an example's tokens, the mean cosine "
             "with fp32 is %.4f (ESM-2's is above %s); set dtype: fp32, or see what that does to "
             "your records with featuremill audit",
-            *(dtype, cosine, TOKEN_COSINE),
+            dtype,
+            cosine,
+            TOKEN_COSINE,
         )

@@ -69,7 +69,12 @@ def size_told(facts: Facts) -> Size:
     is_gated = facts.architecture.is_gated or "gated" in str(config.get("feed_forward_proj", ""))
     number = config.get("dtype") or config.get("torch_dtype") or "float32"
     return Size(
-        *(facts.num_layers, facts.width, inner, attention, heads, 1 + is_gated),
+        facts.num_layers,
+        facts.width,
+        inner,
+        attention,
+        heads,
+        1 + is_gated,
         embedded=int(config.get("vocab_size") or 0) + (facts.max_tokens or 0),
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
         has_bias_of_scores=int(name == "t5"),

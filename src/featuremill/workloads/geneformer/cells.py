@@ -112,7 +112,9 @@ def _tokens_of(path: Path, options: Options, file: h5ad.Cells, genes: Genes) -> 
         log.warning(
             "%s: the vocabulary has %d of the %d genes, so cells have few tokens; look whether the "
             "vocabulary is of this organism, and whether older ids need gene_mapping",
-            *(path, len(known), len(token_G)),
+            path,
+            len(known),
+            len(token_G),
         )
     if genes.mapping is not None:
         return token_G

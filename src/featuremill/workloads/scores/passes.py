@@ -118,8 +118,16 @@ def work_of(payload: bytes, options: Options) -> Work:
         masked, masked_of_V = list(number_of), np.array(found, np.int64)
     has_mutants = "mutant" in kinds
     return Work(
-        *(seen, options.width(len(seen)), names, bounds, places_S, letters_S),
-        *(wildtype, masked, masked_of_V, has_mutants),
+        seen,
+        options.width(len(seen)),
+        names,
+        bounds,
+        places_S,
+        letters_S,
+        wildtype,
+        masked,
+        masked_of_V,
+        has_mutants,
         rows_of(payload) if options.variants == "listed" else [],
     )
 

@@ -15,13 +15,13 @@ from typing import Any
 
 from featuremill import config
 from featuremill.base.errors import UserError
+from featuremill.commands.audit.contract import IsAudited
+from featuremill.commands.audit.sample import Sample, draw
 from featuremill.config import project
-from featuremill.doctor.audit.sample import Sample, draw
 from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import (
     DEFAULT,
     Device,
-    HasPrecisions,
     find_workload,
     plugin_errors,
     refuse_without_packages,
@@ -82,12 +82,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Carry out `featuremill audit`; return 0 when every dtype is within the bounds, else 1."""
-    from featuremill.doctor.audit import report
-    from featuremill.doctor.audit.measure import Task, check_room, measure
+    from featuremill.commands.audit import report
+    from featuremill.commands.audit.measure import Task, check_room, measure
 
     paths, name, options, device, dtypes = _asked(arguments)
     workload = find_workload(name)
-    assert isinstance(workload, HasPrecisions)
+    assert isinstance(workload, IsAudited)
     sample = draw(plugin_errors.records_of(name, workload, paths, options), arguments.sample)
     if not sample.proteins:
         raise UserError(_nothing_left(paths, sample))
@@ -126,7 +126,7 @@ def _asked(
     run = project.read_one(arguments.config, arguments.set) if arguments.config else None
     name = run.workload if run else DEFAULT
     workload = find_workload(name)
-    if not isinstance(workload, HasPrecisions):
+    if not isinstance(workload, IsAudited):
         raise UserError(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."

@@ -20,15 +20,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base import faults, reasons
+from featuremill.base import faults, reasons, this_process
 from featuremill.base.errors import UserError
 from featuremill.base.progress import Progress
-from featuremill.doctor import host
-from featuremill.doctor.audit.sample import Protein
+from featuremill.commands.audit.contract import IsAudited
+from featuremill.commands.audit.sample import Protein
 from featuremill.workload import (
     Device,
     EstimatesMemory,
-    HasPrecisions,
     Kind,
     Weights,
     Workload,
@@ -67,9 +66,9 @@ class Task(NamedTuple):
     """Of the workload."""
 
     @property
-    def precisions(self) -> HasPrecisions:
+    def precisions(self) -> IsAudited:
         """The same workload."""
-        assert isinstance(self.workload, HasPrecisions)
+        assert isinstance(self.workload, IsAudited)
         return self.workload
 
     def options_in(self, dtype: str) -> Any:
@@ -130,7 +129,7 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     needed_mb = NUM_COPIES * batch_cost * task.values_bytes // 2**20
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
-    if needed_mb > (free_mb := host.memory_free_mb()):
+    if needed_mb > (free_mb := this_process.free_memory_mb()):
         option = optional(task.workload, "REMEDIES").get("smaller batches")
         lower = f"lower {option} in the config, " if option else ""
         raise UserError(

@@ -19,9 +19,9 @@ from rich.text import Text
 from featuremill.base import this_process
 from featuremill.base.text import clipped, wrapped
 from featuremill.base.words import counted
-from featuremill.doctor.audit.measure import REFERENCE, Compared, Found, Task
-from featuremill.doctor.audit.sample import Protein, Sample
-from featuremill.workload import Kind, optional
+from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
+from featuremill.commands.audit.sample import Protein, Sample
+from featuremill.workload import Kind
 
 WIDTH = 100
 SHOWN_NAMES = 40
@@ -192,7 +192,7 @@ def _audited(found: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
     """Return the figures of one dtype, as yet without a remedy."""
     bad = {one.row for one in found.compared if not one.is_finite}
     columns, beyond = [], []
-    kinds, one_token = task.kinds, tuple(optional(task.workload, "ONE_TOKEN"))
+    kinds, one_token = task.kinds, tuple(getattr(task.workload, "ONE_TOKEN", ()))
     if bad:
         them = "it" if len(bad) == 1 else "them"
         beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
@@ -269,7 +269,7 @@ def remedy(dtype: str, within: Mapping[str, bool], kind: str) -> str | None:
 
 def _table(dtypes: Sequence[Audited]) -> Table:
     """Return a row for each dtype and column, and below it its bounds."""
-    table = _columns("dtype", "column", *("cosine mean", "min", "relative L2 mean", "max"))
+    table = _columns("dtype", "column", "cosine mean", "min", "relative L2 mean", "max")
     for found in dtypes:
         for column in found.columns:
             table.add_row(found.dtype, column.column, *_cells(column.figures))

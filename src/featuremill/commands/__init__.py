@@ -1,0 +1,1 @@
+"""Commands beside those of a run, each an entry point of the group `featuremill.commands`."""
