@@ -87,11 +87,11 @@ def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys, requ
         folder.chmod(0o777)
     with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
         check_reader(case, path)
-        status = main(["plan", str(folder), "--config-json", json.dumps(config)])
+        status = main(["plan", str(folder), "--config", written(config)])
         said = capsys.readouterr().err
         # What plan refuses, init has refused before it, on the same ground.
-        written = ["--workload", "composition", "--output", str(folder / "my.yaml")]
-        assert main(["init", str(path), *written]) == status
+        written_file = ["--workload", "composition", "--output", str(folder / "my.yaml")]
+        assert main(["init", str(path), *written_file]) == status
         surveyed = capsys.readouterr().err
     if status:
         last = surveyed.splitlines()[-1]
@@ -112,7 +112,7 @@ def test_what_a_workload_cannot_have_is_one_sentence(case, capsys, monkeypatch):
         (folder / "in.fa").write_text(">a\nMKV\n")
         asked = {"inputs": ["in.fa"], "workload": case.workload, "device": "cpu"}
         asked |= {"outputs": ["parquet"], **case.make(folder)}
-        words = ["plan", "run", "--config-json", json.dumps(asked)]
+        words = ["plan", "run", "--config", written(asked)]
         if case.verb == "weights":
             words = ["weights", "more", "--workload", case.workload, "--output", "out/w.json"]
         if case.unprivileged:
@@ -172,7 +172,7 @@ def test_a_damaged_run_is_answered_in_one_sentence(
     arguments = {
         "merge": ["merge", str(run.root), "--outputs", "parquet"],
         "extract": ["extract", str(run.root), shard, "--recipe", recipe],
-        "plan": ["plan", str(run.root), "--config-json", json.dumps(config)],
+        "plan": ["plan", str(run.root), "--config", written(config)],
         "report": ["report", str(run.root), "--output", "report.html"],
     }
     assert main(arguments[verb]) == expected
@@ -213,7 +213,7 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
     path.write_text(text)
     (tmp_path / "in.fa").write_text(">a\nMKV\n")
     config = {"inputs": [str(tmp_path / "in.fa")], "workload": "esm2", "device": "cpu"}
-    told = ["--config-json", json.dumps(config), "--weights", str(path)]
+    told = ["--config", written(config), "--weights", str(path)]
     assert main(["plan", str(tmp_path / "run"), *told]) == 2
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and str(path) in sentence and f"delete {path}" in sentence
@@ -234,7 +234,7 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
     ],
 )
 def test_a_broken_config_in_json(text, fragment, tmp_path, capsys):
-    assert main(["plan", str(tmp_path / "run"), "--config-json", text]) == 2
+    assert main(["plan", str(tmp_path / "run"), "--config", written(text)]) == 2
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and sentence.endswith(".")
     assert not (tmp_path / "run" / "plan.json").exists()

@@ -134,9 +134,9 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        preflight.refuse_without_packages(None, config, "results/x", [])
+        preflight.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    preflight.refuse_without_packages(None, config, "results/x", [])
+    preflight.refuse_without_packages(None, config)
     flow = SimpleNamespace(config=config)
     assert {Run.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"

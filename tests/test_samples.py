@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from programs import written
 
 import featuremill
 from featuremill import config, features
@@ -271,7 +272,7 @@ def of_samples(tmp_path_factory, environment):
     found = verbs.plan([], more=("--threads", "1"), **told)
     verbs.extract(found)
     asked = {"workload": "composition", **told}
-    verbs("merge", verbs.run_folder.root, "--config-json", json.dumps(asked))
+    verbs("merge", verbs.run_folder.root, "--config", written(asked))
     return verbs.run_folder, found
 
 

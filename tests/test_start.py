@@ -123,7 +123,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        preflight.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        preflight.refuse_without_packages(workflow, run)
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -178,10 +178,12 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     assert "Nothing to be done" in said and not file.exists()
     assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == made
 
+    run = config.read(folder.path / "my.yaml").model_copy(update={"weights_json": str(json_path)})
+
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), [json_path])
+        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), run)
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)

@@ -20,11 +20,11 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Config, files_of, from_json, model_of, read
+from featuremill.config import Run, read, read_run
 from featuremill.config.asked import options_asked
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
-from featuremill.lease.devices import Device, planning_device
+from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
@@ -39,12 +39,12 @@ from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.ledger import SAMPLE
-from featuremill.store.plan import Input, Plan, Settings
+from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload, plugin_errors
+from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of
-from featuremill.workload.recipe import recipe_of, settings_of
+from featuremill.workload.recipe import recipe_of, settled
 
 PLAN_VERSION = 1
 RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
@@ -58,9 +58,7 @@ log = logging.getLogger("featuremill.plan")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill plan`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, help="YAML file of the run")
-    source.add_argument("--config-json", help="the same as JSON text")
+    parser.add_argument("--config", type=Path, help="YAML file of the run (run.json of its folder)")
     parser.add_argument("--weights", type=Path, help="weights/<name>.json, if the workload has any")
     parser.add_argument("--replan", action="store_true", help="cut every shard anew")
     parser.add_argument("--threads", type=int, help="processes that share the work (all cores)")
@@ -68,19 +66,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill plan`."""
+    folder = Results(arguments.run_folder)
     if arguments.config:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
-        config = from_json(arguments.config_json)
-    model = model_of(config)
-    if model and not arguments.weights:
-        path = weights_verb.json_of(model, config.workload)
-        command = weights_verb.command_for(model, config.workload, path)
+        config = read_run(folder)
+    if config.model and not arguments.weights:
+        path = weights_verb.json_of(config.model, config.workload)
+        command = weights_verb.command_for(config.model, config.workload, path)
         raise UserError(
-            f"plan: {model} needs its weights: {command}, then featuremill plan … --weights {path}."
+            f"plan: {config.model} needs its weights: {command}, then featuremill plan … --weights "
+            f"{path}."
         )
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
-    folder = Results(arguments.run_folder)
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
@@ -96,7 +94,7 @@ class Planned(NamedTuple):
 
 def plan(
     folder: Results,
-    config: Config,
+    config: Run,
     weights: Weights | None,
     weights_path: Path | None = None,
     replan: bool = False,
@@ -111,9 +109,9 @@ def plan(
         UserError: for inputs that cannot be read, options that cannot be met, and ids that stand
             for two different payloads. Nothing of an earlier plan is lost then.
     """
-    workload = find_workload(config.workload)
+    workload = config.module
     device = planning_device(config.device)
-    options, settings = _settled(config, workload, device, weights)
+    options, settings = settled(config.workload, workload, config.options, device, weights)
     values = plugin_errors.schema_of(config.workload, workload, options, weights, RESERVED)
     refuse_outputs(config.outputs, values)
     sizing = Sizing(
@@ -134,9 +132,7 @@ def plan(
         try:
             last = None if replan else Plan.find(folder.store / "plan.json")
             with Processes(threads or num_cores()) as processes:
-                result, why_cut = _planned(
-                    folder, config, workload, options, sizing, last, processes
-                )
+                result, why_cut = _planned(folder, config, options, sizing, last, processes)
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
@@ -146,20 +142,9 @@ def plan(
     return Planned(result, why_cut)
 
 
-def _settled(
-    config: Config, workload: Workload, device: Device, weights: Weights | None
-) -> tuple[Any, Settings]:
-    """Return the options with every "auto" settled, and the settings they come to."""
-    options = workload.Options.model_validate(config.options)
-    settings = settings_of(config.workload, workload, options, device, weights)
-    execution = options.model_dump(mode="json", include=execution_of(type(options)))
-    return workload.Options.model_validate(settings.options | execution), settings
-
-
 def _planned(
     folder: Results,
-    config: Config,
-    workload: Workload,
+    config: Run,
     options: Any,
     sizing: Sizing,
     last: Plan | None,
@@ -171,7 +156,7 @@ def _planned(
     sheet = samples.read(Path(config.samples)) if config.samples else None
     if sheet:
         _check(sheet)
-    spooled, inputs = _read(scratch, config, sheet, workload, options, processes)
+    spooled, inputs = _read(scratch, config, sheet, options, processes)
     tally, repeats = spooled.tally, spooled.repeats
     if tally.is_nucleotides:
         nucleotides.refuse(config.inputs or [config.samples], log)
@@ -219,8 +204,8 @@ def _planned(
         version=PLAN_VERSION,
         run=config.run,
         workload=config.workload,
-        workload_version=workload.VERSION,
-        cost_unit=workload.COST_UNIT,
+        workload_version=config.module.VERSION,
+        cost_unit=config.module.COST_UNIT,
         recipe=recipe,
         settings=sizing.settings,
         execution=options.model_dump(mode="json", include=execution_of(type(options))),
@@ -243,16 +228,15 @@ def _planned(
 
 def _read(
     scratch: Path,
-    config: Config,
+    config: Run,
     sheet: Sheet | None,
-    workload: Workload,
     options: Any,
     processes: Processes,
 ) -> tuple[Spooled, list[Input]]:
     """Spool the records; return that, and what `plan.json` says of each input."""
-    files = Counter(files_of(config))
+    files = Counter(config.files)
     before = [_identity(path) for path in files]
-    spooled = read_records(config, workload, options, scratch, processes, sheet)
+    spooled = read_records(config, options, scratch, processes, sheet)
     inputs = [
         Input(
             path=name,
