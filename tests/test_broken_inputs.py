@@ -12,7 +12,7 @@ import pytest
 from broken_inputs import ASKED, BROKEN, as_ordinary_user
 from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
 from conftest import PLUGINS
-from programs import Verbs
+from programs import Verbs, written
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
@@ -222,10 +222,10 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("", "--config-json: this is no JSON"),
-        ("{", "--config-json: this is no JSON"),
-        ("[]", "--config-json: a config is a JSON object"),
-        ("[" * 50_000, "--config-json: this is no JSON"),
+        ("", "a config is a YAML mapping"),
+        ("{", "this is not valid YAML"),
+        ("[]", "a config is a YAML mapping"),
+        ("[" * 50_000, "its brackets or indents are nested too deeply"),
         ('{"inputs": "a\\u0000b"}', "holds a line break or another control character"),
         ('{"inputs": ""}', "one of the names is empty"),
         ('{"inputs": "~/a.fa"}', "~/a.fa: ~ works only in a shell"),
@@ -233,7 +233,7 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
         (f'{{"inputs": "a", "run": "{"r" * 300}"}}', "use at most 100 letters"),
     ],
 )
-def test_a_broken_config_in_json(text, fragment, tmp_path, capsys):
+def test_a_broken_config_that_plan_is_given(text, fragment, tmp_path, capsys):
     assert main(["plan", str(tmp_path / "run"), "--config", written(text)]) == 2
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and sentence.endswith(".")

@@ -144,7 +144,7 @@ def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
     path = tmp_path / "logs" / "x.log"
     arguments = ["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]
     assert main(arguments) == 2
-    assert log.last_error(path).startswith("--config-json: this is no JSON")
+    assert "my.yaml:1: this is not valid YAML" in log.last_error(path)
     with path.open("a") as file:
         file.write("\n2026-01-01 00:00:00,000 DEBUG   featuremill.plan: begin: another\nrubbish \n")
     assert log.last_error(path) == ""

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
-from programs import Desk, Verbs, fasta, wait_for, written
+from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
@@ -79,8 +79,7 @@ def computed(folder, environment, of_sample, sheet, **options):
     write_sheet(folder, of_sample, **sheet)
     told = {"samples": "samples.tsv", "inputs": [], "options": options}
     verbs.extract(verbs.plan([], more=("--threads", "1"), **told))
-    asked = json.dumps({"workload": "composition", "outputs": ["parquet"], **told})
-    verbs("merge", verbs.run_folder.root, "--config", written(asked))
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
     return verbs.run_folder.root
 
 
@@ -230,8 +229,8 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
     verbs(
         "merge",
         verbs.run_folder.root,
-        "--config",
-        written({"workload": "composition", "inputs": ["input.fa"], "outputs": ["parquet"]}),
+        "--outputs",
+        "parquet",
     )
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     both = (runs[0], verbs.run_folder.root)

@@ -115,7 +115,8 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("featuremill.workload.find_spec", lambda module: None)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "my.yaml"])
-    run = config.validate({"inputs": "my.fa"})
+    run = config.validate({"inputs": "my.fa", "run": "my"})
+    run = run.model_copy(update={"weights_json": "weights/w.json"})
 
     def check(nodes=None, methods=()):
         workflow = SimpleNamespace(
@@ -178,7 +179,7 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     assert "Nothing to be done" in said and not file.exists()
     assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == made
 
-    run = config.read(folder.path / "my.yaml").model_copy(update={"weights_json": str(json_path)})
+    run = config.validate(folder.config).model_copy(update={"weights_json": str(json_path)})
 
     def is_kept(methods=()):
         json_path.touch()

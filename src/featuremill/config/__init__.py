@@ -202,7 +202,7 @@ class Features(Section):
 
 
 class Config(Features, Records):
-    """What a config without `features:` says."""
+    """A run: which records go in, what is computed of them, and what is written."""
 
 
 @dataclass(frozen=True)
