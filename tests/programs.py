@@ -107,7 +107,9 @@ def jobs_listed(said):
 def written(config):
     """Return a file with a config, a mapping or its text, for `--config`."""
     path = Path(tempfile.mkdtemp(prefix="config-"), "my.yaml")
-    path.write_text(config if isinstance(config, str) else json.dumps(config))
+    path.parent.chmod(0o755)  # another user may have to read it
+    is_text = isinstance(config, str)
+    path.write_text(config if is_text else yaml.safe_dump(json.loads(json.dumps(config))))
     return str(path)
 
 

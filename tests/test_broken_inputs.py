@@ -229,7 +229,7 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
         ('{"inputs": "a\\u0000b"}', "holds a line break or another control character"),
         ('{"inputs": ""}', "one of the names is empty"),
         ('{"inputs": "~/a.fa"}', "~/a.fa: ~ works only in a shell"),
-        ('{"inputs": "a", "max_failed": 1e999}', "give a whole number of at least 0, not inf"),
+        ('{"inputs": "a", "max_failed": .inf}', "give a whole number of at least 0, not inf"),
         (f'{{"inputs": "a", "run": "{"r" * 300}"}}', "use at most 100 letters"),
     ],
 )

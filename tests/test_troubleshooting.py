@@ -248,7 +248,8 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     here = SimpleNamespace(nodes=None, modifier=NOT_IMPORTED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = validate({"device": "cuda", "inputs": "in.fa"})
-    check = functools.partial(refuse_without_gpu, config=run, results=str(workflow.run_folder.root))
+    run = run.model_copy(update={"folder": str(workflow.run_folder.root)})
+    check = functools.partial(refuse_without_gpu, run=run)
     with pytest.raises(RefusedError, match="no NVIDIA GPU"):
         check(here)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "plants.yaml"])

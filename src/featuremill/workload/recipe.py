@@ -55,10 +55,11 @@ def settled(
     if files := option_files.digests(resolved):
         settings = settings.model_copy(update={"files": files})
     # Recipes of engine version 1 do not contain it, so their parts stay valid.
-    if ENGINE_VERSION != 1:
-        settings = settings.model_copy(update={"engine": ENGINE_VERSION})
     as_asked = {key: getattr(options, key) for key in execution_of(type(options))}
-    return resolved.model_copy(update=as_asked), settings
+    resolved = resolved.model_copy(update=as_asked)
+    if ENGINE_VERSION == 1:
+        return resolved, settings
+    return resolved, settings.model_copy(update={"engine": ENGINE_VERSION})
 
 
 def recipe_of(settings: Settings) -> str:
