@@ -210,6 +210,7 @@ class Flow:
         self._rule = internals.rule_name(workflow, "{}")
         """What another workflow calls a rule of this one."""
         self._is_checked = not internals.is_main(workflow)
+        self._runs_jobs = internals.is_main(workflow) and internals.executes(workflow)
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -275,8 +276,18 @@ class Flow:
         return self._by_weights[wildcards.name]
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
-        """Return what of the config, when it changes, runs the `verb` again."""
-        return lambda wildcards: self.of(wildcards).reruns(verb)
+        """Return what of the config, when it changes, runs the `verb` again. Snakemake asks for it
+        once it needs the job, and where another workflow imports this one, nothing says so before:
+        what the job reads is written then."""
+
+        def of_job(wildcards: Any) -> str:
+            run = self.of(wildcards)
+            if self._module is not None and self._runs_jobs:
+                with screen.refusing():
+                    preflight.write_run(run.here)
+            return run.reruns(verb)
+
+        return of_job
 
     def environment(self, verb: str) -> Callable[[Any], str]:
         """Return the conda environment of a command's jobs."""

@@ -78,7 +78,8 @@ def prepare(workflow: Any, run: Run) -> None:
             is_imported=internals.is_imported(workflow),
         )
         with refusing():
-            write_run(run)
+            if not internals.is_imported(workflow):  # its target may not need this run
+                write_run(run)
             forget_plan_of_other_versions(workflow, run)
             forget_what_is_gone(run)
             forget_lost_weights(workflow, run)
