@@ -84,11 +84,13 @@ def _write(folder: Path, num_in_all: int, num_records: int) -> None:
 
 
 def _plan(folder: Path, run: str, config: dict[str, str], threads: int) -> dict[str, float]:
+    asked = folder / f"{run}.yaml"
+    asked.write_text(json.dumps(config))
     words = [
         "plan",
         f"results/{run}",
-        "--config-json",
-        json.dumps(config),
+        "--config",
+        asked.name,
         "--threads",
         str(threads),
     ]

@@ -125,7 +125,9 @@ def timed(
     weights = ["--weights", str(asked.weights)] if asked.weights else []
     log = fasta.with_suffix(".log")
     log.unlink(missing_ok=True)
-    words = ("plan", str(folder.root), "--config-json", json.dumps(config), *weights)
+    written = fasta.with_suffix(".yaml")
+    written.write_text(json.dumps(config))
+    words = ("plan", str(folder.root), "--config", str(written), *weights)
     more = {TRITON_CACHE_DIR.name: str(kernels)} if kernels else {}
     plan_seconds = _verb(words, log, clock, more)
     plan = json.loads(folder.plan.read_text())

@@ -104,6 +104,15 @@ def jobs_listed(said):
     return set(re.findall(r"^(\w+) +\d+$", said, re.MULTILINE)) - {"total"}
 
 
+def written(config):
+    """Return a file with a config, a mapping or its text, for `--config`."""
+    path = Path(tempfile.mkdtemp(prefix="config-"), "my.yaml")
+    path.parent.chmod(0o755)  # another user may have to read it
+    is_text = isinstance(config, str)
+    path.write_text(config if is_text else yaml.safe_dump(json.loads(json.dumps(config))))
+    return str(path)
+
+
 def random_records(count, seed=0):
     rng = random.Random(seed)
     return [
@@ -316,7 +325,7 @@ class Verbs(Desk):
             "device": "cpu",
             **config,
         }
-        self("plan", self.run_folder.root, "--config-json", json.dumps(config), *more)
+        self("plan", self.run_folder.root, "--config", written(config), *more)
         return json.loads(self.run_folder.plan.read_text())
 
     def extract(self, plan, status=0, *more):

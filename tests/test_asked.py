@@ -5,6 +5,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -12,14 +13,19 @@ import yaml
 from plans import delivery_json, read_sealed, write_sealed
 from programs import Desk, Verbs, random_records
 
-from featuremill.config import runs
+from featuremill.__main__ import main
+from featuremill.config import project, runs
+from featuremill.flow import context, internals, preflight
+from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
 from featuremill.status import view
 from featuremill.status.project import ProjectReader
 from featuremill.step import Made
 from featuremill.steps import autoencoders
 from featuremill.store import run_lock
+from featuremill.store.drawn import labels_of
 from featuremill.store.results import Results
+from featuremill.workloads import composition
 
 RECORDS = random_records(30)
 LONG_AGO = 1_500_000_000
@@ -308,3 +314,97 @@ def test_what_a_merge_writes_besides_is_missed(desk, name):
     Results(Path("results/my")).root.joinpath(name).unlink()
     state, said = look()
     assert state.exit_status == 1 and f"{name}: it is gone." in said
+
+
+# ---- run.json, in which commands read what the config asks for ----
+
+
+def asked_in(path=Path("results/my/run.json")):
+    """Return what the file says, which is whole."""
+    return read_sealed(path)["config"]
+
+
+def test_commands_are_asked_for_what_the_config_says(desk):
+    """The main process writes it; a look and a dry run write nothing."""
+    path = Path("results/my/run.json")
+    (expected,) = project.read(Path("my.yaml")).runs.values()
+    assert asked_in() == expected.model_dump(mode="json")
+    assert asked_in()["options"] == {"hydropathy": True, "id_column": "", "sequence_column": ""}
+    before = path.stat()
+    run(desk)
+    assert path.stat() == before, "what says the same is left as it is"
+    write(desk.folder, max_failed=3, outputs=["parquet", "npy"])
+    run(desk, "--dry-run")
+    run(desk, "--summary")
+    desk.type("featuremill", "status", "my.yaml")
+    assert path.stat() == before
+    run(desk)
+    assert (asked_in()["max_failed"], asked_in()["outputs"]) == (3, ["parquet", "npy"])
+
+
+def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
+    folder = Path("results/my")
+    page = (folder / "report.html").read_bytes()
+    for path in (folder / "manifest.json", folder / "embeddings.parquet"):
+        path.unlink()
+    write(desk.folder, outputs=["npy"], max_failed=3)
+    run(desk, "results/my/manifest.json")
+    for path in (folder / "manifest.json", *folder.glob("embeddings.*")):
+        path.unlink()
+    said = desk.type("featuremill", "merge", folder).err
+    assert "embeddings.npy" in said and not (folder / "embeddings.parquet").exists()
+    desk.type("featuremill", "merge", folder, "--outputs", "parquet")
+    assert (folder / "embeddings.parquet").exists()
+    desk.type("featuremill", "report", folder)
+    assert labels_of(folder / "report.html") == labels_of_bytes(page, folder)
+
+
+def labels_of_bytes(page, folder):
+    (folder / "before.html").write_bytes(page)
+    return labels_of(folder / "before.html")
+
+
+def test_a_plan_by_hand_is_that_of_the_config(desk):
+    folder = Path("results/my")
+    planned = (folder / "plan.json").read_bytes()
+    desk.type("featuremill", "plan", folder)
+    assert (folder / "plan.json").read_bytes() == planned
+    (folder / "run.json").unlink()
+    said = desk.type("featuremill", "plan", folder, status=2).err
+    assert "results/my/run.json: what the config asks for is not there yet; type" in said
+    assert (folder / "plan.json").read_bytes() == planned
+    run(desk)
+    assert asked_in()["run"] == "my", "a run from before there was this file gets it"
+
+
+def test_a_damaged_run_json_is_refused_and_written_anew(desk):
+    path = Path("results/my/run.json")
+    text = path.read_text()
+    path.write_text(text.replace('"max_failed": 0', '"max_failed": 9'))
+    said = desk.type("featuremill", "merge", "results/my", status=4).err
+    assert "results/my/run.json: its content is not what was written" in said
+    run(desk)
+    assert path.read_text() == text
+    assert list(path.parent.glob("run.yours-*.json")), "a file that a person changed is kept"
+
+
+def test_options_are_validated_once_in_each_command(desk, monkeypatch):
+    calls = []
+    validate = composition.Options.model_validate.__func__
+
+    def counted(model, *given, **more):
+        calls.append(model)
+        return validate(model, *given, **more)
+
+    monkeypatch.setattr(composition.Options, "model_validate", classmethod(counted))
+    for verb in ("plan", "merge", "report"):
+        assert main([verb, "results/my"]) == 0
+        assert len(calls) == 1, verb
+        calls.clear()
+    workflow = SimpleNamespace(modifier=SimpleNamespace(parent_modifier=None))
+    monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
+    monkeypatch.setattr(internals, "is_main", lambda workflow: True)
+    monkeypatch.setattr(sys, "argv", ["snakemake"])
+    monkeypatch.setattr(preflight, "_claimed", {})
+    begun = context.begin(workflow, CONFIG, Failures())
+    assert begun.runs["my"].reruns("plan") and len(calls) == 1

@@ -12,7 +12,7 @@ import pytest
 from broken_inputs import ASKED, BROKEN, as_ordinary_user
 from broken_stores import DAMAGES, TOLD, WEIGHTS, part_of, receipt_of
 from conftest import PLUGINS
-from programs import Verbs
+from programs import Verbs, written
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
@@ -80,11 +80,11 @@ def test_the_reader_plan_and_init_end_as_documented(case, tmp_path, capsys):
     folder.mkdir()
     with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
         check_reader(case, path)
-        status = main(["plan", str(folder), "--config-json", json.dumps(config)])
+        status = main(["plan", str(folder), "--config", written(config)])
         said = capsys.readouterr().err
         # What plan refuses, init has refused before it, on the same ground.
-        written = ["--workload", "composition", "--output", str(folder / "my.yaml")]
-        assert main(["init", str(path), *written]) == status
+        written_file = ["--workload", "composition", "--output", str(folder / "my.yaml")]
+        assert main(["init", str(path), *written_file]) == status
         surveyed = capsys.readouterr().err
     if status:
         last = surveyed.splitlines()[-1]
@@ -103,7 +103,7 @@ def test_what_a_workload_cannot_have_is_one_sentence(case, capsys, monkeypatch):
         (folder / "in.fa").write_text(">a\nMKV\n")
         asked = {"inputs": ["in.fa"], "workload": case.workload, "device": "cpu"}
         asked |= {"outputs": ["parquet"], **case.make(folder)}
-        words = ["plan", "run", "--config-json", json.dumps(asked)]
+        words = ["plan", "run", "--config", written(asked)]
         if case.verb == "weights":
             words = ["weights", "more", "--workload", case.workload, "--output", "out/w.json"]
         with as_ordinary_user() if case.unprivileged else contextlib.nullcontext():
@@ -161,7 +161,7 @@ def test_a_damaged_run_is_answered_in_one_sentence(
     arguments = {
         "merge": ["merge", str(run.root), "--outputs", "parquet"],
         "extract": ["extract", str(run.root), shard, "--recipe", recipe],
-        "plan": ["plan", str(run.root), "--config-json", json.dumps(config)],
+        "plan": ["plan", str(run.root), "--config", written(config)],
         "report": ["report", str(run.root), "--output", "report.html"],
     }
     assert main(arguments[verb]) == expected
@@ -202,7 +202,7 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
     path.write_text(text)
     (tmp_path / "in.fa").write_text(">a\nMKV\n")
     config = {"inputs": [str(tmp_path / "in.fa")], "workload": "esm2", "device": "cpu"}
-    told = ["--config-json", json.dumps(config), "--weights", str(path)]
+    told = ["--config", written(config), "--weights", str(path)]
     assert main(["plan", str(tmp_path / "run"), *told]) == 2
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and str(path) in sentence and f"delete {path}" in sentence
@@ -211,19 +211,19 @@ def test_a_broken_description_of_weights(text, fragment, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("text", "fragment"),
     [
-        ("", "--config-json: this is no JSON"),
-        ("{", "--config-json: this is no JSON"),
-        ("[]", "--config-json: a config is a JSON object"),
-        ("[" * 50_000, "--config-json: this is no JSON"),
+        ("", "a config is a YAML mapping"),
+        ("{", "this is not valid YAML"),
+        ("[]", "a config is a YAML mapping"),
+        ("[" * 50_000, "its brackets or indents are nested too deeply"),
         ('{"inputs": "a\\u0000b"}', "holds a line break or another control character"),
         ('{"inputs": ""}', "one of the names is empty"),
         ('{"inputs": "~/a.fa"}', "~/a.fa: ~ works only in a shell"),
-        ('{"inputs": "a", "max_failed": 1e999}', "give a whole number of at least 0, not inf"),
+        ('{"inputs": "a", "max_failed": .inf}', "give a whole number of at least 0, not inf"),
         (f'{{"inputs": "a", "run": "{"r" * 300}"}}', "use at most 100 letters"),
     ],
 )
-def test_a_broken_config_in_json(text, fragment, tmp_path, capsys):
-    assert main(["plan", str(tmp_path / "run"), "--config-json", text]) == 2
+def test_a_broken_config_that_plan_is_given(text, fragment, tmp_path, capsys):
+    assert main(["plan", str(tmp_path / "run"), "--config", written(text)]) == 2
     (sentence,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
     assert fragment in sentence and sentence.endswith(".")
     assert not (tmp_path / "run" / "plan.json").exists()

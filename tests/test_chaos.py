@@ -14,7 +14,7 @@ from itertools import count
 import chaos
 import pytest
 from chaos import Chain
-from programs import Verbs
+from programs import Verbs, written
 
 BESIDE = 2
 """Chains at the same time."""
@@ -70,7 +70,7 @@ class Trial:
         """Return a chain without kills, computed by one verb after the other."""
         chain = self.chain(WITNESSED, name)
         verbs = Verbs(chain.folder, self._environment)
-        verbs("plan", verbs.run_folder.root, "--config-json", json.dumps(WITNESSED))
+        verbs("plan", verbs.run_folder.root, "--config", written(WITNESSED))
         verbs.extract(json.loads(verbs.run_folder.plan.read_text()))
         verbs("merge", verbs.run_folder.root, "--outputs", "parquet", "per_protein_h5")
         return chain

@@ -28,7 +28,7 @@ def read(tmp_path, text):
     path = tmp_path / "my.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     (run,) = project.read(path).runs.values()
-    return run.config
+    return run
 
 
 def refusal(tmp_path, text):
@@ -43,7 +43,7 @@ def test_the_smallest_config_gets_every_default(tmp_path):
     assert (run.run, run.workload, run.device, run.max_failed) == ("demo", "esm2", "auto", 0)
     assert run.shards.cost == "auto"
     assert run.outputs == ("parquet", "per_protein_h5")
-    assert run.options == find_workload("esm2").Options().model_dump(mode="json")
+    assert run.options == find_workload("esm2").Options()
     assert config.validate(run.model_dump(mode="json")) == run, "what is validated stays valid"
 
 
@@ -123,12 +123,12 @@ def test_a_checkpoint_that_is_not_there_is_answered_with_its_line(tmp_path, monk
         f"from where the command is started: {tmp_path})."
     )
     Path("my.yaml").write_text(text.format("facebook/esm2_t33_650M_UR50D"))
-    assert config.read(Path("my.yaml")).options["model"], "a name, which needs no file"
+    assert config.read(Path("my.yaml")).options.model, "a name, which needs no file"
     # What was made of it is enough: the checkpoint may be put away.
     Path("weights").mkdir()
     Path("weights/mine.json").touch()
     Path("my.yaml").write_text(text.format("nets/mine.pt"))
-    assert config.read(Path("my.yaml")).options["model"] == "nets/mine.pt"
+    assert config.read(Path("my.yaml")).options.model == "nets/mine.pt"
 
 
 def test_all_mistakes_are_named_at_once(tmp_path):
@@ -196,7 +196,7 @@ def test_shipped_configs_are_valid_and_have_no_idle_setting(path, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     raw = yaml.safe_load(path.read_text())
     runs = project.validate(raw).runs.values()
-    assert not any(config.without_effect(run.config) for run in runs)
+    assert not any(config.without_effect(run) for run in runs)
     schema = json.loads(SCHEMA.read_text())
     jsonschema.Draft202012Validator(schema).validate(raw)
 

@@ -278,7 +278,7 @@ def test_a_run_without_sets_is_of_the_first_kind_of_records_or_of_the_one_it_nam
         project.validate({**plain, "of": ["proteins"]})
     for more, file in (({}, "proteins.faa.gz"), ({"of": "nucleotides"}, "nucleotides.fna.gz")):
         (run,) = project.validate({**plain, **more}).runs.values()
-        assert run.config.inputs == (f"results/my/translate/{file}",)
+        assert run.inputs == (f"results/my/translate/{file}",)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 from broken_stores import DAMAGES, PART, RECEIPT, OfShard, damage_of, part_of, receipt_of
 from conftest import ROOT
 from mounts import Mount
-from programs import Desk, Workflow, fasta, is_running, random_records, wait_for
+from programs import Desk, Workflow, fasta, is_running, random_records, wait_for, written
 
 from featuremill.__main__ import main
 from featuremill.store.results import Results
@@ -84,7 +84,7 @@ class Site(Desk):
             "shards": {"cost": SHARD_RECORDS},
             "device": "cpu",
         }
-        return ("plan", self.run, "--config-json", json.dumps(config))
+        return ("plan", self.run, "--config", written(config))
 
     def merge_words(self):
         return ("merge", self.run, "--outputs", *OUTPUTS)

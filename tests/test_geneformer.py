@@ -32,7 +32,7 @@ from geneformer_models import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from programs import Desk, Verbs
+from programs import Desk, Verbs, written
 from pypi import fetched
 from scipy import sparse
 
@@ -760,7 +760,7 @@ def test_a_run_from_cells_to_statistics(place, tmp_path, environment):
     words = ("featuremill", "weights", "--workload", "geneformer", "--output", made)
     Desk.type(desk, *words, options["model"])
     told = json.dumps(config)
-    Desk.type(desk, "featuremill", "plan", folder, "--config-json", told, "--weights", made)
+    Desk.type(desk, "featuremill", "plan", folder, "--config", written(told), "--weights", made)
     for shard in json.loads((folder / "plan.json").read_text())["shards"]:
         Desk.type(desk, "featuremill", "extract", folder, shard["shard"])
     Desk.type(desk, "featuremill", "merge", folder, "--outputs", *outputs, "--max-failed", "0")

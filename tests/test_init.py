@@ -13,6 +13,7 @@ import pytest
 import yaml
 from broken_inputs import GENE, GOOD, INSULIN_A, UBIQUITIN
 from conftest import PLUGINS
+from programs import written
 
 from featuremill import config
 from featuremill.__main__ import main
@@ -149,7 +150,7 @@ def test_each_of_several_files_is_a_sample(
     run = config.read(Path("a.b.yaml"))
     assert (run.inputs, run.samples) == ((), "a.b.tsv")
     assert Path("a.b.tsv").read_text() == "sample\tfile\na.b\ta.b.fasta\nb\tb.csv\n"
-    assert run.options["model"] == ESM2[0]
+    assert run.options.model == ESM2[0]
     Path("many").mkdir()
     for name in ("late.fa", "early.faa", ".hidden.fa", "notes.md"):
         Path("many", name).write_text(GOOD)
@@ -212,7 +213,7 @@ def test_what_a_workload_cannot_do_without_is_left_to_be_filled_in(
     assert str(refusal.value) == f"a.yaml:{line}: options.{option}: this is empty; give {kind}."
     filled = text.replace(f"  {option}:", f"  {option}: {write('number.txt', '7')}")
     write("a.yaml", filled)
-    assert config.read(Path("a.yaml")).options[option] == "number.txt"
+    assert config.read(Path("a.yaml")).options_given[option] == "number.txt"
 
 
 def test_no_output_that_has_no_place_for_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,7 +291,7 @@ def test_says_which_columns_of_a_table_are_read(capsys: pytest.CaptureFixture[st
     assert main(["init", "both.csv", *chosen]) == 0
     said = capsys.readouterr().err
     assert "id from column 'entry', sequence from 'letters', description from 'product'" in said
-    options = config.read(Path("both.yaml")).options
+    options = config.read(Path("both.yaml")).options_given
     assert (options["id_column"], options["sequence_column"]) == ("entry", "letters")
 
 
@@ -309,7 +310,7 @@ def test_an_id_that_all_records_have_is_told(capsys: pytest.CaptureFixture[str])
     said = capsys.readouterr().err
     assert "'ESMFOLD' is the id of all 4 records, and they are different, so a run refuses" in said
     asked = json.dumps({"inputs": ["e.fa"], "workload": "composition", "outputs": ["parquet"]})
-    assert main(["plan", "run", "--config-json", asked]) == 2
+    assert main(["plan", "run", "--config", written(asked)]) == 2
     said = capsys.readouterr().err
     assert (
         "two different sequences, such as 'ESMFOLD' (an id is the first word of a header)" in said

@@ -7,7 +7,7 @@ import pytest
 from plans import write_weights
 from running_runs import RECIPE, RunningRun
 
-from featuremill.config import Config
+from featuremill.config import validate
 from featuremill.flow import job_resources
 from featuremill.flow.job_resources import JobResources
 from featuremill.store.plan import Settings
@@ -16,8 +16,9 @@ from featuremill.workloads.esm2 import memory, sources
 
 
 def asked(folder, device="cuda", weights=(), gpu_model="", inputs="in.fa"):
-    run = Config(run="test", inputs=[inputs], device=device)
-    return JobResources(run, str(folder), tuple(map(str, weights)), gpu_model)
+    run = validate({"run": "test", "inputs": [inputs], "device": device})
+    here = {"folder": str(folder), "weights_json": "".join(map(str, weights))}
+    return JobResources(run.model_copy(update=here), gpu_model)
 
 
 def wildcards(run, number=0):

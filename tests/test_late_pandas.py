@@ -1,11 +1,10 @@
 """Processes of ours do without pandas, unless somebody imports it; then Arrow knows it as ever."""
 
-import json
 import subprocess
 import sys
 
 import pytest
-from programs import random_records
+from programs import random_records, written
 
 LATER = """
 import sys
@@ -47,7 +46,7 @@ def test_no_process_of_a_run_imports_pandas(verbs, imported):
     config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
     verbs.run_folder.plan.unlink()
     runs = (
-        ["plan", root, "--config-json", json.dumps({**config, "shards": {"cost": 1000}})],
+        ["plan", root, "--config", written({**config, "shards": {"cost": 1000}})],
         ["extract", root, plan["shards"][0]["shard"]],
         ["merge", root],
     )

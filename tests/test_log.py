@@ -6,7 +6,7 @@ import threading
 
 import pytest
 from conftest import PLUGINS
-from programs import fasta
+from programs import fasta, written
 
 from featuremill.__main__ import VERBS, main
 from featuremill.base import log, progress, this_process
@@ -90,7 +90,7 @@ def test_long_work_says_how_far_it_is_off_a_terminal(verbs, monkeypatch, capsys)
     config["options"] = {"batch_seconds": 0.7, "batch_records": 1}
     (verbs.folder / "in.fa").write_text(fasta(GOOD))
     root = verbs.run_folder.root
-    planned = hasty("plan", root, "--config-json", json.dumps(config))
+    planned = hasty("plan", root, "--config", written(config))
     assert "plan │ reading: 8 records, " in planned
     assert "plan │ cutting new shards: 2 of 2 shards, " in planned
     assert "plan │ writing the manifest: 8 of 8 records, " in planned
@@ -142,9 +142,9 @@ def test_what_takes_no_time_says_nothing(clock, caplog):
 
 def test_the_last_error_of_a_log_is_that_of_its_last_attempt(tmp_path, capsys):
     path = tmp_path / "logs" / "x.log"
-    arguments = ["plan", str(tmp_path / "run"), "--config-json", "[", "--log", str(path)]
+    arguments = ["plan", str(tmp_path / "run"), "--config", written("["), "--log", str(path)]
     assert main(arguments) == 2
-    assert log.last_error(path).startswith("--config-json: this is no JSON")
+    assert "my.yaml:1: this is not valid YAML" in log.last_error(path)
     with path.open("a") as file:
         file.write("\n2026-01-01 00:00:00,000 DEBUG   featuremill.plan: begin: another\nrubbish \n")
     assert log.last_error(path) == ""

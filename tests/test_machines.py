@@ -6,6 +6,7 @@ import os
 import sys
 
 from conftest import ROOT
+from programs import written
 
 from featuremill.__main__ import main
 from featuremill.workloads.esm2 import model_table
@@ -33,7 +34,7 @@ def test_a_run_goes_through_where_disk_space_cannot_be_taken_ahead(verbs, monkey
             assert main(list(map(str, words))) == 0
 
     config = {"inputs": "in.fa", "workload": "composition", "shards": {"cost": 1000}}
-    run("plan", root, "--replan", "--config-json", json.dumps(config | {"device": "cpu"}))
+    run("plan", root, "--replan", "--config", written(config | {"device": "cpu"}))
     again = json.loads(verbs.run_folder.plan.read_text())
     assert again["shards"] == plan["shards"]
     verbs.extract(plan)

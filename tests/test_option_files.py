@@ -11,7 +11,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import read_sealed
-from programs import NO_REPORT, ROOT, Desk, Verbs, Workflow, fasta, random_records
+from programs import NO_REPORT, ROOT, Desk, Verbs, Workflow, fasta, random_records, written
 
 from featuremill.store.files import digest_at
 from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
@@ -179,7 +179,7 @@ class Steps(Verbs):
     def plans(self):
         config = {"run": "test", "inputs": ["in.fa"], "workload": "numbered", "device": "cpu"}
         config |= {"options": {"number": "number.txt"}, "shards": {"cost": 6}}
-        status, said = self.take("plan", "--config-json", json.dumps(config))
+        status, said = self.take("plan", "--config", written(config))
         assert status == 0, said
 
     def shards(self):

@@ -15,7 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
 from featuremill.flow import internals, preflight
-from featuremill.flow.context import Run
+from featuremill.flow.context import RunOfRules
 from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
@@ -115,9 +115,10 @@ def test_a_workload_without_a_gpu_gets_none(monkeypatch):
 
 def test_conda_environments_are_the_workloads_where_they_are_needed():
     def environments(workload, *outputs):
-        flow = SimpleNamespace(config=SimpleNamespace(workload=workload, outputs=outputs))
+        run = SimpleNamespace(workload=workload, outputs=outputs, module=find_workload(workload))
+        flow = SimpleNamespace(asked=run)
         verbs = ("weights", "plan", "extract", "merge", "report")
-        return [Path(Run.environment(flow, verb)).name for verb in verbs]
+        return [Path(RunOfRules.environment(flow, verb)).name for verb in verbs]
 
     esm2, base = "esm2.yaml", "base.yaml"
     assert environments("esm2") == [esm2, base, esm2, base, base]
@@ -126,17 +127,18 @@ def test_conda_environments_are_the_workloads_where_they_are_needed():
 
 
 def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbered, monkeypatch):
-    config = SimpleNamespace(workload="numbered", outputs=(), options={"number": "n"})
+    asked = {"inputs": "in.fa", "workload": "numbered", "options": {"number": "n"}}
+    config = validate(asked)
     monkeypatch.setattr(internals, "makes_conda_environments", lambda workflow: True)
     monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
     with pytest.raises(
         RefusedError, match=r"--sdm conda: workload numbered \(package featuremill-"
     ):
-        preflight.refuse_without_packages(None, config, "results/x", [])
+        preflight.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
-    preflight.refuse_without_packages(None, config, "results/x", [])
-    flow = SimpleNamespace(config=config)
-    assert {Run.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
+    preflight.refuse_without_packages(None, config)
+    flow = SimpleNamespace(asked=config)
+    assert {RunOfRules.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
     }
 

@@ -20,7 +20,7 @@ import yaml
 from conftest import ROOT
 from esm2_models import fair_esm_bundled
 from mounts import Mount
-from programs import Verbs
+from programs import Verbs, written
 from safetensors import safe_open
 
 import featuremill
@@ -484,7 +484,7 @@ def test_a_workload_without_layers_is_told_before_anything_is_computed(verbs):
     config = {"run": "test", "inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
     config["outputs"] = ["fair_esm_pt"]
     (verbs.folder / "in.fa").write_text(">a\nMKV\n")
-    words = ("plan", verbs.run_folder.root, "--config-json", json.dumps(config))
+    words = ("plan", verbs.run_folder.root, "--config", written(config))
     assert "outputs: fair_esm_pt holds columns such as mean_layer_6" in verbs(*words, status=2)
 
 
@@ -533,7 +533,7 @@ class Disk:
         config = {"workload": "composition", "shards": {"cost": 100_000}, **config}
         config |= {"run": "test", "inputs": [str(tmp_path / "in.fa")], "device": "cpu"}
         config["outputs"] = outputs.split()
-        self.words = ("plan", "run", "--config-json", json.dumps(config))
+        self.words = ("plan", "run", "--config", written(config))
         self.seen = Results(self.mount.seen(tmp_path / "disk") / "run")
 
     def __call__(self, *words, **variables):

@@ -9,7 +9,7 @@ import zipfile
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
+from programs import NO_REPORT, Verbs, Workflow, fasta, random_records, written
 
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_at
@@ -80,7 +80,7 @@ class Steps(Verbs):
         config = {"run": "test", "inputs": ["in.fa"], "workload": "weighed", "device": "cpu"}
         config |= {"options": {"network": "net"}, "outputs": ["parquet"]}
         asked = json.dumps(config)
-        return self("plan", self.run_folder.root, "--config-json", asked, *more, status=status)
+        return self("plan", self.run_folder.root, "--config", written(asked), *more, status=status)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from broken_inputs import FASTQ, GENE, UBIQUITIN
 from conftest import PLUGINS, ROOT
-from programs import Verbs
+from programs import Verbs, written
 
 from featuremill.__main__ import main
 from featuremill.base.errors import WorkloadError
@@ -40,7 +40,7 @@ def say(tmp_path, capsys, workload, options=(), verb="plan", content=None):
     config = {"inputs": [str(tmp_path / "in.fa")], "workload": workload, "device": "cpu"}
     if verb == "plan":
         config["options"] = dict(options)
-        words = ["plan", str(tmp_path / "run"), "--config-json", json.dumps(config)]
+        words = ["plan", str(tmp_path / "run"), "--config", written(config)]
     else:
         words = ["init", str(tmp_path / "in.fa"), "--workload", workload]
         words += ["--output", str(tmp_path / "my.yaml")]
@@ -213,7 +213,7 @@ def test_what_is_no_workload_is_told_by_its_package(workload, sentence, verb, tm
 def test_a_workload_that_makes_no_mistake_passes(tmp_path, capsys):
     (tmp_path / "in.fa").write_text(f">a\n{UBIQUITIN}\n")
     config = {"inputs": [str(tmp_path / "in.fa")], "workload": "mistaken", "device": "cpu"}
-    assert main(["plan", str(tmp_path / "run"), "--config-json", json.dumps(config)]) == 0
+    assert main(["plan", str(tmp_path / "run"), "--config", written(config)]) == 0
 
 
 def test_numbers_of_numpy_are_numbers():

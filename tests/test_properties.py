@@ -26,7 +26,7 @@ from conftest import in_tests
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from plans import receipt_json, write_sealed
-from programs import Verbs, fasta
+from programs import Verbs, fasta, written
 from xopen import xopen
 
 from featuremill import config
@@ -717,7 +717,7 @@ class SampleRuns:
             assert said.status in (0, *died), said.text
             return said.status == 0
 
-        told = ("--config-json", json.dumps(asked))
+        told = ("--config", written(asked))
         if doomed != "plan":
             plan(run, config.validate(asked), None, threads=1)
         elif not ends("plan", *told, "--threads", "1"):

@@ -18,7 +18,7 @@ from featuremill.base.environment import TYPED
 from featuremill.config import validate
 from featuremill.config.runs import named
 from featuremill.flow import screen
-from featuremill.flow.context import WITHOUT_EFFECT, Run
+from featuremill.flow.context import WITHOUT_EFFECT, RunOfRules
 from featuremill.flow.preflight import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
 from featuremill.flow.summary import closing
@@ -100,9 +100,11 @@ def test_which_verbs_run_again_for_a_key(key, value, verbs):
     """As Snakemake compares what `reruns` returns."""
     config = {"inputs": ["my.fa"], "workload": "composition"}
     before, after = (
-        SimpleNamespace(there=validate(one)) for one in (config, {**config, key: value})
+        SimpleNamespace(here=validate(one)) for one in (config, {**config, key: value})
     )
-    changed = {v for v in WITHOUT_EFFECT if Run.reruns(before, v) != Run.reruns(after, v)}
+    changed = {
+        v for v in WITHOUT_EFFECT if RunOfRules.reruns(before, v) != RunOfRules.reruns(after, v)
+    }
     assert changed == verbs
 
 

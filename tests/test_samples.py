@@ -169,7 +169,7 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
 
     def records():
         sheet = samples.read(tmp_path / "s.tsv")
-        found = list(reading._chunks(asked, scores, options, tmp_path, sheet))
+        found = list(reading._chunks(asked, options, tmp_path, sheet))
         assert [chunk.first for chunk in found] == [0, 4, 8]
         return [
             one
@@ -203,7 +203,7 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "records", _noting(opened, scores.records))
     options = scores.Options(variants="listed", variants_file="v.tsv")
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
-    chunks = reading._chunks(asked, scores, options, tmp_path, samples.read(tmp_path / "s.tsv"))
+    chunks = reading._chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
     found = [
         one for chunk in chunks for one in zip(chunk.samples, chunk.sources, chunk.ids, strict=True)
     ]
@@ -270,8 +270,7 @@ def of_samples(tmp_path_factory, environment):
     told = {"samples": "samples.tsv", "inputs": [], "outputs": OUTPUTS}
     found = verbs.plan([], more=("--threads", "1"), **told)
     verbs.extract(found)
-    asked = {"workload": "composition", **told}
-    verbs("merge", verbs.run_folder.root, "--config-json", json.dumps(asked))
+    verbs("merge", verbs.run_folder.root, "--outputs", *OUTPUTS)
     return verbs.run_folder, found
 
 

@@ -24,7 +24,6 @@ from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
-from featuremill.config import files_of
 from featuremill.flow import preflight
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
@@ -80,8 +79,7 @@ def computed(folder, environment, of_sample, sheet, **options):
     write_sheet(folder, of_sample, **sheet)
     told = {"samples": "samples.tsv", "inputs": [], "options": options}
     verbs.extract(verbs.plan([], more=("--threads", "1"), **told))
-    asked = json.dumps({"workload": "composition", "outputs": ["parquet"], **told})
-    verbs("merge", verbs.run_folder.root, "--config-json", asked)
+    verbs("merge", verbs.run_folder.root, "--outputs", "parquet")
     return verbs.run_folder.root
 
 
@@ -231,8 +229,8 @@ def test_features_of_samples_are_not_joined_with_others(runs, labels, tmp_path, 
     verbs(
         "merge",
         verbs.run_folder.root,
-        "--config-json",
-        json.dumps({"workload": "composition", "inputs": ["input.fa"], "outputs": ["parquet"]}),
+        "--outputs",
+        "parquet",
     )
     words = ("--labels", labels, "--column", "kind", "--output", tmp_path / "h")
     both = (runs[0], verbs.run_folder.root)
@@ -515,19 +513,19 @@ def soil(tmp_path, monkeypatch):
 
 def test_features_are_of_the_sheets_that_translate_makes(soil):
     found = begun(SOIL)
-    sheets = {name.rpartition("/")[2]: run.config.samples for name, run in found.runs.items()}
+    sheets = {name.rpartition("/")[2]: run.samples for name, run in found.runs.items()}
     assert sheets == {
         "proteins": "results/soil/translate/proteins.samples.parquet",
         "dna": "results/soil/translate/nucleotides.samples.parquet",
     }
-    assert all(files_of(run.config) == [run.config.samples] for run in found.runs.values())
+    assert all(run.files == [run.samples] for run in found.runs.values())
     before, after = found.made_around
     assert before[0].made_of == found.files == ["samples.tsv", "a.fa", "b.fa", "none.fa"]
     assert before[0].stands() == "no"
     translate(Path("samples.tsv"), Path("results/soil/translate"), "chunks")
     assert before[0].stands() == "yes"
     assert before[0].figures()["contigs"] == 5
-    assert files_of(found.runs["soil/dna"].config)[1:] == [
+    assert found.runs["soil/dna"].files[1:] == [
         f"results/soil/translate/sample={sample}/nucleotides.fna.gz" for sample in "ab"
     ]
     (soil / "b.fa").write_text(">c1\nGCTGCTGCTGCTGCA\n")
@@ -572,9 +570,8 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
             found = begun(yaml.safe_load(text), place)
             for run in found.runs.values():
                 workflow = SimpleNamespace(configfiles=[place], is_main_process=True, modifier=MAIN)
-                about = (run.config, "results/soil", run.named, run.places)
-                preflight.refuse_missing(workflow, *about)
-                preflight.refuse_missing_here(run.config, run.named, run.places)
+                preflight.refuse_missing(workflow, run)
+                preflight.refuse_missing_here(run)
         return str(caught.value)
 
     head = "run: soil\nworkload: composition\n"

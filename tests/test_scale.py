@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from programs import is_running, wait_for
+from programs import is_running, wait_for, written
 
 from featuremill.inputs import proteins
 from featuremill.plan import processes
@@ -27,7 +27,7 @@ class Planning:
         self.verbs = verbs
         config = {"inputs": ["in.fa"], "workload": "composition", "shards": {"cost": 500_000}}
         self.arguments = (
-            *("plan", verbs.run_folder.root, "--config-json", json.dumps(config)),
+            *("plan", verbs.run_folder.root, "--config", written(config)),
             *("--threads", "2", "--log-file", verbs.folder / "plan.log"),
         )
         heeds_ctrl_c = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also below nohup

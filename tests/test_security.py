@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Desk
+from programs import Desk, written
 
 from featuremill import config
 from featuremill.__main__ import main
@@ -271,7 +271,7 @@ def plan_in_little_memory(folder, environment, file):
     """Plan `file`, which stands in `folder`; return the ended process."""
     told = {"inputs": [file], "workload": "composition", "device": "cpu"}
     return subprocess.run(
-        [sys.executable, "-m", "featuremill", "plan", "run", "--config-json", json.dumps(told)],
+        [sys.executable, "-m", "featuremill", "plan", "run", "--config", written(told)],
         cwd=folder,
         env=environment,
         preexec_fn=limit_memory,
@@ -547,7 +547,9 @@ def test_a_conflict_of_hostile_ids_is_one_clear_line(verbs):
     ids = ["\u202e" + "x" * 70_000] * 2
     verbs.folder.joinpath("in.fa").write_text(f">{ids[0]}\nMKV\n>{ids[1]}\nMKL\n")
     told = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    said = verbs("plan", verbs.run_folder.root, "--config-json", told, "--log", "x.log", status=2)
+    said = verbs(
+        "plan", verbs.run_folder.root, "--config", written(told), "--log", "x.log", status=2
+    )
     (line,) = [line for line in said.splitlines() if "error:" in line]
     assert "two different sequences" in line and line.isprintable() and len(line) < 400
 

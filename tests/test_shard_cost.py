@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from nvml_node import Gpu
 from plans import plan_json, receipt_json, wasted
-from programs import Workflow, fasta, random_records
+from programs import Workflow, fasta, random_records, written
 
 from featuremill.__main__ import main
 from featuremill.base import entry_points
@@ -363,14 +363,14 @@ def test_three_lines_open_a_run_and_the_rest_is_in_run_log(tmp_path, capsys, mon
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in.fa").write_text(fasta(random_records(9)))
     config = {"inputs": ["in.fa"], "workload": "composition", "device": "cpu"}
-    assert main(["plan", "results/a", "--config-json", json.dumps(config), "--threads", "1"]) == 0
+    assert main(["plan", "results/a", "--config", written(config), "--threads", "1"]) == 0
     sentence = "shards.cost: auto makes 1 new shard of "
     records, work, disk = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"    plan │ 9 records, [\d,]+ residues, longest \d+", records)
     assert "9 distinct records to compute in 1 shard; the first one measures the time, comp" in work
     assert re.search(r"about .* to be written; .* are free$", disk)
     assert sentence in (tmp_path / "results/a/run.log").read_text()
-    assert main(["plan", "results/a", "--config-json", json.dumps(config), "-v"]) == 0
+    assert main(["plan", "results/a", "--config", written(config), "-v"]) == 0
     assert sentence not in (said := capsys.readouterr().err) and "to be written, about: " in said
 
 

@@ -115,7 +115,8 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("featuremill.workload.find_spec", lambda module: None)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "my.yaml"])
-    run = config.validate({"inputs": "my.fa"})
+    run = config.validate({"inputs": "my.fa", "run": "my"})
+    run = run.model_copy(update={"weights_json": "weights/w.json"})
 
     def check(nodes=None, methods=()):
         workflow = SimpleNamespace(
@@ -123,7 +124,7 @@ def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch)
             deployment_settings=SimpleNamespace(deployment_method=methods),
             modifier=NOT_IMPORTED,
         )
-        preflight.refuse_without_packages(workflow, run, "results/my", ["weights/w.json"])
+        preflight.refuse_without_packages(workflow, run)
 
     for refused in ({}, {"nodes": 4}):
         with pytest.raises(RefusedError, match="torch is not installed"):
@@ -178,10 +179,12 @@ def test_weights_that_are_lost_are_converted_again_and_nothing_is_computed_again
     assert "Nothing to be done" in said and not file.exists()
     assert (part.stat().st_mtime_ns, part.read_bytes(), receipt.read_bytes()) == made
 
+    run = config.validate(folder.config).model_copy(update={"weights_json": str(json_path)})
+
     def is_kept(methods=()):
         json_path.touch()
         settings = SimpleNamespace(deployment_method=methods)
-        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), [json_path])
+        preflight.forget_lost_weights(SimpleNamespace(deployment_settings=settings), run)
         return json_path.exists()
 
     json_path.write_bytes(said_of_it)

@@ -21,7 +21,7 @@ from broken_stores import DAMAGES, damage_of, flipped, input_of
 from conftest import ROOT
 from documents import section
 from plans import read_sealed, receipt_json, write_sealed
-from programs import Desk, Verbs, wait_for
+from programs import Desk, Verbs, wait_for, written
 
 from featuremill.base.errors import UserError
 from featuremill.config import runs
@@ -441,7 +441,7 @@ def test_a_plan_and_a_report_that_failed_are_told_of(verbs):
     results, logs = verbs.run_folder.root, verbs.run_folder.logs
     (results / "store").mkdir(parents=True)
     config = json.dumps({"run": "test", "inputs": ["gone.fa"], "workload": "composition"})
-    planned = ("plan", results, "--config-json", config, "--log-file", logs / "plan.log")
+    planned = ("plan", results, "--config", written(config), "--log-file", logs / "plan.log")
     verbs(*planned, status=2)
     code, stdout, _ = status(verbs)
     assert code == 1 and "there is no plan: the last one failed." in stdout

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import PLUGINS
-from programs import Verbs, random_records
+from programs import Verbs, random_records, written
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
@@ -117,7 +117,7 @@ def test_an_output_that_has_no_place_for_the_values_is_refused_before_anything_i
     config = {"run": "test", "inputs": ["in.fa"], "workload": "bulky"}
     for outputs, named in (({"outputs": ["h5ad"]}, "h5ad"), ({}, "per_protein_h5")):
         asked = json.dumps({**config, **outputs})
-        said = verbs("plan", verbs.run_folder.root, "--config-json", asked, status=2)
+        said = verbs("plan", verbs.run_folder.root, "--config", written(asked), status=2)
         assert f"outputs: {named} " in said and len(said.splitlines()) == 1, said
     assert not verbs.run_folder.plan.exists()
 

@@ -23,7 +23,7 @@ from conftest import NOT_IMPORTED, ROOT
 from leases import Leases
 from mounts import Mount
 from nvml_node import Gpu
-from programs import Desk, Workflow, fasta, random_records, wait_for
+from programs import Desk, Workflow, fasta, random_records, wait_for, written
 
 from featuremill.__main__ import main
 from featuremill.config import validate
@@ -250,7 +250,8 @@ def test_without_a_gpu_a_run_on_this_machine_is_refused_before_it_plans(
     here = SimpleNamespace(nodes=None, modifier=NOT_IMPORTED)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     run = validate({"device": "cuda", "inputs": "in.fa"})
-    check = functools.partial(refuse_without_gpu, config=run, results=str(workflow.run_folder.root))
+    run = run.model_copy(update={"folder": str(workflow.run_folder.root)})
+    check = functools.partial(refuse_without_gpu, run=run)
     with pytest.raises(RefusedError, match="no NVIDIA GPU"):
         check(here)
     monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "plants.yaml"])
@@ -393,7 +394,7 @@ def test_a_disk_that_is_full(see, verbs):
     subprocess.run(mount.command("sh", "-c", "cat /dev/zero >filler 2>/dev/null; true"), check=True)
     (verbs.folder / "in.fa").write_text(fasta(GOOD))
     config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    see(verbs("plan", mount.seen(mount.folder) / "test", "--config-json", config, status=1))
+    see(verbs("plan", mount.seen(mount.folder) / "test", "--config", written(config), status=1))
     mount.close()
 
 
@@ -425,7 +426,7 @@ def test_a_disk_without_locks(see, verbs, monkeypatch, capsys):
     monkeypatch.chdir(verbs.folder)
     monkeypatch.setattr(fcntl, "flock", flock)
     config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    assert main(["plan", "results/test", "--config-json", config]) == 2
+    assert main(["plan", "results/test", "--config", written(config)]) == 2
     see(capsys.readouterr().err)
 
 
@@ -465,7 +466,7 @@ def test_a_run_of_another_configs_name(see, planned):
 def test_one_id_of_two_sequences(see, verbs):
     (verbs.folder / "in.fa").write_text(fasta([("a", "MKV"), ("a", "MKL"), ("b", "MK")]))
     config = json.dumps({"inputs": ["in.fa"], "workload": "composition", "device": "cpu"})
-    see(verbs("plan", verbs.run_folder.root, "--config-json", config))
+    see(verbs("plan", verbs.run_folder.root, "--config", written(config)))
 
 
 @pytest.mark.slow

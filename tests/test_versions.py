@@ -11,7 +11,7 @@ from conftest import NOT_IMPORTED
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plans import plan_json, read_sealed, write_sealed
-from programs import NO_REPORT, Verbs, Workflow, fasta, random_records
+from programs import NO_REPORT, Verbs, Workflow, fasta, random_records, written
 
 from featuremill.config import validate
 from featuremill.flow import preflight
@@ -88,10 +88,10 @@ def test_where_another_workflow_imports_it_nothing_is_taken_away(tmp_path, monke
     workflow = SimpleNamespace(modifier=SimpleNamespace(is_main_snakefile=lambda: False, **names))
     said = []
     monkeypatch.setattr(preflight.log, "warning", said.append)
-    preflight.forget_plan_of_other_versions(workflow, run, "results/my")
+    preflight.forget_plan_of_other_versions(workflow, run)
     assert plan.exists() and "--forcerun my_plan plans it anew" in said[0]
     workflow.modifier.is_main_snakefile = lambda: True
-    preflight.forget_plan_of_other_versions(workflow, run, "results/my")
+    preflight.forget_plan_of_other_versions(workflow, run)
     assert not plan.exists() and "it is planned and computed anew" in said[1]
 
 
@@ -106,7 +106,7 @@ def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch
     def is_forgotten(slots, shard):
         monkeypatch.setenv("FEATUREMILL_GPUS", str(slots))
         write_sealed(folder.plan, plan_json([shard], slots=2))
-        preflight.forget_plan_of_fewer_slots(workflow, run, "results/my")
+        preflight.forget_plan_of_fewer_slots(workflow, run)
         return not folder.plan.exists()
 
     many = {"shard": "a", "records": 9, "wanted": 9}
@@ -122,9 +122,8 @@ def test_a_run_that_starts_with_more_slots_is_planned_anew(tmp_path, monkeypatch
 )
 def test_of_what_is_no_plan_nothing_is_said(tmp_path, plan):
     write_sealed(Results(tmp_path).plan, plan)
-    assert (
-        preflight.others_planned_for(SimpleNamespace(workload="composition"), str(tmp_path)) == ""
-    )
+    run = SimpleNamespace(workload="composition", folder=str(tmp_path))
+    assert preflight.others_planned_for(run) == ""
     assert not is_computed(str(tmp_path))
 
 
@@ -140,7 +139,7 @@ class Steps(Verbs):
         (self.folder / "in.fa").write_text(fasta(random_records(12)))
         config = {"run": "test", "inputs": ["in.fa"], "workload": "versioned", "device": "cpu"}
         asked = json.dumps({**config, "shards": {"cost": 6}})
-        status, said = self.take(version, "plan", "--config-json", asked)
+        status, said = self.take(version, "plan", "--config", written(asked))
         assert status == 0, said
 
     def shards(self):

@@ -276,10 +276,10 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     root.mkdir(parents=True)
 
     def refuse(config, **changes):
-        refuse_another_config(configured(config, **changes), "results/my", config)
+        refuse_another_config(configured(config, **changes), config)
 
     with run_lock.claim(root) as file:
-        asked = asked_by(first, "results/my")
+        asked = asked_by(first)
         run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
     refuse("other.yaml", inputs="other.fa")  # nothing is planned, so nothing would be lost
     (root / "plan.json").write_text("{}")
@@ -295,14 +295,14 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     options = {"layers": [-1, 3], "batch_tokens": 500}
     mine = {"workload": "esm2", "options": options}
     with run_lock.claim(root) as file:
-        asked = asked_by(configured("my.yaml", **mine), "results/my")
+        asked = asked_by(configured("my.yaml", **mine))
         run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
     refuse("other.yaml", **mine | {"options": options | {"batch_tokens": 900}})
     heavy = mine | {"options": options | {"sequence_column": "heavy"}}
     with pytest.raises(RefusedError, match="made results/my with sequence_column: "):
         refuse("other.yaml", **heavy)
     Path("link.yaml").symlink_to("my.yaml")
-    refuse_another_config(configured("my.yaml", inputs="edited.fa"), "results/my", "link.yaml")
+    refuse_another_config(configured("my.yaml", inputs="edited.fa"), "link.yaml")
     with pytest.raises(RefusedError, match=r"made results/my with layers: -1, 3\. Give"):
         refuse("other.yaml", **mine | {"options": {"layers": [3]}})
     moved = tmp_path / "moved"
@@ -313,7 +313,7 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     refuse("my.yaml", inputs="elsewhere.fa")
     far = {"inputs": "/data/in.fa"}
     with run_lock.claim(root) as file:
-        asked = asked_by(configured("my.yaml", **far), "results/my")
+        asked = asked_by(configured("my.yaml", **far))
         run_lock.sign(file, "featuremill run c.yaml", config="../c.yaml", asked=asked)
     deeper = tmp_path / "far" / "deeper"
     deeper.parent.mkdir()

@@ -34,7 +34,6 @@ from featuremill.workload import (
     Weights,
     Workload,
     WorkloadOptions,
-    find_workload,
     option_files,
     plugin_errors,
     refuse_without_packages,
@@ -213,10 +212,8 @@ def engine(
     """
     asked = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
     checked = config.validate(asked, source)
-    found = find_workload(workload)
-    settled = found.Options.model_validate(checked.options)
-    refuse_without_packages(found.Options)
-    return Engine(workload, found, settled, checked.device)
+    refuse_without_packages(type(checked.options))
+    return Engine(workload, checked.module, checked.options, checked.device)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:

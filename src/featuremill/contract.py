@@ -302,7 +302,9 @@ class WorkloadContract:
             made = place / "weights.json"
             weights.convert(model, workload=self.workload).write(made)
             more = ["--weights", made]
-        self._do("plan", folder.root, "--config-json", json.dumps(config), *more)
+        asked = place / "config.yaml"
+        asked.write_text(yaml.safe_dump(config))
+        self._do("plan", folder.root, "--config", asked, *more)
         return folder, folder.read_plan()
 
     def _merged(self, folder: Results, plan: Plan) -> Finished:
@@ -378,7 +380,7 @@ class StepContract:
 
     def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
         found = project.validate(self._told)
-        made, seen = found.made, found.seen
+        made, seen = found.made, found.for_steps
         assert made and all(one.label.partition(".")[0] == self.step for one in made)
         files = [file for one in made for file in one.files]
         assert len(set(files)) == len(files) and all(one.files for one in made)

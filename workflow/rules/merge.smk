@@ -31,8 +31,6 @@ for merged in mill.merged:
             runtime=mill.asks("merge_minutes"),
         params:
             folder=subpath(output.manifest, parent=True),
-            config=mill.config_json,
             reruns=mill.reruns("merge"),
         shell:
-            "exec featuremill merge {params.folder:q} --config-json {params.config:q}"
-            " --threads {threads} --log-file {log:q}"
+            "exec featuremill merge {params.folder:q} --threads {threads} --log-file {log:q}"

@@ -25,9 +25,6 @@ for run in mill.runs.values():
             runtime=run.asks.merge_minutes,
         params:
             folder=subpath(input.plan, parent=True),
-            config=run.config_json,
         shell:
-            "featuremill merge {params.folder:q} --partial --config-json {params.config:q}"
-            " --threads {threads} --log-file {log:q} &&"
-            " exec featuremill report {params.folder:q} --partial --config-json {params.config:q}"
-            " --log-file {log:q}"
+            "featuremill merge {params.folder:q} --partial --threads {threads} --log-file {log:q} &&"
+            " exec featuremill report {params.folder:q} --partial --log-file {log:q}"

@@ -25,9 +25,8 @@ checkpoint plan:
         runtime=mill.asks("plan_minutes"),
     params:
         folder=subpath(output.plan, parent=True),
-        config=mill.config_json,
         reruns=mill.reruns("plan"),
-        weights=lambda wildcards: [f"--weights={path}" for path in mill.of(wildcards).weights_there],
+        weights=lambda wildcards: mill.of(wildcards).weights_words,
     shell:
-        "exec featuremill plan {params.folder:q} --config-json {params.config:q}"
-        " {params.weights:q} --threads {threads} --log-file {log:q}"
+        "exec featuremill plan {params.folder:q} {params.weights:q} --threads {threads}"
+        " --log-file {log:q}"

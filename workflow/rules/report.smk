@@ -47,8 +47,7 @@ rule report:
     params:
         folder=subpath(output.page, parent=True),
         figures=subpath(output[1], parent=True),
-        config=mill.config_json,
         reruns=mill.reruns("report"),
     shell:
         "exec featuremill report {params.folder:q} --output {output.page:q}"
-        " --figures {params.figures:q} --config-json {params.config:q} --log-file {log:q}"
+        " --figures {params.figures:q} --log-file {log:q}"

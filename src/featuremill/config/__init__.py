@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -14,6 +15,8 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     Field,
+    SerializeAsAny,
+    SkipValidation,
     ValidationError,
     ValidationInfo,
     field_validator,
@@ -26,9 +29,12 @@ from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.step import Section, finding, plain_name
-from featuremill.store import formats, shared
+from featuremill.store import command_line, formats, run_lock, shared
+from featuremill.store.results import Results
+from featuremill.store.run_file import RunFile
 from featuremill.workload import (
     DEFAULT,
+    Workload,
     WorkloadOptions,
     find_workload,
     option_files,
@@ -206,44 +212,113 @@ class Config(Features, Records):
     """A run: which records go in, what is computed of them, and what is written."""
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a config stands, for messages; it is no part of what the config says."""
+
+    source: str = field(default="config", compare=False)
+    """What to call the config."""
+    places: Places = field(default_factory=dict, compare=False)
+    """Where its keys stand."""
+
+    def of(self, *key: str) -> str:
+        """Return where `key` stands, or the nearest key around it whose place is known."""
+        around = (key[:length] for length in range(len(key), 0, -1))
+        return next((self.places[one] for one in around if one in self.places), self.source)
+
+
+class Run(Config):
+    """One set of features of a config, resolved: made once, and handed on from there. The options
+    are those of the workload, with its defaults."""
+
+    options: SerializeAsAny[WorkloadOptions]  # type: ignore[assignment]
+    folder: str = Field(exclude=True)
+    """Its folder: results/<run>, or where that is below the prefix of a module."""
+    weights_json: str = Field(default="", exclude=True)
+    """The file about its weights, weights/<name>.json or where that is; "" if it needs none."""
+    origin: SkipValidation[Origin] = Field(default_factory=Origin, exclude=True, repr=False)
+
+    @property
+    def module(self) -> Workload:
+        """The workload."""
+        return find_workload(self.workload)
+
+    @property
+    def options_given(self) -> dict[str, Any]:
+        """The options as JSON has them."""
+        return self.options.model_dump(mode="json")
+
+    @property
+    def model(self) -> str | None:
+        """The model whose weights the run needs: a name, or the path of a checkpoint."""
+        return self.module.weights(self.options)
+
+    @property
+    def model_key(self) -> tuple[str, ...]:
+        """The key of the config that names the model: that of the option with this value."""
+        named = (("options", key) for key, value in self.options_given.items())
+        model = self.model
+        return next((key for key in named if self.options_given[key[1]] == model), ("workload",))
+
+    @property
+    def files(self) -> list[str]:
+        """Every file that the records come from; a sheet of samples comes first, and alone where a
+        step is still to make it.
+
+        Raises:
+            UserError: when the sheet cannot be read.
+        """
+        return files_named(self.inputs, self.samples)
+
+    @property
+    def paths_of_options(self) -> dict[str, str]:
+        """The files and folders that options name, by the option's name."""
+        return option_files.paths_of(self.options)
+
+
 def validate(
     raw: Mapping[str, Any],
     source: str = "config",
     places: Places | None = None,
     has_options: bool = True,
     besides: Collection[str] = (),
-) -> Config:
-    """Return the validated config; raise UserError naming each wrong key and the nearest valid one.
+) -> Run:
+    """Return the run that a config without `features:` asks for; raise UserError naming each wrong
+    key and the nearest valid one.
 
     `places` say in the messages where in `raw` a key stands, and `source` does for all others.
-    Without `has_options`, they are still to be filled in and nobody looks at them. `besides` are
-    keys of a project that a typo may have meant.
+    Without `has_options`, they are still to be filled in and not looked at. `besides` are keys of a
+    project that a typo may have meant.
     """
-    places = places or {}
-    refuse_impossible(raw, source, places)
-    config = checked(Config, raw, (), sections, source, places, besides)
+    origin = Origin(source, places or {})
+    refuse_impossible(raw, origin)
+    config = checked(Config, raw, (), sections, origin, besides)
     if config.labels.column and not (config.labels.file or config.samples):
-        where = place_of(source, places, ("labels",))
-        raise UserError(f"{where}: labels: file and column belong together: name a table, too.")
+        raise UserError(
+            f"{origin.of('labels')}: labels: file and column belong together: name a table, too."
+        )
     workload = config.workload
     try:
-        keys = find_workload(workload).Options
+        module = find_workload(workload)
     except UserError as error:
-        raise UserError(f"{place_of(source, places, ('workload',))}: {error}") from None
-    if not has_options:
-        return config
-    options = checked(keys, config.options, ("options",), lambda: _others(workload), source, places)
-    settled: dict[str, Any] = {"options": options.model_dump(mode="json")}
-    if not optional(find_workload(workload), "NEEDS_GPU"):
-        settled["device"] = "cpu"
-    config = config.model_copy(update=settled)
-    if model := model_of(config):
-        with _at_the_model(config, source, places):
-            weights.name_of(model, workload)
-    return config
+        raise UserError(f"{origin.of('workload')}: {error}") from None
+    if has_options:
+        given, elsewhere = config.options, partial(_others, workload)
+        options = checked(module.Options, given, ("options",), elsewhere, origin)
+    else:
+        options = module.Options.model_construct(**config.options)
+    values = {**dict(config), "options": options, "origin": origin}
+    values["folder"] = f"{run_lock.RESULTS}/{config.run}"
+    if has_options and not optional(module, "NEEDS_GPU"):
+        values["device"] = "cpu"
+    run = Run.model_construct(**values)
+    if has_options and (model := run.model):
+        with _at_the_model(run):
+            run = run.model_copy(update={"weights_json": weights.json_of(model, workload)})
+    return run
 
 
-def refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> None:
+def refuse_impossible(raw: Mapping[str, Any], origin: Origin) -> None:
     """Refuse values that no setting can mean and that paths, JSON or a shell could not carry."""
     for path in ((), ("options",), ("shards",), ("labels",)):
         section = raw.get(path[0]) if path else raw
@@ -257,51 +332,50 @@ def refuse_impossible(raw: Mapping[str, Any], source: str, places: Places) -> No
                     continue
                 where = (*path, str(key))
                 raise UserError(
-                    f"{place_of(source, places, where)}: {problems.name_of(where)}: "
-                    f"{problem}; give another one."
+                    f"{origin.of(*where)}: {problems.name_of(where)}: {problem}; give another one."
                 )
 
 
-def read(path: Path, has_weights: bool = False) -> Config:
-    """Return the validated config in the YAML file `path`.
+def read(path: Path, has_weights: bool = False) -> Run:
+    """Return the run that the YAML file `path` asks for.
 
     A checkpoint that it names has to be there unless the run `has_weights`, made of it before.
     """
     raw, places = load(path)
-    config = validate(raw, str(path), places)
-    check_outputs(config, str(path))
-    refuse_missing(config, str(path), places, has_weights)
-    return config
+    run = validate(raw, str(path), places)
+    check_outputs(run)
+    refuse_missing(run, has_weights)
+    return run
 
 
-def refuse_missing(config: Config, source: str, places: Places, has_weights: bool = False) -> None:
+def refuse_missing(run: Run, has_weights: bool = False) -> None:
     """Refuse files of options, and a checkpoint that was not converted, that are not there."""
-    options = find_workload(config.workload).Options.model_validate(config.options)
-    for name in option_files.paths_of(options):
+    for name in run.paths_of_options:
         try:
-            option_files.refuse_missing(options, name)
+            option_files.refuse_missing(run.options, name)
         except UserError as error:
-            raise UserError(f"{place_of(source, places, ('options', name))}: {error}") from None
-    model = model_of(config)
-    if model and not has_weights and not Path(weights.json_of(model, config.workload)).exists():
-        with _at_the_model(config, source, places):
-            weights.refuse_missing(model, config.workload)
+            raise UserError(f"{run.origin.of('options', name)}: {error}") from None
+    if run.model and not has_weights and not Path(run.weights_json).exists():
+        with _at_the_model(run):
+            weights.refuse_missing(run.model, run.workload)
 
 
-def from_json(text: str) -> Config:
-    """Return the validated config of a config in JSON, as the workflow hands it to its verbs."""
+def read_run(folder: Results) -> Run:
+    """Return the run that run.json in its folder asks for.
+
+    Raises:
+        UserError: when there is none, or a newer featuremill wrote it.
+        IntegrityError: when it is not what was written.
+    """
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"--config-json: this is no JSON ({error}); fix it.") from None
-    if not isinstance(value, dict):
-        raise UserError("--config-json: a config is a JSON object; begin with '{\"inputs\": '.")
-    return validate(value)
-
-
-def files_of(config: Records) -> list[str]:
-    """Return every file that the records come from, as `files_named` does."""
-    return files_named(config.inputs, config.samples)
+        found = RunFile.read(folder.run)
+    except FileNotFoundError:
+        raise UserError(
+            f"{folder.run}: what the config asks for is not there yet; type "
+            f"{command_line.again(folder.root)}, which writes it."
+        ) from None
+    update = {"folder": str(folder.root)}
+    return validate(found.config, str(folder.run)).model_copy(update=update)
 
 
 def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
@@ -320,27 +394,14 @@ def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
     return [sheet, *(row.file for row in samples.read(Path(sheet)).rows)]
 
 
-def model_of(config: Config) -> str | None:
-    """Return the model whose weights the run needs: a name, or the path of a checkpoint."""
-    workload = find_workload(config.workload)
-    return workload.weights(workload.Options.model_validate(config.options))
-
-
-def model_key(config: Config) -> tuple[str, ...]:
-    """Return the key of the config that names the model: that of the option with this value."""
-    model = model_of(config)
-    named = (("options", key) for key, value in config.options.items() if value == model)
-    return next(named, ("workload",))
-
-
 @contextlib.contextmanager
-def _at_the_model(config: Config, source: str, places: Places) -> Iterator[None]:
+def _at_the_model(run: Run) -> Iterator[None]:
     """Put before what is wrong with a model where the config names it."""
     try:
         yield
     except UserError as error:
-        key = model_key(config)
-        raise UserError(f"{place_of(source, places, key)}: {'.'.join(key)}: {error}") from None
+        key = run.model_key
+        raise UserError(f"{run.origin.of(*key)}: {'.'.join(key)}: {error}") from None
 
 
 def refuse_input(path: Path) -> None:
@@ -371,11 +432,13 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
     return yaml_lines.load(str(path), text)
 
 
-def refuse_patterns(config: Config) -> None:
+def refuse_patterns(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
-    labels = [config.labels.file]
-    named = "samples" if config.samples else "inputs"
-    names = {named: files_of(config), "options": config.options.values(), "labels": labels}
+    names: dict[str, Iterable[Any]] = {
+        "samples" if run.samples else "inputs": run.files,
+        "options": run.options_given.values(),
+        "labels": [run.labels.file],
+    }
     for key, values in names.items():
         for value in values:
             if isinstance(value, str) and PATTERN.search(value):
@@ -385,34 +448,33 @@ def refuse_patterns(config: Config) -> None:
                 )
 
 
-def check_outputs(config: Config, source: str = "config") -> None:
+def check_outputs(run: Run) -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
-    delivered = find_workload(config.workload).Options.model_validate(config.options).delivers()
-    for output in config.outputs:
+    delivered = run.options.delivers()
+    for output in run.outputs:
         need = formats.format_of(output).kind
         if need and need not in delivered:
             raise UserError(
-                f"{source}: outputs: {output} needs values {KINDS[need]}, but with these options "
-                f"workload {config.workload!r} delivers none; change the options or drop the "
-                "output."
+                f"{run.origin.source}: outputs: {output} needs values {KINDS[need]}, but with "
+                f"these options workload {run.workload!r} delivers none; change the options or "
+                "drop the output."
             )
 
 
-def without_effect(config: Config) -> list[str]:
-    """Return a sentence for each setting of `config` that changes nothing."""
-    delivered = find_workload(config.workload).Options.model_validate(config.options).delivers()
+def without_effect(run: Run) -> list[str]:
+    """Return a sentence for each setting of `run` that changes nothing."""
     found = [
         f"options: values {KINDS[kind]} are computed, but no output holds them."
-        for kind in sorted(delivered)
-        if not any(formats.format_of(output).kind in (None, kind) for output in config.outputs)
+        for kind in sorted(run.options.delivers())
+        if not any(formats.format_of(output).kind in (None, kind) for output in run.outputs)
     ]
-    if config.labels.file and not {"parquet", "parquet_dataset"} & set(config.outputs):
+    if run.labels.file and not {"parquet", "parquet_dataset"} & set(run.outputs):
         found.append(
             "labels: they colour the report's map, which is drawn from parquet or parquet_dataset, "
             "and outputs names neither."
         )
-    if config.device == "cpu" and config.gpus > 1:
-        found.append(f"gpus: {config.gpus} changes nothing with device: cpu.")
+    if run.device == "cpu" and run.gpus > 1:
+        found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
     return found
 
 
@@ -421,8 +483,7 @@ def checked(
     raw: Mapping[str, Any],
     path: tuple[str, ...],
     elsewhere: Callable[[], Mapping[str, str]],
-    source: str,
-    places: Places,
+    origin: Origin,
     besides: Collection[str] = (),
 ) -> Model:
     """Return the `model` of the section of a config that stands at `path` in it.
@@ -435,14 +496,8 @@ def checked(
         return model.model_validate(dict(raw))
     except ValidationError as error:
         found = problems.explain(model, error, path, elsewhere(), besides)
-        sentences = [f"{place_of(source, places, key)}: {text}" for key, text in found.items()]
+        sentences = [f"{origin.of(*key)}: {text}" for key, text in found.items()]
         raise UserError("\n".join(sentences)) from None
-
-
-def place_of(source: str, places: Places, key: tuple[str, ...]) -> str:
-    """Return where `key` stands, or the nearest key around it whose place is known."""
-    around = [key[:length] for length in range(len(key), 0, -1)]
-    return next((places[outer] for outer in around if outer in places), source)
 
 
 def sections() -> dict[str, str]:

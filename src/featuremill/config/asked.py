@@ -13,25 +13,23 @@ from typing import Any
 
 from featuremill.base.change import Change
 from featuremill.base.file_times import came_at
-from featuremill.config import Config
+from featuremill.config import Run
 from featuremill.inputs import TableOptions
 from featuremill.store.drawn import labels_of
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.plan import Plan, Settings
-from featuremill.workload import find_workload, option_files
 from featuremill.workload.option_files import execution_of
 
 
-def options_asked(config: Config) -> dict[str, Any]:
+def options_asked(config: Run) -> dict[str, Any]:
     """Return the options that decide the values or the records, as the config has them: with "auto"
     where it says so, and without paths."""
-    options = find_workload(config.workload).Options.model_validate(config.options)
-    left_out = execution_of(type(options)) - TableOptions.EXECUTION
-    asked: dict[str, Any] = options.model_dump(mode="json", exclude=left_out)
+    left_out = {*execution_of(type(config.options)) - TableOptions.EXECUTION}
+    asked: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
     return asked
 
 
-def changes_since(plan: Plan, config: Config, folder: Path = Path()) -> list[Change]:
+def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change]:
     """Return what `config` asks for otherwise than what was planned. Its paths are seen from
     `folder`."""
     changes = []
@@ -46,7 +44,7 @@ def changes_since(plan: Plan, config: Config, folder: Path = Path()) -> list[Cha
     return changes + _changed_files(plan, config, folder)
 
 
-def changes_of_labels(report: Path, config: Config, folder: Path = Path()) -> list[Change]:
+def changes_of_labels(report: Path, config: Run, folder: Path = Path()) -> list[Change]:
     """Return what colours the map otherwise than in the page `report`, as far as that says it."""
     drawn, asked = labels_of(report), config.labels
     if drawn is None:
@@ -62,7 +60,7 @@ def changes_of_labels(report: Path, config: Config, folder: Path = Path()) -> li
     return changes
 
 
-def has_other_labels(report: Path, config: Config, folder: Path = Path()) -> bool:
+def has_other_labels(report: Path, config: Run, folder: Path = Path()) -> bool:
     """Return whether another table is now where that was which colours the map of `report`."""
     drawn, table = labels_of(report), folder / config.labels.file
     if not (drawn and table.is_file() and drawn.get("file") == config.labels.file):
@@ -87,10 +85,9 @@ def _changed_options(plan: Plan, asked: Mapping[str, Any]) -> list[Change]:
     ]
 
 
-def _changed_files(plan: Plan, config: Config, folder: Path) -> list[Change]:
+def _changed_files(plan: Plan, config: Run, folder: Path) -> list[Change]:
     """Return the options that name another file than the planned one, which is no copy of it."""
-    options = find_workload(config.workload).Options.model_validate(config.options)
-    now = option_files.paths_of(options)
+    now = config.paths_of_options
     changes = []
     for name in dict.fromkeys([*plan.settings.files, *now]):
         planned, sha256 = plan.execution.get(name), plan.settings.files.get(name)

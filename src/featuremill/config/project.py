@@ -14,7 +14,7 @@ from featuremill import config as configs
 from featuremill import step
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
-from featuremill.config import Config, Features, Records
+from featuremill.config import Features, Origin, Records, Run
 from featuremill.config.yaml_lines import Places
 from featuremill.step import (
     ChecksFiles,
@@ -57,33 +57,21 @@ class Several(Records):
     their files go to `results/<run>/<name>/`."""
 
 
-class Run(NamedTuple):
-    """One of a project's sets of features: a run of its own."""
-
-    config: Config
-    named: str
-    """What to call the config that it stands in."""
-    places: Places
-    """Where the keys of `config` stand there."""
-
-
 class Project(NamedTuple):
-    """A validated config."""
+    """A config, resolved: its runs, and what it asks of steps."""
 
     name: str
+    """The config's `run`."""
     inputs: tuple[str, ...]
     """The files with its records; of a sheet of samples, the sheet alone."""
     runs: Mapping[str, Run]
     """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
-
     sections: Mapping[str, Any]
     """What the config asks of steps, by their keys."""
-    named: str = "config"
-    """What to call the config."""
-    places: Places = {}  # noqa: RUF012
-    """Where its keys stand."""
     samples: str = ""
     """The sheet of samples, if there is one."""
+    origin: Origin = Origin()
+    """Where it stands."""
 
     @property
     def folders(self) -> list[Path]:
@@ -101,9 +89,10 @@ class Project(NamedTuple):
         return [str(step_of(key).RULES) for key in self.sections]
 
     @property
-    def seen(self) -> step.Project:
+    def for_steps(self) -> step.Project:
         """The project as steps see it."""
-        return _seen(self.name, self.inputs, self.runs, self.sections, self.samples)
+        folders = {run.rpartition("/")[2]: f"results/{run}" for run in self.runs}
+        return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
     @property
     def made(self) -> list[step.Made]:
@@ -116,7 +105,7 @@ class Project(NamedTuple):
         before, after = list[step.Made](), list[step.Made]()
         makers = _makers(self.sections)
         for key, asked in self.sections.items():
-            (before if key in makers else after).extend(step_of(key).made(asked, self.seen))
+            (before if key in makers else after).extend(step_of(key).made(asked, self.for_steps))
         return before, after
 
 
@@ -125,54 +114,43 @@ def validate(
 ) -> Project:
     """Return the validated project; raise UserError naming each wrong key and the nearest valid
     one, as `featuremill.config.validate` does."""
-    places = places or {}
-    keys = [key for key in finding.known() if key in raw]
-    told = {key: {} if raw[key] is None else raw[key] for key in keys}
-    model = finding.sections(list(told))
-    checked = configs.checked(model, told, (), dict, source, places)
-    asked = {key: getattr(checked, key) for key in told}
-    sections = {key: one for key, one in asked.items() if one}  # none of no names
+    origin = Origin(source, places or {})
+    asked_of_steps = {
+        key: {} if raw[key] is None else raw[key] for key in finding.known() if key in raw
+    }
+    model = finding.sections(list(asked_of_steps))
+    checked = configs.checked(model, asked_of_steps, (), dict, origin)
+    asked = {key: getattr(checked, key) for key in asked_of_steps}
+    sections = {key: section for key, section in asked.items() if section}  # none of no names
     if raw.get("samples"):
         for key in sections:
-            one = step_of(key)
-            if not (isinstance(one, TakesSamples) and one.TAKES_SAMPLES):
-                where = configs.place_of(source, places, (key,))
+            step_of_key = step_of(key)
+            if not (isinstance(step_of_key, TakesSamples) and step_of_key.TAKES_SAMPLES):
                 raise UserError(
-                    f"{where}: {key}: this step takes no samples; leave it out, or name the files "
-                    "with inputs."
+                    f"{origin.of(key)}: {key}: this step takes no samples; leave it out, or name "
+                    "the files with inputs."
                 )
-    features = {key: one for key, one in raw.items() if key not in keys}
-    found = _features(features, source, places, sections)
-    _refuse_problems(found)
-    return found
-
-
-def _seen(
-    name: str,
-    inputs: tuple[str, ...],
-    runs: Iterable[str],
-    sections: Mapping[str, Any],
-    samples: str,
-) -> step.Project:
-    folders = {run.rpartition("/")[2]: f"results/{run}" for run in runs}
-    return step.Project(name, inputs, folders, sections, samples=samples)
+    features = {key: value for key, value in raw.items() if key not in asked_of_steps}
+    project = _with_runs(features, origin, sections)
+    _refuse_problems(project)
+    return project
 
 
 def problems_of_files(project: Project) -> Iterator[str]:
     """Yield what files that are there would make a step's job refuse, and where the config asks for
     it."""
-    runs = {name.rpartition("/")[2]: run.config for name, run in project.runs.items()}
+    runs = {name.rpartition("/")[2]: run for name, run in project.runs.items()}
 
     def ahead(name: str) -> step.Ahead | None:
-        if (config := runs.get(name)) is None:
+        if (run := runs.get(name)) is None:
             return None
-        told = ahead_of(config.workload, config.options, config.device)
-        return told and step.Ahead(*told)
+        known = ahead_of(run.workload, run.options, run.device)
+        return known and step.Ahead(*known)
 
-    seen = project.seen._replace(ahead=ahead)
-    for key, told in project.sections.items():
+    for_steps = project.for_steps._replace(ahead=ahead)
+    for key, asked in project.sections.items():
         if isinstance(one := step_of(key), ChecksFiles):
-            yield from _sentences(project, key, one.problems_of_files(told, seen))
+            yield from _sentences(project, key, one.problems_of_files(asked, for_steps))
 
 
 def checks_records(project: Project) -> bool:
@@ -183,20 +161,20 @@ def checks_records(project: Project) -> bool:
 def problems_of_records(project: Project) -> Iterator[str]:
     """Yield what the planned records would make a step's job refuse, and where the config asks for
     it."""
-    for key, told in project.sections.items():
+    for key, asked in project.sections.items():
         if isinstance(one := step_of(key), ChecksRecords):
-            yield from _sentences(project, key, one.problems_of_records(told, project.seen))
+            yield from _sentences(project, key, one.problems_of_records(asked, project.for_steps))
 
 
 def _refuse_problems(project: Project) -> None:
     """Refuse what steps find wrong with what is asked of them."""
-    said = [
+    sentences = [
         sentence
-        for key, told in project.sections.items()
-        for sentence in _sentences(project, key, step_of(key).problems(told, project.seen))
+        for key, asked in project.sections.items()
+        for sentence in _sentences(project, key, step_of(key).problems(asked, project.for_steps))
     ]
-    if said:
-        raise UserError("\n".join(said))
+    if sentences:
+        raise UserError("\n".join(sentences))
 
 
 def _sentences(
@@ -204,54 +182,58 @@ def _sentences(
 ) -> Iterator[str]:
     for inside, sentence in problems:
         where = (key, *inside)
-        place = configs.place_of(project.named, project.places, where)
-        yield f"{place}: {'.'.join(where)}: {sentence}"
+        yield f"{project.origin.of(*where)}: {'.'.join(where)}: {sentence}"
 
 
-def _features(
-    raw: Mapping[str, Any], source: str, places: Places, sections: Mapping[str, Any]
-) -> Project:
+def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, Any]) -> Project:
     """Return the project with its runs."""
+    has_kinds = bool(_makers(sections))
+    besides = finding.known() if FEATURES in raw else [FEATURES, *finding.known()]
+    runs, kinds = [], []
+    for keys, where in _sets(raw, origin):
+        kinds.append(keys.get(OF))
+        own = {key: value for key, value in keys.items() if key != OF or not has_kinds}
+        runs.append(configs.validate(own, where.source, where.places, besides=besides))
     if FEATURES not in raw:
-        besides = [FEATURES, *finding.known()]
-        own = {key: value for key, value in raw.items() if key != OF or not _makers(sections)}
-        config = configs.validate(own, source, places, besides=besides)
-        _refuse_path(config.run, source, places)
-        inputs = config.inputs or (config.samples,)
-        seen = _seen(config.run, inputs, [config.run], sections, config.samples)
-        if files := _records(seen):
-            file = _file_of(raw.get(OF), config.run, files, source, places, (OF,))
-            config = config.model_copy(update=_reading(file, seen))
-        runs = {config.run: Run(config, source, places)}
-        return Project(config.run, inputs, runs, sections, source, places, seen.samples)
-    configs.refuse_impossible(raw, source, places)
-    told = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
-    sets = {str(name): {} if one is None else one for name, one in told.items()}
+        _refuse_path(runs[0].run, origin)
+    first = runs[0]
+    inputs = first.inputs or (first.samples,)
+    by_name = {run.run: run for run in runs}
+    name = first.run.partition("/")[0]
+    project = Project(name, inputs, by_name, sections, first.samples, origin)
+    if files := _records(project.for_steps):
+        reading = [
+            run.model_copy(update=_reading(_file_of(kind, run, files), project.samples))
+            for kind, run in zip(kinds, runs, strict=True)
+        ]
+        project = project._replace(runs={run.run: run for run in reading})
+    return project
+
+
+def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any], Origin]]:
+    """Return each set of features as a config of its own, and where that stands; without
+    `features:` there is one."""
+    if FEATURES not in raw:
+        return [(raw, origin)]
+    configs.refuse_impossible(raw, origin)
+    given = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
+    sets = {str(name): {} if keys is None else keys for name, keys in given.items()}
     # What stands in a set is looked at below, as that of a run.
-    names = {name: {} if isinstance(one, Mapping) else one for name, one in sets.items()}
+    names = {name: {} if isinstance(keys, Mapping) else keys for name, keys in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
-    besides = finding.known()
-    whole = configs.checked(Several, checked, (), _elsewhere, source, places, besides)
-    _refuse_path(whole.run, source, places)
-    inputs = whole.inputs or (whole.samples,)
-    folders = [f"{whole.run}/{name}" for name in sets]
-    seen = _seen(whole.run, inputs, folders, sections, whole.samples)
-    files = _records(seen)
-    records: dict[str, Any] = whole.model_dump(include={"inputs", "samples", "store"})
-    runs = {}
-    for name, one in sets.items():
-        run = f"{whole.run}/{name}"
-        inside, named = dict(_inside(places, name)), f"{source}: {FEATURES}.{name}"
-        for key in records.keys() & one.keys():
-            where = configs.place_of(named, inside, (key,))
-            raise UserError(f"{where}: {key}: it belongs to the top level, outside '{FEATURES}:'.")
-        own = dict(one)
-        if files:
-            file = _file_of(own.pop(OF, None), name, files, named, inside, (OF,))
-            records |= _reading(file, seen)
-        config = configs.validate({"run": run, **records, **own}, named, inside)
-        runs[run] = Run(config, named, inside)
-    return Project(whole.run, inputs, runs, sections, source, places, whole.samples)
+    whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
+    _refuse_path(whole.run, origin)
+    records = whole.model_dump(include={"inputs", "samples", "store"})
+    found: list[tuple[Mapping[str, Any], Origin]] = []
+    for name, keys in sets.items():
+        of_set = f"{origin.source}: {FEATURES}.{name}"
+        where = Origin(of_set, dict(_inside(origin.places, name)))
+        for key in records.keys() & keys.keys():
+            raise UserError(
+                f"{where.of(key)}: {key}: it belongs to the top level, outside '{FEATURES}:'."
+            )
+        found.append(({"run": f"{whole.run}/{name}", **records, **keys}, where))
+    return found
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
@@ -260,34 +242,28 @@ def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
     return {key: one for key, one in found.items() if isinstance(one, MakesRecords)}
 
 
-def _records(seen: step.Project) -> dict[str, str]:
+def _records(project: step.Project) -> dict[str, str]:
     """Return the files of what steps make of the inputs, by what it is."""
     return {
         kind: file
-        for key, one in _makers(seen.sections).items()
-        for kind, file in one.records(seen.sections[key], seen).items()
+        for key, one in _makers(project.sections).items()
+        for kind, file in one.records(project.sections[key], project).items()
     }
 
 
-def _reading(file: str, seen: step.Project) -> dict[str, Any]:
-    """Return what of a config has it read `file`, which a step makes: of samples, a sheet."""
-    return {"samples": file} if seen.samples else {"inputs": (file,)}
+def _reading(file: str, samples: str) -> dict[str, Any]:
+    """Return what of a run has it read `file`, which a step makes: of samples, a sheet."""
+    return {"samples": file} if samples else {"inputs": (file,)}
 
 
-def _file_of(
-    kind: Any,
-    name: str,
-    files: Mapping[str, str],
-    source: str,
-    places: Places,
-    key: tuple[str, ...],
-) -> str:
+def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
     """Return the file of records that a set of features is `of`."""
     if kind is None:
-        return files.get(name, next(iter(files.values())))
+        return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:
-        where = configs.place_of(source, places, key)
-        raise UserError(f"{where}: of: there are no records {kind!r}; there are {listed(files)}.")
+        raise UserError(
+            f"{run.origin.of(OF)}: of: there are no records {kind!r}; there are {listed(files)}."
+        )
     return files[str(kind)]
 
 
@@ -295,18 +271,18 @@ def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
     """Return the files of records of each run by its name: what steps make of the inputs is made in
     `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
     themselves."""
-    seen = project.seen
+    for_steps = project.for_steps
     now = {
         file: made
-        for key, one in _makers(seen.sections).items()
+        for key, one in _makers(project.sections).items()
         for file, made in zip(
-            one.records(seen.sections[key], seen).values(),
-            one.records_now(seen.sections[key], seen, folder).values(),
+            one.records(project.sections[key], for_steps).values(),
+            one.records_now(project.sections[key], for_steps, folder).values(),
             strict=True,
         )
     }
     return {
-        name: [now[path] for path in (*run.config.inputs, run.config.samples) if path in now]
+        name: [now[path] for path in (*run.inputs, run.samples) if path in now]
         for name, run in project.runs.items()
     }
 
@@ -327,9 +303,9 @@ def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
             yield key, place
 
 
-def _refuse_path(run: str, source: str, places: Places) -> None:
+def _refuse_path(run: str, origin: Origin) -> None:
     if "/" in run:
-        where = configs.place_of(source, places, ("run",))
+        where = origin.of("run")
         raise UserError(f"{where}: run: leave the / out, as it names a folder of its own.")
 
 
@@ -345,19 +321,19 @@ def read(path: Path) -> Project:
     raw, places = configs.load(path)
     project = validate(raw, str(path), places)
     for run in project.runs.values():
-        configs.check_outputs(run.config, run.named)
-        configs.refuse_missing(run.config, run.named, run.places)
+        configs.check_outputs(run)
+        configs.refuse_missing(run)
     return project
 
 
-def read_one(path: Path, name: str | None = None) -> Config:
-    """Return the config of the set of features called `name` in the YAML file `path`; without a
+def read_one(path: Path, name: str | None = None) -> Run:
+    """Return the run of the set of features called `name` in the YAML file `path`; without a
     name, of the only one.
 
     Raises:
         UserError: as `read` does, and where there is none of that name, or several and no name.
     """
-    runs = {run.rpartition("/")[2]: found.config for run, found in read(path).runs.items()}
+    runs = {folder.rpartition("/")[2]: run for folder, run in read(path).runs.items()}
     if name is None and len(runs) == 1:
         return next(iter(runs.values()))
     if name not in runs:
@@ -365,9 +341,9 @@ def read_one(path: Path, name: str | None = None) -> Config:
     return runs[name]
 
 
-def outputs_of(runs: Collection[Config]) -> dict[tuple[str, ...], list[str]]:
+def outputs_of(runs: Collection[Run]) -> dict[tuple[str, ...], list[str]]:
     """Return the runs that have the same outputs, by these."""
     found: dict[tuple[str, ...], list[str]] = {}
-    for config in runs:
-        found.setdefault(config.outputs, []).append(config.run)
+    for run in runs:
+        found.setdefault(run.outputs, []).append(run.run)
     return found

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from featuremill import config as configs
 from featuremill.base.errors import UserError
-from featuremill.config import Config, project
+from featuremill.config import Run, project
 from featuremill.step import Made
 from featuremill.store import command_line, run_lock
 from featuremill.store.results import runs_below
@@ -26,8 +26,8 @@ class Runs(NamedTuple):
     """What steps make, before them and of them."""
     num_before: int = 0
     """How many of these come before."""
-    configs: Sequence[Config] = ()
-    """What is asked for of each run; nothing where a folder was named."""
+    asked: Sequence[Run] = ()
+    """What the config asks for, of each run; nothing where a folder was named."""
 
     @property
     def names(self) -> list[str]:
@@ -63,7 +63,7 @@ def named(given: Path) -> Runs:
     raw, places = configs.load(given)
     found = project.validate(raw, str(given), places)
     elsewhere = [given.parent / folder for folder in found.folders]
-    asked = [run.config for run in found.runs.values()]
+    asked = [*found.runs.values()]
     if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
         before, after = found.made_around
         return Runs(given, found.folders, [*before, *after], len(before), asked)
@@ -72,7 +72,7 @@ def named(given: Path) -> Runs:
             f"{given}: its results are below {given.parent}, not here; type: "
             f"cd {shlex.quote(str(given.parent))} and then the same with {given.name}."
         )
-    return Runs(given, elsewhere, configs=asked)
+    return Runs(given, elsewhere, asked=asked)
 
 
 def one(given: Path) -> Path:

@@ -250,15 +250,15 @@ class Wanted(NamedTuple):
 
 def wanted(arguments: argparse.Namespace) -> Wanted:
     """Return what the doctor was asked about: a run, or a model of the default workload."""
-    name, given = DEFAULT, {"model": arguments.model}
     if arguments.config:
-        config = project.read_one(arguments.config, arguments.set)
-        name, given = config.workload, config.options
-    elif not arguments.model:
-        return Wanted(name)
-    else:
-        weights_verb.refuse_missing(arguments.model, name)
-    return Wanted(name, find_workload(name).Options.model_validate(given))
+        run = project.read_one(arguments.config, arguments.set)
+        return Wanted(run.workload, run.options)
+    if not arguments.model:
+        return Wanted(DEFAULT)
+    weights_verb.refuse_missing(arguments.model, DEFAULT)
+    return Wanted(
+        DEFAULT, find_workload(DEFAULT).Options.model_validate({"model": arguments.model})
+    )
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

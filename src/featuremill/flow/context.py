@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.config import (
+    Run,
     check_outputs,
-    files_of,
     load,
-    model_of,
     project,
     refuse_patterns,
     without_effect,
@@ -31,7 +30,7 @@ from featuremill.flow.summary import closing, closing_words, tidied
 from featuremill.store import shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
-from featuremill.workload import find_workload, optional, plugin_errors
+from featuremill.workload import optional, plugin_errors
 
 WITHOUT_EFFECT = {
     "plan": {"outputs", "labels", "max_failed", "keep"},
@@ -47,91 +46,84 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     Raises:
         RefusedError: in one sentence, when this run cannot be or should not begin.
     """
-    named = validated(config, workflow)
-    flow = Flow(workflow, named, failures)
+    asked = validated(config, workflow)
+    flow = Flow(workflow, asked, failures)
     if internals.is_main(workflow) and not internals.is_imported(workflow):
         flow.refuse_missing()
     jobs.prepare_jobs(workflow)
     internals.answer_sigterm()
     for run in flow.runs.values():
-        imported.share(workflow, run.there, run.folder, run.weights_there)
-        preflight.prepare(workflow, run.there, run.folder, run.weights_there)
-    preflight.make_steps_older(workflow, named)
+        imported.share(workflow, run.here)
+        preflight.prepare(workflow, run.here)
+    preflight.make_steps_older(workflow, asked)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
     for run in flow.runs.values():
-        run.num_slots = jobs.cap_gpus(workflow, run.config.device, run.config.gpus)
-        preflight.forget_plan_of_fewer_slots(workflow, run.config, run.folder)
+        run.num_slots = jobs.cap_gpus(workflow, run.asked.device, run.asked.gpus)
+        preflight.forget_plan_of_fewer_slots(workflow, run.here)
     return flow
 
 
-class Run:
+class RunOfRules:
     """One set of features, as its rules see it.
 
     Rules name files as they are without a prefix: where another workflow imports this one with a
-    prefix, Snakemake puts it before them. Where they are then, `there`, `folder` and
-    `weights_there` say.
+    prefix, Snakemake puts it before them.
     """
 
-    def __init__(self, workflow: Any, run: project.Run) -> None:
+    def __init__(self, workflow: Any, run: Run) -> None:
         self._workflow = workflow
-        config, self.named, self.places = run
-        self.config = config
-        """The validated config."""
-        self.there = imported.config_below_prefix(workflow, config)
-        """The same with the names of its files as they are found from here."""
-        self.labels = [preflight.bare(config.labels.file)] if config.labels.file else []
+        self.asked = run
+        """What the config asks for."""
+        self.here = imported.below_prefix(workflow, run)
+        """The same, with its files named as they are found from here: what its commands read."""
+        self.results = run.folder
+        """Its folder, results/<run>."""
+        self.labels = [preflight.bare(run.labels.file)] if run.labels.file else []
         """The table of labels, if there is one."""
-        self.results = f"results/{config.run}"
-        """Its folder."""
-        self.folder = internals.below_prefix(workflow, self.results)
-        """Where `results` is."""
-        self.weights = preflight.weights_json(config)
-        """The file of the run's weights, weights/<name>.json, as a list of one, or of none."""
-        self.weights_there = [internals.below_prefix(workflow, path) for path in self.weights]
-        self.checkpoint = preflight.checkpoint_files(config, self.there)
+        self.weights = [run.weights_json] if run.weights_json else []
+        """The file about its weights, weights/<name>.json, if it needs any."""
+        self.checkpoint = preflight.checkpoint_files(run, self.here)
         """The checkpoint, if the config names one by its path, with what is in it; or nothing."""
-        self.option_inputs = preflight.option_inputs(config, self.there)
+        self.option_inputs = preflight.option_inputs(run, self.here)
         """Files and folders that options name."""
         self.num_slots = 0
         """GPU slots that are here."""
-        model = jobs.gpu_model(workflow)
-        self.asks = JobResources(self.there, self.folder, tuple(self.weights_there), model)
+        self.asks = JobResources(self.here, jobs.gpu_model(workflow))
         """What a cluster is asked for: memory and minutes of each kind of job."""
 
     @property
     def inputs(self) -> list[str]:
         """The files with the records, as Snakemake names them; a sheet of samples comes first, and
         alone where a step makes it: Snakemake does not see its files."""
-        if self.config.samples.startswith(f"results/{self.config.run.partition('/')[0]}/"):
-            return [self.config.samples]
+        if self.asked.samples.startswith(f"results/{self.asked.run.partition('/')[0]}/"):
+            return [self.asked.samples]
         with screen.refusing():
-            return [preflight.bare(path) for path in files_of(self.config)]
+            return [preflight.bare(path) for path in self.asked.files]
 
     @property
     def suffix(self) -> str:
         """What names of rules that are the run's alone end with; "" where it is the only one."""
-        _, is_one_of_several, name = self.config.run.partition("/")
+        _, is_one_of_several, name = self.asked.run.partition("/")
         return f"_{name}" if is_one_of_several else ""
+
+    @property
+    def weights_words(self) -> list[str]:
+        """What `featuremill plan` is told of them: `--weights=` and where their file is."""
+        return [f"--weights={self.here.weights_json}"] if self.weights else []
 
     @property
     def weights_of(self) -> list[str]:
         """What `featuremill weights` is asked for: the model, and whose it is."""
-        return [model_of(self.there) or "", "--workload", self.config.workload]
-
-    def config_json(self, wildcards: Any, threads: int) -> str:  # noqa: ARG002
-        """Return the config as its commands read it.
-
-        What a function of `threads` returns is never compared: `reruns` returns what counts.
-        """
-        return json.dumps(self.there.model_dump(mode="json"))
+        return [self.here.model or "", "--workload", self.asked.workload]
 
     def reruns(self, verb: str) -> str:
-        """Return what of the config, when it changes, runs the `verb` again."""
-        counts = self.there.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
+        """Return what of the config, when it changes, runs the `verb` again. The command reads it
+        in run.json, which Snakemake does not see."""
+        counts = self.here.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
         if not counts["samples"]:  # configs without are as they were before there was the key
             del counts["samples"]
-        if verb == "plan" and (stores := shared.layers(self.there.store)):
+        if verb == "plan" and (stores := shared.layers(self.here.store)):
             counts["store"] = list(map(str, stores))
         return json.dumps(counts)
 
@@ -140,24 +132,24 @@ class Run:
         with it or it opens its inputs, and everywhere if another package brings it; an output's own
         where they write it; else featuremill's.
         """
-        workload = find_workload(self.config.workload)
+        workload = self.asked.module
         own: Path | None = optional(workload, "ENVIRONMENT")
         computes = verb in ("weights", "extract")
         opens = verb == "plan" and optional(workload, "TAKES_FILES")
-        if own and (computes or opens or plugin_errors.is_external(self.config.workload)):
+        if own and (computes or opens or plugin_errors.is_external(self.asked.workload)):
             return str(own)
-        written = self.config.outputs if verb == "merge" else ()
+        written = self.asked.outputs if verb == "merge" else ()
         theirs = (format_of(name).environment for name in written)
         return next((str(path) for path in theirs if path), "../../envs/base.yaml")
 
     @property
     def extract_gpus(self) -> int:
         """The GPUs that one extract job asks for."""
-        return 0 if self.config.device == "cpu" else self.config.gpus
+        return 0 if self.asked.device == "cpu" else self.asked.gpus
 
     def extract_threads(self) -> int:
         """Return the threads of one extract job."""
-        return jobs.extract_threads(self._workflow, self.config.device, self.num_slots)
+        return jobs.extract_threads(self._workflow, self.asked.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:
         """Return the receipts that the plan asks for."""
@@ -191,20 +183,20 @@ class Flow:
     can name their files. Of several, the wildcard `run` is <run>/<name>.
     """
 
-    def __init__(self, workflow: Any, named: project.Project, failures: screen.Failures) -> None:
+    def __init__(self, workflow: Any, asked: project.Project, failures: screen.Failures) -> None:
         self._workflow, self._failures = workflow, failures
-        self.project = named.seen
+        self.project = asked.for_steps
         """The project as steps see it."""
-        self._named = named
-        self.steps = named.sections
+        self._asked = asked
+        self.steps = asked.sections
         """What is asked of steps, by their keys of the config."""
-        self.rules = named.rules
+        self.rules = asked.rules
         """The files with their rules."""
-        self.made = named.made
+        self.made = asked.made
         """What they make."""
-        self.runs = {name: Run(workflow, run) for name, run in named.runs.items()}
+        self.runs = {name: RunOfRules(workflow, run) for name, run in asked.runs.items()}
         """By what each is called below results/."""
-        self.folders = [run.folder for run in self.runs.values()]
+        self.folders = [run.here.folder for run in self.runs.values()]
         self.names = _one_of(self.runs)
         """The expression that the names of the runs match."""
         self.run = "{run}" if len(self.runs) > 1 else next(iter(self.runs))
@@ -218,13 +210,14 @@ class Flow:
         self._rule = internals.rule_name(workflow, "{}")
         """What another workflow calls a rule of this one."""
         self._is_checked = not internals.is_main(workflow)
-        self._has_prefix = any(run.folder != run.results for run in self.runs.values())
+        self._has_prefix = any(run.here.folder != run.results for run in self.runs.values())
         self._checks_records = (
             internals.is_main(workflow)
             and not (internals.only_looks() or self._has_prefix)
-            and project.checks_records(named)
+            and project.checks_records(asked)
         )
         """Whether steps are still to check the planned records."""
+        self._runs_jobs = internals.is_main(workflow) and internals.executes(workflow)
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -239,9 +232,9 @@ class Flow:
     def _outputs(self) -> Iterator[Path]:
         """Yield what the rules of runs declare, but for receipts."""
         for run in self.runs.values():
-            results = Results(Path(run.folder))
+            results = Results(Path(run.here.folder))
             yield from (results.plan, results.records, results.delivery)
-            of_merge = [format_of(name).file for name in run.config.outputs]
+            of_merge = [format_of(name).file for name in run.outputs]
             for name in (*of_merge, "failed.tsv", "failed.fa", "report.html"):
                 yield results.root / name
 
@@ -250,7 +243,7 @@ class Flow:
         """The files with its records, as Snakemake names them; a sheet of samples comes first."""
         self._check_once()
         with screen.refusing():
-            return [preflight.bare(path) for path in self._named.files]
+            return [preflight.bare(path) for path in self._asked.files]
 
     def inputs_of(self, wildcards: Any) -> list[str]:
         """Return the files with the records of a job's run, as Snakemake names them."""
@@ -260,12 +253,11 @@ class Flow:
     def refuse_missing(self, is_made: Callable[[str], bool] = lambda _: False) -> None:
         """Refuse what the config names and is neither there nor `is_made` by a rule."""
         for run in self.runs.values():
-            about = (run.there, run.folder, run.named, run.places)
-            preflight.refuse_missing(self._workflow, *about, is_made)
+            preflight.refuse_missing(self._workflow, run.here, is_made)
             if self._module is None:
-                preflight.refuse_missing_here(run.there, run.named, run.places)
+                preflight.refuse_missing_here(run.here)
         if not self._has_prefix:
-            preflight.refuse_missing_of_steps(self._workflow, self._named, is_made)
+            preflight.refuse_missing_of_steps(self._workflow, self._asked, is_made)
 
     def _check_once(self) -> None:
         """Have Snakemake see edits of the config, now that its settings are known. Where another
@@ -285,7 +277,7 @@ class Flow:
             if internals.sees_edits(self._workflow) or preflight.is_forced():
                 return
             for run in self.runs.values():
-                preflight.refuse_unseen_edits(run.there, run.folder, self._module)
+                preflight.refuse_unseen_edits(run.here, self._module)
 
     @property
     def checked_together(self) -> list[str]:
@@ -298,29 +290,35 @@ class Flow:
         if self._checks_records:
             self._checks_records = False
             with screen.ending_with_it():
-                preflight.refuse_records(self._named)
+                preflight.refuse_records(self._asked)
 
     @property
-    def _by_weights(self) -> dict[str, Run]:
+    def _by_weights(self) -> dict[str, RunOfRules]:
         """The first run that needs weights, by their names."""
         runs = reversed(self.runs.values())
         return {Path(path).stem: run for run in runs for path in run.weights}
 
-    def of(self, wildcards: Any) -> Run:
+    def of(self, wildcards: Any) -> RunOfRules:
         """Return the run that a job is about."""
         return self.runs[getattr(wildcards, "run", self.run)]
 
-    def of_weights(self, wildcards: Any) -> Run:
+    def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights that a job makes."""
         return self._by_weights[wildcards.name]
 
-    def config_json(self, wildcards: Any, threads: int) -> str:
-        """Return the config of a job's run as its commands read it."""
-        return self.of(wildcards).config_json(wildcards, threads)
-
     def reruns(self, verb: str) -> Callable[[Any], str]:
-        """Return what of the config, when it changes, runs the `verb` again."""
-        return lambda wildcards: self.of(wildcards).reruns(verb)
+        """Return what of the config, when it changes, runs the `verb` again. Snakemake asks for it
+        once it needs the job, and where another workflow imports this one, nothing says so before:
+        what the job reads is written then."""
+
+        def of_job(wildcards: Any) -> str:
+            run = self.of(wildcards)
+            if self._module is not None and self._runs_jobs:
+                with screen.refusing():
+                    preflight.write_run(run.here)
+            return run.reruns(verb)
+
+        return of_job
 
     def environment(self, verb: str) -> Callable[[Any], str]:
         """Return the conda environment of a command's jobs."""
@@ -335,8 +333,7 @@ class Flow:
     @property
     def merged(self) -> list[Merged]:
         """The rules that merge: one, or one for all runs that have the same outputs."""
-        configs = [run.config for run in self.runs.values()]
-        groups = project.outputs_of(configs).items()
+        groups = project.outputs_of(self._asked.runs.values()).items()
         return [
             Merged(f"merge{self.runs[runs[0]].suffix if place else ''}", _one_of(runs), outputs)
             for place, (outputs, runs) in enumerate(groups)
@@ -346,7 +343,7 @@ class Flow:
     def exported(self) -> list[Exported]:
         """The rules that write one more format: one for each that not all runs have."""
         without = {
-            name: [run for run, one in self.runs.items() if name not in one.config.outputs]
+            name: [each for each, run in self._asked.runs.items() if name not in run.outputs]
             for name in files()
         }
         return [Exported(name, _one_of(runs)) for name, runs in without.items() if runs]
@@ -356,7 +353,7 @@ class Flow:
         of_runs = [
             f"{run.results}/{file}"
             for run in self.runs.values()
-            for file in (*(format_of(name).file for name in run.config.outputs), *others)
+            for file in (*(format_of(name).file for name in run.asked.outputs), *others)
         ]
         return [*of_runs, *(file for one in self.made for file in one.files)]
 
@@ -368,7 +365,7 @@ class Flow:
                 if one.stands() == "yes":  # not where less was asked for
                     print(f"{one.label}: {one.files[-1]}")
         for run in self.runs.values():
-            print(tidied(run.folder, run.config.keep), end="")
+            print(tidied(run.here.folder, run.asked.keep), end="")
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
@@ -390,19 +387,19 @@ def _one_of(names: Iterable[str]) -> str:
 def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
     """Return the validated project, or stop Snakemake with one sentence."""
     with screen.refusing():
-        named, places = sources(config, workflow)
-        checked = project.validate(config, named, places)
+        source, places = sources(config, workflow)
+        checked = project.validate(config, source, places)
         imported.refuse_sheet(workflow, checked.samples)
         preflight.refuse_sheet(workflow, checked)
         for run in checked.runs.values():
-            check_outputs(run.config, run.named)
-            preflight.refuse_store(run.config, run.named, run.places)
+            check_outputs(run)
+            preflight.refuse_store(run)
             # What a step makes of the inputs has a name of ours.
             given = {"inputs": checked.inputs, "samples": checked.samples}
-            refuse_patterns(run.config.model_copy(update=given))
+            refuse_patterns(run.model_copy(update=given))
     for run in checked.runs.values():
-        of_set = f"{run.config.run}: " if len(checked.runs) > 1 else ""
-        for sentence in without_effect(run.config):
+        of_set = f"{run.run}: " if len(checked.runs) > 1 else ""
+        for sentence in without_effect(run):
             internals.log.warning(f"{of_set}{sentence}")
     return checked
 
@@ -421,11 +418,11 @@ def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:
     """
     if internals.is_imported(workflow):
         return f"config of module {internals.workflow_module(workflow)}", {}
-    named, places = "config", dict[tuple[str, ...], str]()
+    source, places = "config", dict[tuple[str, ...], str]()
     for path in internals.config_files(workflow):
         raw, lines = load(Path(os.path.relpath(path)))
         if raw == config:
-            named = os.path.relpath(path)
+            source = os.path.relpath(path)
         same = {key for key in raw.keys() & config.keys() if raw[key] == config[key]}
         places |= {key: place for key, place in lines.items() if key[0] in same}
-    return named, places
+    return source, places

@@ -10,10 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featuremill.config import Config, model_key, model_of
+from featuremill.config import Run
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError
-from featuremill.workload import find_workload, option_files
+from featuremill.workload import option_files
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.weights import is_path
 
@@ -29,32 +29,31 @@ def refuse_sheet(workflow: Any, samples: str) -> None:
         raise RefusedError("samples: a module with a prefix takes `inputs` only; leave one out.")
 
 
-def config_below_prefix(workflow: Any, config: Config) -> Config:
-    """Return the config with its files named as they are found from here."""
+def below_prefix(workflow: Any, run: Run) -> Run:
+    """Return the run with its files, and its folder, named as they are found from here."""
 
     def moved(path: str) -> str:
-        return internals.below_prefix(workflow, path)
+        return internals.below_prefix(workflow, path) if path else ""
 
-    paths = {*option_files.kinds_of(find_workload(config.workload).Options)}
-    model = model_of(config)
+    names = {*option_files.kinds_of(type(run.options))}
+    model = run.model
     is_there = model and place_of(model) != Path(model).expanduser()  # in a cache, by its name
-    if model and is_path(model, config.workload) and not is_there:
-        paths |= set(model_key(config)[1:])
-    options = {
-        key: moved(value) if value and key in paths and value[0] != "~" else value
-        for key, value in config.options.items()
-    }
-    file = config.labels.file and moved(config.labels.file)
-    return config.model_copy(
+    if model and is_path(model, run.workload) and not is_there:
+        names |= set(run.model_key[1:])
+    paths = {key: value for key, value in run.options_given.items() if key in names and value}
+    options = {key: moved(value) for key, value in paths.items() if value[0] != "~"}
+    return run.model_copy(
         update={
-            "inputs": tuple(map(moved, config.inputs)),
-            "options": options,
-            "labels": config.labels.model_copy(update={"file": file}),
+            "inputs": tuple(map(moved, run.inputs)),
+            "options": run.options.model_copy(update=options),
+            "labels": run.labels.model_copy(update={"file": moved(run.labels.file)}),
+            "folder": moved(run.folder),
+            "weights_json": moved(run.weights_json),
         }
     )
 
 
-def share(workflow: Any, config: Config, results: str, weights_files: list[str]) -> None:
+def share(workflow: Any, run: Run) -> None:
     """Let runs stand side by side in one workflow: the rule of the first makes the weights that
     several of them need.
 
@@ -62,21 +61,19 @@ def share(workflow: Any, config: Config, results: str, weights_files: list[str])
         RefusedError: when two modules compute the same run, or different models of the same name.
     """
     module = internals.workflow_module(workflow)
-    if (other := _runs.setdefault(results, module)) != module:
+    if (other := _runs.setdefault(run.folder, module)) != module:
         raise RefusedError(
-            f"modules {other} and {module} both compute {results}; give each config a `run` of "
+            f"modules {other} and {module} both compute {run.folder}; give each config a `run` of "
             "its own."
         )
     rule = internals.taken_rule(workflow, "weights")
-    model = model_of(config) or ""
-    if rule is None:
+    if rule is None or not run.model:
         return
-    for path in weights_files:
-        first, first_model = _makers.setdefault(path, (rule, model))
-        if place_of(first_model) != place_of(model):
-            raise RefusedError(
-                f"options: {model_key(config)[-1]}: {first_model} and {model} would both become "
-                f"{path}; rename one."
-            )
-        if first != rule:
-            internals.prefer_rule(workflow, first, rule)
+    first, first_model = _makers.setdefault(run.weights_json, (rule, run.model))
+    if place_of(first_model) != place_of(run.model):
+        raise RefusedError(
+            f"options: {run.model_key[-1]}: {first_model} and {run.model} would both become "
+            f"{run.weights_json}; rename one."
+        )
+    if first != rule:
+        internals.prefer_rule(workflow, first, rule)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.config import Config, files_of
+from featuremill.config import Run
 from featuremill.plan import speeds
 from featuremill.plan.estimate.overheads import host_mb
 from featuremill.store.plan import Plan
@@ -41,36 +41,32 @@ SAFETY = 2.0
 class JobResources(NamedTuple):
     """The functions that the rules' `resources:` name; Snakemake calls them for each attempt."""
 
-    config: Config
-    results: str
-    """results/<run>."""
-    weights: tuple[str, ...]
-    """weights/<name>.json, or none."""
+    run: Run
     gpu_model: str = ""
     """What the profile asks for, such as a100; empty for any."""
 
     def extract_mb(self, wildcards: Any, attempt: int) -> int:
         """Return the MB of host memory that computing a shard takes."""
-        shard_mb = _size(Results(Path(self.results)).shard(wildcards.shard)) / MB
-        weights_mb = sum(map(_weights_mb, self.weights))
-        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.config.device == "cpu"))
+        shard_mb = _size(Results(Path(self.run.folder)).shard(wildcards.shard)) / MB
+        weights_mb = _weights_mb(self.run.weights_json)
+        return round(attempt * host_mb(shard_mb, weights_mb, on_cpu=self.run.device == "cpu"))
 
     def extract_minutes(self, wildcards: Any, attempt: int) -> int:
         """Return the minutes that computing a shard may take."""
-        path = Results(Path(self.results)).plan
+        path = Results(Path(self.run.folder)).plan
         mtime = path.stat().st_mtime_ns if path.exists() else 0
-        seconds = _seconds(self.results, mtime, self.gpu_model).get(wildcards.shard)
+        seconds = _seconds(self.run.folder, mtime, self.gpu_model).get(wildcards.shard)
         if seconds is None:
             return attempt * UNKNOWN_MINUTES
         return attempt * (BASE_MINUTES + math.ceil(SAFETY * seconds / 60))
 
     def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that planning takes."""
-        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(files_of(self.config))))
+        return round(attempt * (PLAN_MB + PLAN_MB_A_GB * _gigabytes(self.run.files)))
 
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that planning may take."""
-        grown = PLAN_MINUTES_A_GB * _gigabytes(files_of(self.config))
+        grown = PLAN_MINUTES_A_GB * _gigabytes(self.run.files)
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
@@ -83,7 +79,7 @@ class JobResources(NamedTuple):
         return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def _parts_gigabytes(self) -> float:
-        parts = Path(self.results, "store", "parts").glob("*/*.arrows")
+        parts = Path(self.run.folder, "store", "parts").glob("*/*.arrows")
         return sum(map(_size, parts)) / GB
 
 
@@ -111,8 +107,8 @@ def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
 
 @lru_cache(maxsize=4)
 def _weights_mb(path: str) -> float:
-    """Return the size of the converted weights that weights/<name>.json names."""
-    weights = WeightsFile.find(Path(path))
+    """Return the size of the weights that weights/<name>.json names; 0 where there are none."""
+    weights = WeightsFile.find(Path(path)) if path else None
     return _size(Path(weights.path)) / MB if weights else 0.0
 
 

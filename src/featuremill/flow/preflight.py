@@ -22,9 +22,8 @@ from featuremill.base import environment, this_process
 from featuremill.base.change import told
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
-from featuremill.config import Config, asked, files_of, model_key, model_of
+from featuremill.config import Origin, Run, asked
 from featuremill.config.project import Project, problems_of_files, problems_of_records
-from featuremill.config.yaml_lines import Places
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
@@ -35,6 +34,7 @@ from featuremill.store import command_line, formats, ours, run_lock, shared
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
+from featuremill.store.run_file import RunFile
 from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
 
@@ -54,36 +54,40 @@ _claimed: dict[Path, TextIO] = {}
 log = internals.log
 
 
-def prepare(workflow: Any, config: Config, results: str, weights_files: Sequence[str]) -> None:
+def prepare(workflow: Any, run: Run) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        say_what_is_computed_again(config, results)
-    is_done = run_lock.path_of(Path(results)) in _claimed  # for an earlier `use rule` of the module
+        say_what_is_computed_again(run)
+    is_done = (
+        run_lock.path_of(Path(run.folder)) in _claimed
+    )  # for an earlier `use rule` of the module
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
         refuse_default_storage(workflow)
-        refuse_without_packages(workflow, config, results, weights_files)
-        refuse_without_gpu(workflow, config, results)
-        path = config_file(workflow, results)
-        refuse_run_in_run(config, results)
-        refuse_another_config(config, results, path)
+        refuse_without_packages(workflow, run)
+        refuse_without_gpu(workflow, run)
+        path = config_file(workflow, run.folder)
+        refuse_run_in_run(run)
+        refuse_another_config(run, path)
         claim_run(
-            results,
+            run.folder,
             rules=internals.rule_name(workflow, "{}"),
             config=path,
-            asked=asked_by(config, results),
-            weights=next(iter(weights_json(config)), ""),
+            asked=asked_by(run),
+            weights=weights.json_of(run.model, run.workload) if run.model else "",
             is_imported=internals.is_imported(workflow),
         )
         with refusing():
-            forget_plan_of_other_versions(workflow, config, results)
-            forget_what_is_gone(config, results)
-            forget_lost_weights(workflow, weights_files)
-            if internals.is_imported(workflow) or asks_for_less(results):
-                make_older(results)
+            if not internals.is_imported(workflow):  # its target may not need this run
+                write_run(run)
+            forget_plan_of_other_versions(workflow, run)
+            forget_what_is_gone(run)
+            forget_lost_weights(workflow, run)
+            if internals.is_imported(workflow) or asks_for_less(run.folder):
+                make_older(run.folder)
             else:
-                forget_what_is_not_whole(results)
-        check_times(config, results)
+                forget_what_is_not_whole(run.folder)
+        check_times(run)
 
 
 def claim_run(results: str, **about: Any) -> None:
@@ -117,23 +121,33 @@ def claim_run(results: str, **about: Any) -> None:
         run_lock.sign(file, command_line.command(), folder=folder, **about)
 
 
-def forget_plan_of_other_versions(workflow: Any, config: Config, results: str) -> None:
+def write_run(run: Run) -> None:
+    """Write run.json, which the run's commands read, where it does not say the same already."""
+    path = Results(Path(run.folder)).run
+    asked_for = run.model_dump(mode="json")
+    last = RunFile.find(path)
+    if last is None or last.config != asked_for:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        ours.write_json(path, RunFile(version=RunFile.NEWEST, config=asked_for).content())
+
+
+def forget_plan_of_other_versions(workflow: Any, run: Run) -> None:
     """Have Snakemake plan again what was planned for another version of the workload or engine: it
     sees neither, and an interrupted shard would continue with values of both.
 
     Where another workflow imports this one, its target may need no plan, and the results would be
     left without one: there a warning has the command to type.
     """
-    others = others_planned_for(config, results)
+    others = others_planned_for(run)
     if others and internals.is_imported(workflow):
         rule = internals.rule_name(workflow, "plan")
-        log.warning(f"{results}: here is {others}: --forcerun {rule} plans it anew.")
+        log.warning(f"{run.folder}: here is {others}: --forcerun {rule} plans it anew.")
     elif others:
-        log.warning(f"{results}: here is {others}: it is planned and computed anew.")
-        ours.vacate(Results(Path(results)).plan, log.warning)
+        log.warning(f"{run.folder}: here is {others}: it is planned and computed anew.")
+        ours.vacate(Results(Path(run.folder)).plan, log.warning)
 
 
-def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> None:
+def forget_plan_of_fewer_slots(workflow: Any, run: Run) -> None:
     """Have Snakemake plan again where more jobs can run side by side than the plan was made for,
     and too few shards are left for them: plan cuts those anew of which nothing is computed.
 
@@ -143,8 +157,8 @@ def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> N
         workflow
     ):
         return
-    folder = Results(Path(results))
-    slots = environment.GPUS.value() // config.gpus
+    folder = Results(Path(run.folder))
+    slots = environment.GPUS.value() // run.gpus
     plan = folder.find_plan() if slots > 1 else None
     if plan is None or slots <= plan.slots:
         return
@@ -152,33 +166,33 @@ def forget_plan_of_fewer_slots(workflow: Any, config: Config, results: str) -> N
     waiting = [shard for shard in plan.shards if shard.shard not in begun]
     if len(waiting) < min(SHARDS_A_SLOT * slots, sum(shard.wanted for shard in waiting)):
         log.warning(
-            f"{results}: it was planned for {plan.slots:,} of {slots:,} slots; planning anew."
+            f"{run.folder}: it was planned for {plan.slots:,} of {slots:,} slots; planning anew."
         )
         ours.vacate(folder.plan, log.warning)
 
 
-def others_planned_for(config: Config, results: str) -> str:
+def others_planned_for(run: Run) -> str:
     """Return how the versions that are installed differ from those that the run is planned for."""
-    plan = Results(Path(results)).find_plan()
+    plan = Results(Path(run.folder)).find_plan()
     # With another workload Snakemake plans again anyway.
-    is_same = plan and plan.workload == config.workload
+    is_same = plan and plan.workload == run.workload
     return recipe.other_versions_here(plan.settings) if plan and is_same else ""
 
 
-def forget_what_is_gone(config: Config, results: str) -> None:
+def forget_what_is_gone(run: Run) -> None:
     """Have Snakemake see what it would take for done, because the results stand.
 
     Without store/ nothing is computed, whatever receipts say. Without plan.json (messages say when
     to delete it) it would never plan again, nor when other outputs of a run are asked for whose
     shards were removed.
     """
-    folder = Results(Path(results))
+    folder = Results(Path(run.folder))
     delivery = folder.find_delivery()
     if folder.plan.exists() and not folder.store.exists():
         shutil.rmtree(folder.root / "receipts", ignore_errors=True)
         ours.vacate(folder.plan, log.warning)
     are_others = delivery and set(delivery.outputs) != {
-        formats.format_of(name).file for name in config.outputs
+        formats.format_of(name).file for name in run.outputs
     }
     if are_others and not (folder.store / "shards").exists():
         ours.vacate(folder.plan, log.warning)
@@ -186,13 +200,14 @@ def forget_what_is_gone(config: Config, results: str) -> None:
         ours.vacate(folder.delivery, log.warning)
 
 
-def forget_lost_weights(workflow: Any, weights_files: Sequence[str]) -> None:
+def forget_lost_weights(workflow: Any, run: Run) -> None:
     """Have weights converted again that are gone from the cache, once a job needs them: their bytes
     are always the same, so nothing is computed again.
 
     Not where jobs see other folders than this process does.
     """
-    for path in () if internals.has_environments(workflow) else map(Path, weights_files):
+    if run.weights_json and not internals.has_environments(workflow):
+        path = Path(run.weights_json)
         if weights.lost(path):
             with contextlib.suppress(OSError):  # plan will say which file to delete
                 path.unlink()
@@ -238,15 +253,15 @@ def make_older(results: str) -> None:
             os.utime(folder.plan, BEFORE_ALL)
 
 
-def make_steps_older(workflow: Any, named: Project) -> None:
+def make_steps_older(workflow: Any, project: Project) -> None:
     """The same for what steps and reports made of tables that others took the place of."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
-    made = [(one.label, one.files[-1], one.others()) for one in named.made if not one.missing()]
-    for run in named.runs.values():
-        report = f"results/{run.config.run}/report.html"
-        if asked.has_other_labels(Path(report), run.config):
-            made.append((report, report, [run.config.labels.file]))
+    made = [(one.label, one.files[-1], one.others()) for one in project.made if not one.missing()]
+    for run in project.runs.values():
+        report = f"{run.folder}/report.html"
+        if asked.has_other_labels(Path(report), run):
+            made.append((report, report, [run.labels.file]))
     for label, file, others in made:
         last = Path(file)
         if not others or any(Path(p).stat().st_mtime > last.stat().st_mtime for p in others):
@@ -260,13 +275,13 @@ def make_steps_older(workflow: Any, named: Project) -> None:
                 os.utime(last, BEFORE_ALL)
 
 
-def say_what_is_computed_again(config: Config, results: str) -> None:
+def say_what_is_computed_again(run: Run) -> None:
     """Say what a run would compute again, which a dry run does not show."""
-    plan = Results(Path(results)).find_plan()
-    if others := others_planned_for(config, results):
+    plan = Results(Path(run.folder)).find_plan()
+    if others := others_planned_for(run):
         said = f"here is {others}: a run plans and computes it anew, which a dry run does not show."
-        log.warning(f"{results}: {said}")
-    elif plan and (changes := asked.changes_since(plan, config)):
+        log.warning(f"{run.folder}: {said}")
+    elif plan and (changes := asked.changes_since(plan, run)):
         keys = {change.key for change in changes}
         records = counted(plan.counts.unique, "distinct record")
         if keys <= {"inputs", "samples"}:
@@ -274,9 +289,9 @@ def say_what_is_computed_again(config: Config, results: str) -> None:
         else:
             said = (
                 f"a run computes all {records} again, but for those that it computed with these "
-                f"options before{_time_of_last(results)}"
+                f"options before{_time_of_last(run.folder)}"
             )
-        log.warning(f"{results}: the config has changed ({told(changes)}): {said}.")
+        log.warning(f"{run.folder}: the config has changed ({told(changes)}): {said}.")
 
 
 def _time_of_last(results: str) -> str:
@@ -286,18 +301,14 @@ def _time_of_last(results: str) -> str:
     return f"; its last jobs took {duration(seconds)} together" if seconds else ""
 
 
-def check_times(config: Config, results: str) -> None:
+def check_times(run: Run) -> None:
     """Refuse inputs of the future, and bring the run's own files back to the present."""
-    clock = run_lock.path_of(Path(results))  # of the file system, which may be another than ours
+    clock = run_lock.path_of(Path(run.folder))  # of the file system, which may be another than ours
     with refusing():
-        read = [
-            *files_of(config),
-            *checkpoint_files(config, config),
-            *option_inputs(config, config),
-        ]
+        read = [*run.files, *checkpoint_files(run, run), *option_inputs(run, run)]
         source.refuse_future(read, clock)
     now = source.now_by(clock)
-    ours = [path for pattern in OURS for path in sorted(Path(results).glob(pattern))]
+    ours = [path for pattern in OURS for path in sorted(Path(run.folder).glob(pattern))]
     late = dict.fromkeys(path for path in ours if path.is_file() and path.stat().st_mtime > now)
     for path in late:
         os.utime(path)
@@ -331,9 +342,7 @@ def refuse_default_storage(workflow: Any) -> None:
         )
 
 
-def refuse_without_packages(
-    workflow: Any, config: Config, results: str, weights_files: Sequence[str]
-) -> None:
+def refuse_without_packages(workflow: Any, run: Run) -> None:
     """Refuse to begin where this Python lacks what the jobs are going to compute with.
 
     Not where the jobs have environments or containers of their own (`--sdm`), and not where all is
@@ -342,27 +351,26 @@ def refuse_without_packages(
     """
     if internals.is_imported(workflow):  # its target may have nothing to do with ours
         return
-    module = workload.find_workload(config.workload)
-    is_bare = plugin_errors.is_external(config.workload) and not optional(module, "ENVIRONMENT")
+    is_bare = plugin_errors.is_external(run.workload) and not optional(run.module, "ENVIRONMENT")
     if internals.makes_conda_environments(workflow) and is_bare:
         raise RefusedError(
-            f"--sdm conda: {plugin_errors.who(config.workload)} names no conda environment "
+            f"--sdm conda: {plugin_errors.who(run.workload)} names no conda environment "
             "(ENVIRONMENT), so its jobs would not find it; leave --sdm conda out, or ask for one."
         )
     try:
-        workload.refuse_without_packages(module.Options)
+        workload.refuse_without_packages(type(run.options))
     except UserError as error:
-        is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(results)
-        is_converted = all(Path(path).exists() for path in weights_files)
+        is_elsewhere = internals.runs_elsewhere(workflow) is not False or asks_for_less(run.folder)
+        is_converted = not run.weights_json or Path(run.weights_json).exists()
         has_others = internals.has_environments(workflow)
-        if has_others or (is_elsewhere and is_converted) or is_computed(results):
+        if has_others or (is_elsewhere and is_converted) or is_computed(run.folder):
             return
         raise RefusedError(
             f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
         ) from None
 
 
-def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
+def refuse_without_gpu(workflow: Any, run: Run) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
     Not where jobs go elsewhere, where a target is named (a plan needs none) or may be another
@@ -371,69 +379,69 @@ def refuse_without_gpu(workflow: Any, config: Config, results: str) -> None:
     is_elsewhere = internals.runs_elsewhere(workflow) is not False or internals.is_imported(
         workflow
     )
-    if config.device != "cuda" or is_elsewhere or asks_for_less(results) or is_computed(results):
+    if run.device != "cuda" or is_elsewhere or asks_for_less(run.folder) or is_computed(run.folder):
         return
     with refusing(hint=" To plan here and compute elsewhere: snakemake plan …"):
-        devices_for(config.device)
+        devices_for(run.device)
 
 
-def refuse_run_in_run(config: Config, results: str) -> None:
+def refuse_run_in_run(run: Run) -> None:
     """Refuse to put several sets of features into the folder of a run of one, or the other way.
 
     `clean` would take one for a part of the other.
     """
-    name, _, is_one_of_several = config.run.partition("/")
-    above = Path(results).parent
+    name, _, is_one_of_several = run.run.partition("/")
+    above = Path(run.folder).parent
     if is_one_of_several and (above / "plan.json").exists():
         other = f"{above} is the folder of a run without 'features:'"
-    elif not is_one_of_several and runs_below(Path(results)):
-        other = f"{results} is the folder of a config with 'features:'"
+    elif not is_one_of_several and runs_below(Path(run.folder)):
+        other = f"{run.folder} is the folder of a config with 'features:'"
     else:
         return
     raise RefusedError(f"run: {name}: {other}; give this one another `run:`.")
 
 
-def refuse_another_config(config: Config, results: str, path: str) -> None:
+def refuse_another_config(run: Run, path: str) -> None:
     """Refuse to replace the results of another config whose run has the same name.
 
     Another config is another file that asks for something else: other inputs, another workload, or
     options that give other values. So an edit is accepted, as is a config of a new name, and one in
     a project that was moved; without plan.json there is nothing to replace.
     """
-    last = run_lock.read(Path(results))
-    is_planned = Results(Path(results)).plan.exists()
+    last = run_lock.read(Path(run.folder))
+    is_planned = Results(Path(run.folder)).plan.exists()
     if not (path and last and last.config and is_planned):
         return
-    working = run_lock.working_folder(Path(results))
+    working = run_lock.working_folder(Path(run.folder))
     if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
-    asks = asked_by(config, results)
+    asks = asked_by(run)
     for key, value in last.asked.items():
         if asks.get(key) != value:
             said = ", ".join(map(str, value)) if isinstance(value, list) else value
             raise RefusedError(
-                f"{path}: run: {config.run} is the name of another config's run: {last.config} "
-                f"made {results} with {key}: {said}. Give one of them another `run:`, or, to have "
-                f"this one take its place, delete {results}/plan.json: what is computed stays."
+                f"{path}: run: {run.run} is the name of another config's run: {last.config} "
+                f"made {run.folder} with {key}: {said}. Give one of them another `run:`, or, to "
+                f"have this one take its place, delete {run.folder}/plan.json: what is computed "
+                "stays."
             )
 
 
-def asked_by(config: Config, results: str) -> dict[str, Any]:
+def asked_by(run: Run) -> dict[str, Any]:
     """Return what determines the results of a config: its inputs, seen from the folder of
     results/<run>, its workload, the options that are in the recipe, and columns of tables."""
-    working = run_lock.working_folder(Path(results))
-    options = options_of(config)
+    working = run_lock.working_folder(Path(run.folder))
 
     def seen(path: str) -> str:
         # What was named by an absolute path elsewhere stays there where a project moves.
         return path if _is_elsewhere(path, working) else os.path.relpath(path, working)
 
     return {
-        **({"samples": seen(config.samples)} if config.samples else {}),
-        "inputs": [seen(path) for path in config.inputs],
-        "workload": config.workload,
-        **asked.options_asked(config),
-        **{name: seen(path) for name, path in option_files.paths_of(options).items()},
+        **({"samples": seen(run.samples)} if run.samples else {}),
+        "inputs": [seen(path) for path in run.inputs],
+        "workload": run.workload,
+        **asked.options_asked(run),
+        **{name: seen(path) for name, path in run.paths_of_options.items()},
     }
 
 
@@ -507,14 +515,15 @@ def is_forced() -> bool:
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
 
-def refuse_unseen_edits(config: Config, results: str, module: str) -> None:
+def refuse_unseen_edits(run: Run, module: str) -> None:
     """Refuse to take the results for those of a config that has changed, where `--rerun-triggers`
     keeps Snakemake from looking."""
-    plan = Results(Path(results)).find_plan()
-    if plan and (changes := asked.changes_since(plan, config)):
+    plan = Results(Path(run.folder)).find_plan()
+    if plan and (changes := asked.changes_since(plan, run)):
         raise RefusedError(
-            f"config of module {module}: {results} was made of another config ({told(changes)}), "
-            "which --rerun-triggers keeps Snakemake from seeing; add params and input to it."
+            f"config of module {module}: {run.folder} was made of another config "
+            f"({told(changes)}), which --rerun-triggers keeps Snakemake from seeing; add params "
+            "and input to it."
         )
 
 
@@ -522,50 +531,44 @@ def refuse_unseen_edits(config: Config, results: str, module: str) -> None:
 
 
 def refuse_missing(
-    workflow: Any,
-    config: Config,
-    results: str,
-    named: str,
-    places: Places,
-    is_made: Callable[[str], bool] = lambda _: False,
+    workflow: Any, run: Run, is_made: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Refuse what the config names and is neither there nor `is_made` by another rule, with the
     line that names it.
 
     Not what was planned, or drawn, already: that may be put away after the run, while the config
-    asks for what was planned. `named` and `places` are as `sources` has them.
+    asks for what was planned.
     """
-    folder = Results(Path(results))
+    folder = Results(Path(run.folder))
     plan = folder.find_plan()
-    options = options_of(config)
     gone = list[tuple[str, str]]()
-    for name, path in option_files.paths_of(options).items():
+    for name, path in run.paths_of_options.items():
         is_planned = plan is not None and plan.execution.get(name) == path
         if is_planned and not Path(path).exists():
             gone.append((f"options.{name}", path))
         elif not is_made(path):
-            with refusing(places.get(("options", name), named)):
-                option_files.refuse_missing(options, name)
+            with refusing(run.origin.of("options", name)):
+                option_files.refuse_missing(run.options, name)
     planned = {entry.path for entry in plan.inputs} if plan else set()
-    for path in config.inputs:
-        if path.startswith(f"results/{config.run.partition('/')[0]}/") or is_made(path):
+    for path in run.inputs:
+        if path.startswith(f"results/{run.run.partition('/')[0]}/") or is_made(path):
             continue
         if path not in planned:
-            refuse_missing_input(workflow, path, config.inputs, named, places)
+            refuse_missing_input(workflow, path, run.inputs, run.origin)
         elif not Path(path).exists():
             gone.append(("inputs", path))
-    if config.samples and not config.samples.startswith("results/"):
-        refuse_unknown_labels(config, config.samples, named, places)
-        with refusing(f"{places.get(('samples',), named)}: samples"):
-            files = files_of(config)
+    if run.samples and not run.samples.startswith("results/"):
+        refuse_unknown_labels(run, run.samples)
+        with refusing(f"{run.origin.of('samples')}: samples"):
+            files = run.files
             if not {*files} <= planned:
-                samples.read(Path(config.samples)).refuse_missing(planned)
+                samples.read(Path(run.samples)).refuse_missing(planned)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
-    if plan and lost and (why := changed_since(folder, plan, config)):
+    if plan and lost and (why := changed_since(folder, plan, run)):
         key, path = lost[0]
-        place = places.get(tuple(key.split(".")), named)
-        raise RefusedError(_gone(f"{place}: {key}", path, results, why))
+        where = f"{run.origin.of(*key.split('.'))}: {key}"
+        raise RefusedError(_gone(where, path, run.folder, why))
 
 
 def _gone(where: str, path: str, made: str, why: str) -> str:
@@ -576,117 +579,113 @@ def _gone(where: str, path: str, made: str, why: str) -> str:
     )
 
 
-def changed_since(folder: Results, plan: Plan, config: Config) -> str:
-    """Return in words what of the config, or of the files that it names, is not as it was planned;
+def changed_since(folder: Results, plan: Plan, run: Run) -> str:
+    """Return in words what of the run, or of the files that it names, is not as it was planned;
     "" if all is."""
-    changes = asked.changes_since(plan, config)
-    if not changes and (others := others_planned_for(config, str(folder.root))):
+    changes = asked.changes_since(plan, run)
+    if not changes and (others := others_planned_for(run)):
         return others
     return told(changes) or next(iter(changed_sources(folder, plan)), "").rstrip(".")
 
 
-def refuse_missing_here(config: Config, named: str, places: Places) -> None:
+def refuse_missing_here(run: Run) -> None:
     """Refuse what `refuse_missing` does not look at, where no other workflow imports this one: a
     checkpoint that was not converted, and the labels of the report."""
-    table, column = config.labels.file, config.labels.column
-    results = Results(Path("results") / config.run)
-    if (model := model_of(config)) and not any(Path(one).exists() for one in weights_json(config)):
-        with refusing(f"{places.get(model_key(config), named)}: {'.'.join(model_key(config))}"):
-            weights.refuse_missing(model, config.workload)
-    report = results.root / "report.html"
-    is_other = not report.exists() or asked.changes_of_labels(report, config)
+    table, column = run.labels.file, run.labels.column
+    if run.model and not Path(run.weights_json).exists():
+        with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
+            weights.refuse_missing(run.model, run.workload)
+    report = Path(run.folder, "report.html")
+    is_other = not report.exists() or asked.changes_of_labels(report, run)
     if table and (Path(table).exists() or is_other):
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
-        with refusing(f"{places.get(('labels', key), named)}: labels"):
-            told = bool(config.samples), config.labels.id_column
+        told = bool(run.samples), run.labels.id_column
+        with refusing(f"{run.origin.of('labels', key)}: labels"):
             labels.check(Path(table), column, *told)
         if is_other:  # a job is going to read it
-            with refusing(f"{places.get(('labels', 'file'), named)}: labels"):
+            with refusing(f"{run.origin.of('labels', 'file')}: labels"):
                 labels.read_ahead(Path(table), column, None, *told, wanted=())
 
 
-def refuse_store(config: Config, named: str, places: Places) -> None:
+def refuse_store(run: Run) -> None:
     """Refuse stores, of the config or else of the environment, whose first is only read."""
-    with refusing(places.get(("store",), named) if config.store else ""):
-        shared.refuse_unwritable(config.store)
+    with refusing(run.origin.of("store") if run.store else ""):
+        shared.refuse_unwritable(run.store)
 
 
-def refuse_sheet(workflow: Any, named: Project) -> None:
+def refuse_sheet(workflow: Any, project: Project) -> None:
     """Refuse a sheet of samples that cannot be read, with the line that names it."""
-    if not named.samples:
+    if not project.samples:
         return
     configs = internals.config_files(workflow)
-    hint = _elsewhere(Path(named.samples), [named.samples], configs)
-    with refusing(f"{named.places.get(('samples',), named.named)}: samples", hint):
-        samples.read(Path(named.samples))
+    hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    with refusing(f"{project.origin.of('samples')}: samples", hint):
+        samples.read(Path(project.samples))
 
 
-def refuse_unknown_labels(config: Config, sheet: str, named: str, places: Places) -> None:
+def refuse_unknown_labels(run: Run, sheet: str) -> None:
     """Refuse labels that are a column of the `sheet`, and it has none of this name."""
-    if config.labels.column and not config.labels.file:
-        with refusing(f"{places.get(('labels', 'column'), named)}: labels"):
-            samples.read(Path(sheet)).refuse_unknown(config.labels.column)
+    if run.labels.column and not run.labels.file:
+        with refusing(f"{run.origin.of('labels', 'column')}: labels"):
+            samples.read(Path(sheet)).refuse_unknown(run.labels.column)
 
 
-def refuse_missing_input(
-    workflow: Any, path: str, inputs: Sequence[str], named: str, places: Places
-) -> None:
+def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
     """Refuse an input that is not there or cannot be read."""
     hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
-    with refusing(f"{places.get(('inputs',), named)}: inputs", hint):
+    with refusing(f"{origin.of('inputs')}: inputs", hint):
         source.check(Path(path))
 
 
 def refuse_missing_of_steps(
-    workflow: Any, named: Project, is_made: Callable[[str], bool] = lambda _: False
+    workflow: Any, project: Project, is_made: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Refuse what steps would refuse in a job, and what they take from elsewhere and is neither
     there nor `is_made` by another rule, such as a finished run. What they took already may be put
     away, while the config asks for what they made of it."""
-    folder = named.seen.folder
+    folder = project.for_steps.folder
     lacking = [
-        (one, path)
-        for one in named.made
-        for path in one.made_of
+        (made, path)
+        for made in project.made
+        for path in made.made_of
         if not (path.startswith(f"{folder}/") or Path(path).exists() or is_made(path))
     ]
-    gone = [(one, path) for one, path in lacking if Path(one.files[-1]).exists()]
+    gone = [(made, path) for made, path in lacking if Path(made.files[-1]).exists()]
     missing = [pair for pair in lacking if pair not in gone]
-    if any(run.config.samples != named.samples for run in named.runs.values()):  # a step reads it
-        for run in named.runs.values():
-            refuse_unknown_labels(run.config, named.samples, run.named, run.places)
+    if any(run.samples != project.samples for run in project.runs.values()):  # a step reads it
+        for run in project.runs.values():
+            refuse_unknown_labels(run, project.samples)
         if missing:
-            with refusing(f"{named.places.get(('samples',), named.named)}: samples"):
-                samples.read(Path(named.samples)).refuse_missing()
+            with refusing(f"{project.origin.of('samples')}: samples"):
+                samples.read(Path(project.samples)).refuse_missing()
     for _, path in missing:
-        if path in named.inputs:
-            refuse_missing_input(workflow, path, named.inputs, named.named, named.places)
-    for one, path in gone:
-        if why := told(one.changes()) or ", ".join(one.others()):
-            raise RefusedError(_gone(_where(named, one.label), path, one.files[-1], why))
-    if problems := list(problems_of_files(named)):
+        if path in project.inputs:
+            refuse_missing_input(workflow, path, project.inputs, project.origin)
+    for made, path in gone:
+        if why := told(made.changes()) or ", ".join(made.others()):
+            raise RefusedError(_gone(_where(project, made.label), path, made.files[-1], why))
+    if problems := list(problems_of_files(project)):
         raise RefusedError("\n".join(problems))
-    for one, path in missing:
-        where = _where(named, one.label)
+    for made, path in missing:
+        where = _where(project, made.label)
         raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
 
 
-def refuse_records(named: Project) -> None:
+def refuse_records(project: Project) -> None:
     """Refuse what steps would refuse of the planned records in a job, after all are computed."""
-    if all(is_computed(str(folder)) for folder in named.folders):
+    if all(is_computed(str(folder)) for folder in project.folders):
         return
     with refusing():
-        problems = list(problems_of_records(named))
+        problems = list(problems_of_records(project))
     if problems:
         raise RefusedError("\n".join(problems))
 
 
-def _where(named: Project, label: str) -> str:
+def _where(project: Project, label: str) -> str:
     """Return where the config asks for what a step calls `label`."""
-    place = named.places.get(tuple(label.split(".")[:2]), named.named)
-    return f"{place}: {label}"
+    return f"{project.origin.of(*label.split('.')[:2])}: {label}"
 
 
 def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> str:
@@ -701,17 +700,11 @@ def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> st
     return ""
 
 
-def options_of(config: Config) -> Any:
-    """Return the options of the run's workload."""
-    return workload.find_workload(config.workload).Options.model_validate(config.options)
-
-
-def option_inputs(config: Config, there: Config) -> list[str]:
-    """Return the files and folders that options name, as `config` has them; of a folder also each
-    file in it, which is looked for where `there` has it."""
-    names = option_files.paths_of(options_of(config))
-    places = option_files.paths_of(options_of(there))
-    return [one for key, path in names.items() for one in _with_inside(path, places[key])]
+def option_inputs(run: Run, run_here: Run) -> list[str]:
+    """Return the files and folders that options name, as `run` has them; of a folder also each
+    file in it, which is looked for where `run_here` has it."""
+    names, places = run.paths_of_options, run_here.paths_of_options
+    return [file for key, path in names.items() for file in _with_inside(path, places[key])]
 
 
 def _with_inside(path: str, place: str) -> list[str]:
@@ -728,17 +721,11 @@ def bare(path: str) -> str:
     return re.sub(r"^(\./+)+(?=.)", "", path)
 
 
-def weights_json(config: Config) -> list[str]:
-    """Return the weights file that the run needs, as a list of one, or of none."""
-    model = model_of(config)
-    return [weights.json_of(model, config.workload)] if model else []
-
-
-def checkpoint_files(config: Config, there: Config) -> list[str]:
+def checkpoint_files(run: Run, run_here: Run) -> list[str]:
     """Return the checkpoint if the run names one by its path: another one there counts. Of a folder
     also each file in it, as `option_inputs` does."""
-    model, place = model_of(config) or "", model_of(there) or ""
-    if not model or not weights.is_path(model, config.workload):
+    model, place = run.model or "", run_here.model or ""
+    if not model or not weights.is_path(model, run.workload):
         return []
     at = str(place_of(place))  # without "~", which Snakemake does not look up
     return _with_inside(model if model != place else at, at)

@@ -28,7 +28,7 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import from_json
+from featuremill.config import read_run
 from featuremill.merge import delivery, notes, samples
 from featuremill.merge.accounts import account
 from featuremill.merge.gather import Gatherer
@@ -58,12 +58,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill merge`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
-        "--outputs", nargs="*", choices=names(), help="default: the last merge's, else parquet"
+        "--outputs",
+        nargs="*",
+        choices=names(),
+        help="default: those of run.json, else the last merge's, else parquet",
     )
-    parser.add_argument("--max-failed", type=int, default=0)
-    parser.add_argument(
-        "--config-json", help="the run's config, which has both, as its workflow passes it"
-    )
+    parser.add_argument("--max-failed", type=int, help="default: that of run.json, else 0")
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument(
         "--partial",
@@ -78,10 +78,11 @@ def run(arguments: argparse.Namespace) -> None:
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
     told: dict[str, Any] = {}
-    if arguments.config_json:
-        config = from_json(arguments.config_json)
-        outputs, max_failed = list(config.outputs), config.max_failed
-        told = carried(config)
+    if folder.run.exists():
+        run = read_run(folder)
+        outputs = list(run.outputs) if outputs is None else outputs
+        max_failed = run.max_failed if max_failed is None else max_failed
+        told = carried(run)
     elif outputs is None:
         outputs = _outputs(folder)
     for name in outputs:
@@ -96,7 +97,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.partial:
             result = merge_partial(folder, outputs, threads, told)
         else:
-            result = merge(folder, outputs, max_failed, threads, told)
+            result = merge(folder, outputs, max_failed or 0, threads, told)
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from featuremill import workload
 from featuremill.base.this_process import NAMED_VERSIONS, VERSION
-from featuremill.config import Config
+from featuremill.config import Config, Run
 from featuremill.store.delivery import Accounts, Delivery, Taken, Written
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
@@ -49,7 +49,7 @@ def _listed(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def carried(config: Config) -> dict[str, Any]:
+def carried(config: Run) -> dict[str, Any]:
     """Return the keys of a config that manifest.json repeats: those which `Delivery` has a field
     for, but for what the plan and the files themselves tell."""
     both = Config.model_fields.keys() & Delivery.model_fields.keys()

@@ -11,6 +11,7 @@ import argparse
 import logging
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,11 +21,11 @@ from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Config, files_of, from_json, model_of, read
+from featuremill.config import Run, read, read_run
 from featuremill.config.asked import options_asked
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
-from featuremill.lease.devices import Device, planning_device
+from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
@@ -33,18 +34,18 @@ from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
 from featuremill.plan.shards import Cutter
 from featuremill.plan.sizing import Cut, Sizing, is_better
-from featuremill.plan.taken import NOTHING, Lookup, look_up
+from featuremill.plan.taken import NOTHING, Lookup, Offer, look_up
 from featuremill.store import ours, shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.ledger import SAMPLE
-from featuremill.store.plan import Input, Plan, Settings
+from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
-from featuremill.workload import Weights, Workload, find_workload, plugin_errors
+from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of
-from featuremill.workload.recipe import recipe_of, settings_of
+from featuremill.workload.recipe import recipe_of, settled
 
 PLAN_VERSION = 1
 RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
@@ -57,28 +58,26 @@ log = logging.getLogger("featuremill.plan")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_folder", type=Path, help="results/<run>")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--config", type=Path, help="YAML file of the run")
-    source.add_argument("--config-json", help="the same as JSON text")
+    parser.add_argument("--config", type=Path, help="YAML file of the run (run.json of its folder)")
     parser.add_argument("--weights", type=Path, help="weights/<name>.json, if the workload has any")
     parser.add_argument("--replan", action="store_true", help="cut every shard anew")
     parser.add_argument("--threads", type=int, help="processes that share the work (all cores)")
 
 
 def run(arguments: argparse.Namespace) -> None:
+    folder = Results(arguments.run_folder)
     if arguments.config:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
-        config = from_json(arguments.config_json)
-    model = model_of(config)
-    if model and not arguments.weights:
-        path = weights_verb.json_of(model, config.workload)
-        command = weights_verb.command_for(model, config.workload, path)
+        config = read_run(folder)
+    if config.model and not arguments.weights:
+        path = weights_verb.json_of(config.model, config.workload)
+        command = weights_verb.command_for(config.model, config.workload, path)
         raise UserError(
-            f"plan: {model} needs its weights: {command}, then featuremill plan … --weights {path}."
+            f"plan: {config.model} needs its weights: {command}, then featuremill plan … --weights "
+            f"{path}."
         )
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
-    folder = Results(arguments.run_folder)
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
@@ -92,7 +91,7 @@ class Planned(NamedTuple):
 
 def plan(
     folder: Results,
-    config: Config,
+    config: Run,
     weights: Weights | None,
     weights_path: Path | None = None,
     replan: bool = False,
@@ -107,9 +106,9 @@ def plan(
         UserError: for inputs that cannot be read, options that cannot be met, and ids that stand
             for two different payloads. Nothing of an earlier plan is lost then.
     """
-    workload = find_workload(config.workload)
+    workload = config.module
     device = planning_device(config.device)
-    options, settings = _settled(config, workload, device, weights)
+    options, settings = settled(config.workload, workload, config.options, device, weights)
     values = plugin_errors.schema_of(config.workload, workload, options, weights, RESERVED)
     refuse_outputs(config.outputs, values)
     sizing = Sizing(
@@ -130,9 +129,8 @@ def plan(
         try:
             last = None if replan else Plan.find(folder.store / "plan.json")
             with Processes(threads or num_cores()) as processes:
-                result, why_cut = _planned(
-                    folder, config, workload, options, sizing, last, processes
-                )
+                planning = Planning(folder, config, options, sizing, last, processes)
+                result, why_cut = planning.made()
         finally:
             shutil.rmtree(spool_folder, ignore_errors=True)
         result.write(folder.store / "plan.json")
@@ -142,126 +140,145 @@ def plan(
     return Planned(result, why_cut)
 
 
-def _settled(
-    config: Config, workload: Workload, device: Device, weights: Weights | None
-) -> tuple[Any, Settings]:
-    """Return the options with every "auto" settled, and the settings they come to."""
-    options = workload.Options.model_validate(config.options)
-    settings = settings_of(config.workload, workload, options, device, weights)
-    execution = options.model_dump(mode="json", include=execution_of(type(options)))
-    return workload.Options.model_validate(settings.options | execution), settings
+class Assigned(NamedTuple):
+    """Which record is computed in which shard."""
+
+    cutter: Cutter
+    stores: Sequence[Path]
+    """Stores of several runs, the first of which is written."""
+    offer: Offer
+    """What they have of the records."""
+    has_new: bool
+    """Whether shards were cut that the last plan has not."""
+    why: str
+    """A sentence on the size of new shards; empty where the config says it."""
 
 
-def _planned(
-    folder: Results,
-    config: Config,
-    workload: Workload,
-    options: Any,
-    sizing: Sizing,
-    last: Plan | None,
-    processes: Processes,
-) -> Planned:
-    """Read the records, write shards and manifest; return the plan, which is not written yet."""
-    scratch = folder.store / "spool"
-    scratch.mkdir()
-    sheet = samples.read(Path(config.samples)) if config.samples else None
-    if sheet:
-        _check(sheet)
-    spooled, inputs = _read(scratch, config, sheet, workload, options, processes)
-    tally, repeats = spooled.tally, spooled.repeats
-    if tally.is_nucleotides:
-        nucleotides.refuse(config.inputs or [config.samples], log)
-    names = [entry.shard for entry in last.shards] if last else []
-    recipe = recipe_of(sizing.settings)
-    old = spool_old_shards(folder, names, scratch / "old")
-    not_computed = {name for name in names if not folder.part(recipe, name).exists()}
-    cutter = Cutter(folder, spooled.folders, tally.records, old, processes, not_computed)
-    own, offer = cutter.keep(), NOTHING
-    if stores := shared.open_layers(config.store):
-        remote = [layer for layer in shared.layers(config.store) if shared.is_remote(layer)]
-        lookup = Lookup(folder, stores, remote, sizing.settings, sizing.values, own)
-        offer = look_up(lookup, spooled.folders, scratch, processes)
-    mean_bytes = tally.total_bytes / (tally.records - tally.refused)
+class Planning(NamedTuple):
+    """A plan that is being made."""
 
-    def cut_of(cost: int, records: int) -> Cut:
-        return sizing.cut(cost, records, round(records * mean_bytes))
+    folder: Results
+    run: Run
+    options: Any
+    """The run's, with every "auto" settled."""
+    sizing: Sizing
+    last: Plan | None
+    """The plan before, whose shards stay where that is possible."""
+    processes: Processes
 
-    unassigned = cutter.place(offer)
-    not_begun = set(names) - folder.begun_shards()
-    held = cutter.used_of(not_begun)
-    if held.shards:
-        now = held.shards + cut_of(*unassigned).shards(unassigned.cost)
-        cost = unassigned.cost + held.cost
-        anew = cut_of(cost, unassigned.records + held.records).shards(cost)
-        if is_better(anew, now) or cutter.num_lost_by(not_begun):
-            unassigned = cutter.release(not_begun)
-    cut = cut_of(*unassigned)
-    cutter.cut(cut.cost)
-    is_any_new = unassigned.cost > 0 or held.shards > 0
-    write_records(
-        folder.records,
-        spooled.rows,
-        cutter.locations,
-        cutter.numbers,
-        repeats,
-        cutter.shards,
-        sheet.about if sheet else {},
-    )
-    taken = offer.taken(cutter.shards)
-    from_stores: dict[str, Any] = {}
-    if stores:
-        from_stores = {"store": list(map(str, stores)), "taken": taken}
-    result = Plan(
-        version=PLAN_VERSION,
-        run=config.run,
-        workload=config.workload,
-        workload_version=workload.VERSION,
-        cost_unit=workload.COST_UNIT,
-        recipe=recipe,
-        settings=sizing.settings,
-        execution=options.model_dump(mode="json", include=execution_of(type(options))),
-        asked=options_asked(config),
-        device=config.device,
-        gpus=config.gpus,
-        slots=sizing.slots if is_any_new or last is None else last.slots,
-        weights=str(sizing.weights) if sizing.weights else None,
-        inputs=inputs,
-        counts=spooled.counts(cutter.unique),
-        notes=dict(sorted(tally.notes.items())),
-        refusals=dict(sorted(tally.refusals.items())),
-        lengths=spooled.lengths,
-        records_sha256=sha256_of(folder.records),
-        shards=[shard for shard in cutter.shards if shard.shard not in offer.paths],
-        **from_stores,
-    )
-    return Planned(result, cut.why)
+    @property
+    def scratch(self) -> Path:
+        """A folder for as long as it takes."""
+        return self.folder.store / "spool"
 
-
-def _read(
-    scratch: Path,
-    config: Config,
-    sheet: Sheet | None,
-    workload: Workload,
-    options: Any,
-    processes: Processes,
-) -> tuple[Spooled, list[Input]]:
-    """Spool the records; return that, and what `plan.json` says of each input."""
-    files = Counter(files_of(config))
-    before = [_identity(path) for path in files]
-    spooled = read_records(config, workload, options, scratch, processes, sheet)
-    inputs = [
-        Input(
-            path=name,
-            bytes=Path(name).stat().st_size,
-            records=spooled.tally.by_source[str(Path(name))] // times,
-            sha256=sha256_of(Path(name)),
+    def made(self) -> Planned:
+        """Read the records, write shards and records.parquet; return the plan, which is not written
+        yet."""
+        self.scratch.mkdir()
+        sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
+        if sheet:
+            _check(sheet)
+        spooled, inputs = self._read(sheet)
+        repeats = spooled.repeats
+        if spooled.tally.is_nucleotides:
+            nucleotides.refuse(self.run.inputs or [self.run.samples], log)
+        cut = self._cut(spooled)
+        write_records(
+            self.folder.records,
+            spooled.rows,
+            cut.cutter.locations,
+            cut.cutter.numbers,
+            repeats,
+            cut.cutter.shards,
+            sheet.about if sheet else {},
         )
-        for name, times in files.items()
-    ]
-    for path, identity in zip(files, before, strict=True):
-        if _identity(path) != identity:
-            raise UserError(f"{path}: it changed while it was read; run the same command again.")
-    return spooled, inputs
+        return Planned(self._plan(spooled, inputs, cut), cut.why)
+
+    def _read(self, sheet: Sheet | None) -> tuple[Spooled, list[Input]]:
+        """Spool the records; return that, and what `plan.json` says of each input."""
+        files = Counter(self.run.files)
+        before = [_identity(path) for path in files]
+        spooled = read_records(self.run, self.options, self.scratch, self.processes, sheet)
+        inputs = [
+            Input(
+                path=name,
+                bytes=Path(name).stat().st_size,
+                records=spooled.tally.by_source[str(Path(name))] // times,
+                sha256=sha256_of(Path(name)),
+            )
+            for name, times in files.items()
+        ]
+        for path, identity in zip(files, before, strict=True):
+            if _identity(path) != identity:
+                raise UserError(
+                    f"{path}: it changed while it was read; run the same command again."
+                )
+        return spooled, inputs
+
+    def _cut(self, spooled: Spooled) -> Assigned:
+        """Give each record a shard: an old one, one of a store, or a new one."""
+        folder, sizing, tally = self.folder, self.sizing, spooled.tally
+        names = [entry.shard for entry in self.last.shards] if self.last else []
+        recipe = recipe_of(sizing.settings)
+        old = spool_old_shards(folder, names, self.scratch / "old")
+        not_computed = {name for name in names if not folder.part(recipe, name).exists()}
+        cutter = Cutter(folder, spooled.folders, tally.records, old, self.processes, not_computed)
+        own, offer = cutter.keep(), NOTHING
+        if stores := shared.open_layers(self.run.store):
+            layers = shared.layers(self.run.store)
+            remote = [layer for layer in layers if shared.is_remote(layer)]
+            lookup = Lookup(folder, stores, remote, sizing.settings, sizing.values, own)
+            offer = look_up(lookup, spooled.folders, self.scratch, self.processes)
+        mean_bytes = tally.total_bytes / (tally.records - tally.refused)
+
+        def cut_of(cost: int, records: int) -> Cut:
+            return sizing.cut(cost, records, round(records * mean_bytes))
+
+        unassigned = cutter.place(offer)
+        not_begun = set(names) - folder.begun_shards()
+        held = cutter.used_of(not_begun)
+        if held.shards:
+            now = held.shards + cut_of(*unassigned).shards(unassigned.cost)
+            cost = unassigned.cost + held.cost
+            anew = cut_of(cost, unassigned.records + held.records).shards(cost)
+            if is_better(anew, now) or cutter.num_lost_by(not_begun):
+                unassigned = cutter.release(not_begun)
+        cut = cut_of(*unassigned)
+        cutter.cut(cut.cost)
+        has_new = unassigned.cost > 0 or held.shards > 0
+        return Assigned(cutter, stores, offer, has_new, cut.why)
+
+    def _plan(self, spooled: Spooled, inputs: list[Input], cut: Assigned) -> Plan:
+        """Return what plan.json says."""
+        run, sizing, tally, last = self.run, self.sizing, spooled.tally, self.last
+        taken = cut.offer.taken(cut.cutter.shards)
+        from_stores: dict[str, Any] = {}
+        if cut.stores:
+            from_stores = {"store": list(map(str, cut.stores)), "taken": taken}
+        not_in_recipe = {*execution_of(type(self.options))}
+        return Plan(
+            version=PLAN_VERSION,
+            run=run.run,
+            workload=run.workload,
+            workload_version=run.module.VERSION,
+            cost_unit=run.module.COST_UNIT,
+            recipe=recipe_of(sizing.settings),
+            settings=sizing.settings,
+            execution=self.options.model_dump(mode="json", include=not_in_recipe),
+            asked=options_asked(run),
+            device=run.device,
+            gpus=run.gpus,
+            slots=sizing.slots if cut.has_new or last is None else last.slots,
+            weights=str(sizing.weights) if sizing.weights else None,
+            inputs=inputs,
+            counts=spooled.counts(cut.cutter.unique),
+            notes=dict(sorted(tally.notes.items())),
+            refusals=dict(sorted(tally.refusals.items())),
+            lengths=spooled.lengths,
+            records_sha256=sha256_of(self.folder.records),
+            shards=[each for each in cut.cutter.shards if each.shard not in cut.offer.paths],
+            **from_stores,
+        )
 
 
 def _check(sheet: Sheet) -> None:

@@ -156,8 +156,11 @@ def _write(
     with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
     todo = f"fill in {_listed(unfilled)}, then" if unfilled else "next"
-    has_gaps = bool(unfilled) and "model" in checked.options
-    if caution := weights.caution_of(checked.workload, checked.options, has_gaps=has_gaps):
+    if not unfilled or "model" in settings["options"]:
+        caution = weights.caution_of(checked.workload, checked.options)
+    else:
+        caution = ""
+    if caution:
         log.warning("%s", caution)
     wrote = " and ".join(filter(None, [records.get("samples"), str(output)]))
     log.info("wrote %s; %s: %s", wrote, todo, command_line.first(output))
@@ -175,10 +178,10 @@ def _unfilled(workload: str, options: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _look(checked: config.Config) -> Survey:
+def _look(checked: config.Run) -> Survey:
     """Read the input and say what it holds; refuse one without a good record."""
     workload, paths = find_workload(checked.workload), _paths(checked)
-    options = workload.Options.model_validate(checked.options)
+    options = checked.options
     samples = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
     survey = surveyed(paths, checked.workload, workload, options, samples)
     for line in survey.describe(paths, workload, options):
@@ -197,12 +200,12 @@ def _look(checked: config.Config) -> Survey:
     return survey
 
 
-def _paths(checked: config.Config) -> list[Path]:
+def _paths(checked: config.Run) -> list[Path]:
     """Return the files with the records."""
-    return [Path(path) for path in config.files_of(checked)[bool(checked.samples) :]]
+    return [Path(path) for path in checked.files[bool(checked.samples) :]]
 
 
-def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
+def _outputs(checked: config.Run, unfilled: Collection[str]) -> list[str]:
     """Return those of the usual outputs that have a place for what the workload delivers.
 
     What depends on options that are still to be filled in goes into those that take any values.
@@ -210,7 +213,7 @@ def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
     delivered: set[Kind] = set()
     if not unfilled:
         name, workload = checked.workload, find_workload(checked.workload)
-        options = workload.Options.model_validate(checked.options)
+        options = checked.options
         delivered = options.delivers()
         if workload.weights(options) is None:  # what is not known before there are weights
             device = planning_device(checked.device)
@@ -221,15 +224,13 @@ def _outputs(checked: config.Config, unfilled: Collection[str]) -> list[str]:
     return [output for output in usual if format_of(output).kind in {None, *delivered}]
 
 
-def _refuse_what_a_run_would(
-    checked: config.Config, output: Path, unfilled: Collection[str]
-) -> None:
+def _refuse_what_a_run_would(checked: config.Run, output: Path, unfilled: Collection[str]) -> None:
     """Refuse a model, names and times of files that a run of this config would end on.
 
     Of packages that are missing it is only said: the jobs may have environments of their own.
     """
-    if not unfilled and (model := config.model_of(checked)):
-        weights.refuse_missing(model, checked.workload)
+    if not unfilled and checked.model:
+        weights.refuse_missing(checked.model, checked.workload)
     for path in _paths(checked) if unfilled else ():  # reading them all says it otherwise
         if not path.exists():
             raise UserError(f"{path}: there is no such file; check the path.")
@@ -252,7 +253,7 @@ def _placed(output: Path) -> Iterator[None]:
 
 
 def config_text(
-    checked: config.Config, given: Collection[str], unfilled: Collection[str], survey: Survey | None
+    checked: config.Run, given: Collection[str], unfilled: Collection[str], survey: Survey | None
 ) -> str:
     """Return the YAML of a config, every key explained by the models that will check it.
 
@@ -285,18 +286,18 @@ def config_text(
 
 
 def _options(
-    checked: config.Config, given: Collection[str], unfilled: Collection[str]
+    checked: config.Run, given: Collection[str], unfilled: Collection[str]
 ) -> Iterator[str]:
     """Yield the options: what is to be filled in, what was given and what names the model as keys,
     the others as comments."""
     model = find_workload(checked.workload).Options
     schema = model.model_json_schema()
-    values = model.model_construct(**checked.options).model_dump(mode="json", warnings=False)
-    has_model = not unfilled and config.model_of(checked)
-    active = {*given, config.model_key(checked)[-1]} if has_model else {*given}
+    values = checked.options.model_dump(mode="json", warnings=False)
+    has_model = not unfilled and checked.model
+    active = {*given, checked.model_key[-1]} if has_model else {*given}
     for name, field in model.model_fields.items():
         yield from _comment(field.description, "  ")
-        if has_model and name == config.model_key(checked)[-1]:
+        if has_model and name == checked.model_key[-1]:
             yield from _comment(weights.caution_of(checked.workload, checked.options), "  ")
         if name in unfilled:
             kind = kind_of_value(schema["properties"][name], schema.get("$defs", {}))

@@ -19,7 +19,7 @@ from featuremill.base.errors import UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.base.reasons import CONFLICT, kind_of
 from featuremill.base.text import clipped
-from featuremill.config import Config
+from featuremill.config import Run
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
@@ -27,7 +27,7 @@ from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
 from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
-from featuremill.workload import Record, Workload, optional, plugin_errors
+from featuremill.workload import Record, optional, plugin_errors
 
 log = logging.getLogger("featuremill.plan")
 
@@ -102,16 +102,15 @@ class Spooled:
 
 
 def read_records(
-    config: Config,
-    workload: Workload,
+    config: Run,
     options: Any,
     folder: Path,
     processes: Processes,
     sheet: Sheet | None = None,
 ) -> Spooled:
-    """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`; the
-    processes are started if it takes more than a chunk."""
-    chunks = with_progress(_chunks(config, workload, options, folder, sheet))
+    """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`, as
+    the settled `options` say; the processes are started if it takes more than a chunk."""
+    chunks = with_progress(_chunks(config, options, folder, sheet))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
         processes.start()
@@ -122,15 +121,13 @@ def read_records(
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
     named = (str(sheet.path),) if sheet else config.inputs
-    return Spooled(named, folders, tally, optional(workload, "LENGTH_UNIT"))
+    return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
-def _chunks(
-    config: Config, workload: Workload, options: Any, folder: Path, sheet: Sheet | None
-) -> Iterator[Chunk]:
+def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk]:
     files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
     read = list(map(Path, files))
-    records = plugin_errors.records_of(config.workload, workload, read, options)
+    records = plugin_errors.records_of(config.workload, config.module, read, options)
     if not (sheet and sheet.shared):
         samples = {row.file: row.sample for row in sheet.rows} if sheet else {}
         yield from chunks_of(records, 0, samples)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
-from featuremill.config import from_json
+from featuremill.config import read_run
 from featuremill.store.drawn import mark_of
 from featuremill.store.results import Results
 
@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--label-file",
         type=Path,
         metavar="TABLE",
-        help="CSV, TSV or Parquet with an id column; its column --label colours the map",
+        help="CSV, TSV or Parquet with an id column; its column --label colours the map "
+        "(default: as run.json says)",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
     parser.add_argument(
@@ -48,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="",
         metavar="COLUMN",
         help="the column of its ids, if not found by its name",
-    )
-    parser.add_argument(
-        "--config-json", help="the run's config, which has both, as its workflow passes it"
     )
 
 
@@ -67,7 +65,7 @@ def run(arguments: argparse.Namespace) -> None:
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
     file, column, id_column = arguments.label_file, arguments.label or "", arguments.id_column
-    if arguments.config_json and (labels := from_json(arguments.config_json).labels).column:
+    if not column and folder.run.exists() and (labels := read_run(folder).labels).column:
         file, column = Path(labels.file) if labels.file else None, labels.column
         id_column = labels.id_column
     read = facts.read(arguments.run_folder, arguments.partial, file, column, id_column)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from featuremill.base.errors import UserError
-from featuremill.config import Config
+from featuremill.config import Run
 from featuremill.config.runs import Runs
 from featuremill.status.commands import Problem, removing
 from featuremill.status.reader import RunReader
@@ -127,10 +127,10 @@ class ProjectReader:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        configs: Sequence[Config | None] = runs.configs or [None] * len(runs.folders)
+        asked: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
         self._readers = [
-            RunReader(folder, runs.given, config)
-            for folder, config in zip(runs.folders, configs, strict=True)
+            RunReader(folder, runs.given, run)
+            for folder, run in zip(runs.folders, asked, strict=True)
         ]
 
     def look(self) -> ProjectState:

@@ -18,7 +18,7 @@ from featuremill.base.change import told
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
-from featuremill.config import Config, model_of
+from featuremill.config import Run
 from featuremill.config.asked import changes_of_labels, changes_since, changes_since_start
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
@@ -39,7 +39,6 @@ from featuremill.store.failed import Group, Reason, read_list
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.workload import know_reasons
-from featuremill.workload.weights import json_of
 
 IN_LOGS = {"crash", "hang", "error"}
 """Kinds of failures of which a shard's log has more."""
@@ -103,7 +102,7 @@ class RunReader:
     it, if that is not the `run_folder`; if that is a config, `config` is its content."""
 
     def __init__(
-        self, run_folder: Path, typed: Path | None = None, config: Config | None = None
+        self, run_folder: Path, typed: Path | None = None, config: Run | None = None
     ) -> None:
         self._run_folder, self._typed, self._config = run_folder, typed or run_folder, config
         self._results = Results(run_lock.whole_path(run_folder))
@@ -180,8 +179,7 @@ class RunReader:
             other = shown(of_another)
             fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
         what = f"{self._run_folder} is not of what {who} asks for ({told(changes)})."
-        made = config and model_of(config)
-        weights = json_of(made, config.workload) if config and made else ""
+        weights = config.weights_json if config else ""
         weights = owner.weights if owner and not config else weights
         failed = problems_before_plan(self._results, weights) if weights else []
         return [Problem("config_changed", what, fix), *failed]

@@ -199,8 +199,10 @@ EXPORTS = "exports.json"
 """Lists the files of `featuremill export`; a merge removes it and them."""
 PARTIAL = "partial"
 """The folder in `results/<run>/` with partial results: the same files."""
+RUN = "run.json"
+"""What the config asks for, as commands read it."""
 OF_THE_RUN = (
-    *("plan.json", "records.parquet", "manifest.json", "receipts", "store"),
+    *(RUN, "plan.json", "records.parquet", "manifest.json", "receipts", "store"),
     *(*FAILED, SAMPLES, NOTES, EXPORTS, PARTIAL, "report.html", "figures", "logs"),
 )
 """The other names in `results/<run>/`, which no output may have."""

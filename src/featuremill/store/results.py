@@ -1,5 +1,6 @@
 """The paths of a run's files, and their one reader.
 
+results/<run>/run.json                         what the config asks for, as commands read it
 results/<run>/plan.json                        what is to be computed (Snakemake's checkpoint)
 results/<run>/records.parquet                 one row an input record
 results/<run>/receipts/<recipe>/<shard>.json   one for each finished part (an output of a rule)
@@ -21,7 +22,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import command_line, run_lock
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import read_json, sha256_of
-from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL
+from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL, RUN
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt
 
@@ -30,6 +31,10 @@ class Results(NamedTuple):
     """The folder of one run, results/<run>: paths and readers of its files."""
 
     root: Path
+
+    @property
+    def run(self) -> Path:
+        return self.root / RUN
 
     @property
     def plan(self) -> Path:

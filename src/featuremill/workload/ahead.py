@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import planning_device
-from featuremill.workload import EstimatesMemory, find_workload
+from featuremill.workload import EstimatesMemory, WorkloadOptions, find_workload
 from featuremill.workload.option_files import execution_of
 
 if TYPE_CHECKING:
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def ahead_of(
-    name: str, given: Mapping[str, Any], device_choice: str
+    name: str, given: WorkloadOptions | Mapping[str, Any], device_choice: str
 ) -> tuple[pa.Schema, dict[str, Any]] | None:
     """Return the schema of the results and the settings of the recipe, for features by the workload
     `name` with the options `given`; None where they cannot be derived yet."""
     workload = find_workload(name)
-    options = workload.Options.model_validate(given)
+    options = workload.Options.model_validate(given) if isinstance(given, Mapping) else given
     try:
         device = planning_device(device_choice)
         weights = None

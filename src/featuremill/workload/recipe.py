@@ -32,7 +32,15 @@ options. Each workload has a VERSION of its own."""
 def settings_of(
     name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
 ) -> Settings:
-    """Return everything that determines the values; its digest is the recipe.
+    """Return everything that determines the values, as `settled` does."""
+    return settled(name, workload, options, device, weights)[1]
+
+
+def settled(
+    name: str, workload: Workload, options: Any, device: Device, weights: Weights | None
+) -> tuple[Any, Settings]:
+    """Return the options with every "auto" settled, and with them everything that determines the
+    values; its digest is the recipe.
 
     Raises:
         UserError: `device` does not support the options.
@@ -47,9 +55,11 @@ def settings_of(
     if files := option_files.digests(resolved):
         settings = settings.model_copy(update={"files": files})
     # Recipes of engine version 1 do not contain it, so their parts stay valid.
+    as_asked = {key: getattr(options, key) for key in execution_of(type(options))}
+    resolved = resolved.model_copy(update=as_asked)
     if ENGINE_VERSION == 1:
-        return settings
-    return settings.model_copy(update={"engine": ENGINE_VERSION})
+        return resolved, settings
+    return resolved, settings.model_copy(update={"engine": ENGINE_VERSION})
 
 
 def recipe_of(settings: Settings) -> str:

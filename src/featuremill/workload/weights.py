@@ -16,8 +16,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
@@ -31,6 +29,8 @@ from featuremill.workload import (
     Checkpoints,
     HasCheckpoints,
     Weights,
+    Workload,
+    WorkloadOptions,
     find_workload,
     optional,
     plain_weights,
@@ -90,9 +90,15 @@ def model_told(settings: Settings) -> str:
     or if the workload is not installed."""
     try:
         workload = find_workload(settings.workload)
-        return workload.weights(workload.Options.model_validate(settings.options)) or ""
-    except (UserError, ValidationError):
+        return workload.weights(_options_in(workload, settings.options)) or ""
+    except (UserError, AttributeError):  # of another version, which lacks an option
         return ""
+
+
+def _options_in(workload: Workload, options: Mapping[str, Any]) -> WorkloadOptions:
+    """Return the options of a recipe, which were checked before it was made."""
+    model: type[WorkloadOptions] = workload.Options
+    return model.model_construct(**options)
 
 
 def made_by(settings: Settings) -> str:
@@ -100,18 +106,16 @@ def made_by(settings: Settings) -> str:
     return " ".join(filter(None, (settings.workload, model_told(settings))))
 
 
-def caution_of(workload: str, options: Mapping[str, Any], *, has_gaps: bool = False) -> str:
-    """Return the workload's caution about the model; "" for none.
-
-    With `has_gaps`, `options` has the model, but other options are missing.
-    """
+def caution_of(workload: str, options: WorkloadOptions | Mapping[str, Any]) -> str:
+    """Return the workload's caution about the model of `options`, or of those in a recipe; "" for
+    none."""
     try:
         module = find_workload(workload)
-        model = module.Options
-        settled = model.model_construct(**options) if has_gaps else model.model_validate(options)
-    except (UserError, ValidationError):
+        if isinstance(options, Mapping):
+            options = _options_in(module, options)
+        return module.caution(options) if isinstance(module, Cautions) else ""
+    except (UserError, AttributeError):
         return ""
-    return module.caution(settled) if isinstance(module, Cautions) else ""
 
 
 def suggested(workload: str) -> str:

@@ -131,16 +131,16 @@ def _asked(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."
         )
-    named = config.files_of(run)[bool(run.samples) :] if run else ()
+    named = run.files[bool(run.samples) :] if run else ()
     inputs = arguments.inputs or [Path(name) for name in dict.fromkeys(named)]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
-    options: dict[str, Any] = dict(run.options) if run else {}
+    options: dict[str, Any] = run.options_given if run else {}
     for key in ("model", "layers"):  # refused where the workload has no such option
         if (value := getattr(arguments, key)) is not None:
             options[key] = value
     settings = {"inputs": [str(path) for path in inputs], "workload": name, "options": options}
-    checked = workload.Options.model_validate(config.validate(settings, "audit").options)
+    checked = config.validate(settings, "audit").options
     refuse_without_packages(workload.Options)
     choice = arguments.device or (run.device if run else "auto")
     (device,) = with_processors(devices_for(choice)[:1])

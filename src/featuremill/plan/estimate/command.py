@@ -17,7 +17,7 @@ from typing import Any
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
-from featuremill.config import Config, project
+from featuremill.config import Run, project
 from featuremill.lease import devices
 from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
@@ -30,7 +30,6 @@ from featuremill.workload import (
     HasCheckpoints,
     Weights,
     Workload,
-    find_workload,
 )
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
@@ -72,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     read = project.read(arguments.config)
     with tempfile.TemporaryDirectory(prefix=PREFIX) as place:
         paths = project.records_now(read, Path(place))
-        each = [_estimate(run.config, arguments, paths[name]) for name, run in read.runs.items()]
+        each = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
     estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
@@ -81,9 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _estimate(
-    config: Config, arguments: argparse.Namespace, paths: Sequence[Path] = ()
-) -> Estimate:
+def _estimate(config: Run, arguments: argparse.Namespace, paths: Sequence[Path] = ()) -> Estimate:
     """Return what there is to say of one run; `paths` are read in place of its inputs."""
     _check_devices(arguments, config)
     here = [] if config.device == "cpu" or arguments.cpu_slots else devices.cuda_devices()
@@ -91,10 +88,8 @@ def _estimate(
     slots = _slots(arguments, config, is_gpu=is_gpu)
     device = device_called(arguments.device, is_gpu=is_gpu)
     name = arguments.device or (device.name if here or not is_gpu else "")
-    workload = find_workload(config.workload)
-    options = workload.Options.model_validate(config.options)
-    weights = _weights(config.workload, workload, options)
-    settings = settings_of(config.workload, workload, options, device, weights)
+    weights = _weights(config.workload, config.module, config.options)
+    settings = settings_of(config.workload, config.module, config.options, device, weights)
     folder = Results(RESULTS / config.run)
     work = look(folder, config, settings, paths)
     case = Case(config, folder, settings, weights, device, name, work)
@@ -137,7 +132,7 @@ def device_called(name: str | None, *, is_gpu: bool) -> Device:
     return Device("cuda", "", card.name, card.has_bf16, 0, card.memory_mb, card.num_multiprocessors)
 
 
-def _check_devices(arguments: argparse.Namespace, config: Config) -> None:
+def _check_devices(arguments: argparse.Namespace, config: Run) -> None:
     if config.device == "cpu" and (arguments.gpus or arguments.device):
         raise UserError(
             f"{arguments.config}: device: cpu computes on the CPU; give --cpu-slots, or set "
@@ -151,7 +146,7 @@ def _check_devices(arguments: argparse.Namespace, config: Config) -> None:
         raise UserError("--device names a GPU; give --gpus with it, not --cpu-slots.")
 
 
-def _slots(arguments: argparse.Namespace, config: Config, *, is_gpu: bool) -> list[int]:
+def _slots(arguments: argparse.Namespace, config: Run, *, is_gpu: bool) -> list[int]:
     """Return the numbers of GPUs, or of jobs on this CPU, that are asked about."""
     option, text = "--cpu-slots", arguments.cpu_slots or "1"
     if is_gpu:

@@ -15,7 +15,7 @@ from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, duration, human_bytes
-from featuremill.config import Config
+from featuremill.config import Run
 from featuremill.plan import speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import overheads
@@ -201,7 +201,7 @@ def _safe(text: str) -> str:
 class Case:
     """A run, what is left of it, and the devices that it would be computed on."""
 
-    config: Config
+    config: Run
     folder: Results
     settings: Settings
     weights: Weights | None
@@ -225,9 +225,8 @@ class Case:
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
         workload = find_workload(config.workload)
         # Not the settings', which lack the options that no recipe holds.
-        asked = workload.Options.model_validate(config.options)
         resolved = plugin_errors.resolved(
-            config.workload, workload, asked, self.device, self.weights
+            config.workload, workload, config.options, self.device, self.weights
         )
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)

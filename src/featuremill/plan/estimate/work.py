@@ -12,14 +12,13 @@ from typing import NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Config, files_of
+from featuremill.config import Run
 from featuremill.inputs import samples, source
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import read_records
 from featuremill.plan.shards import Cutter
 from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
-from featuremill.workload import find_workload
 
 PREFIX = "featuremill-estimate-"
 """Of folders for the length of an estimate."""
@@ -59,7 +58,7 @@ class Work(NamedTuple):
         return self._replace(plan=self.plan.model_copy(update={"shards": shards}), left=shards)
 
 
-def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Path] = ()) -> Work:
+def look(folder: Results, config: Run, settings: Settings, paths: Sequence[Path] = ()) -> Work:
     """Return what is to be computed of `config`, whose resolved settings are `settings`; `paths`
     are read in place of its inputs.
 
@@ -76,7 +75,7 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
         files = tuple(map(str, paths))
         reads = {"samples": files[0]} if config.samples else {"inputs": files}
         config = config.model_copy(update=reads)
-    for path in map(Path, files_of(config)):
+    for path in map(Path, config.files):
         if not path.exists():
             raise UserError(f"{path}: there is no such file; check `inputs`.")
         source.check(path)
@@ -85,14 +84,14 @@ def look(folder: Results, config: Config, settings: Settings, paths: Sequence[Pa
     return work._replace(source=f"{named}, read now: there is no plan yet")
 
 
-def _is_of(plan: Plan, config: Config, settings: Settings) -> bool:
+def _is_of(plan: Plan, config: Run, settings: Settings) -> bool:
     """Tell whether the config would get the shards of this plan now."""
     was = plan.settings
     if not settings.weights_sha256:  # nobody knows it yet
         was = was.model_copy(update={"weights_sha256": settings.weights_sha256})
     return (
         was.as_json() == settings.as_json()
-        and [entry.path for entry in plan.inputs] == list(dict.fromkeys(files_of(config)))
+        and [entry.path for entry in plan.inputs] == list(dict.fromkeys(config.files))
         and not any(
             (path := Path(entry.path)).exists() and path.stat().st_size != entry.bytes
             for entry in plan.inputs
@@ -116,14 +115,13 @@ def _planned(folder: Results, plan: Plan) -> Work:
     return Work(plan, left, source, is_planned=True)
 
 
-def _read(scratch: Path, config: Config) -> Work:
+def _read(scratch: Path, config: Run) -> Work:
     """Return what plan would make of the input where there were no shards before."""
-    workload = find_workload(config.workload)
-    options = workload.Options.model_validate(config.options)
+    workload = config.module
     cost_of_shard = UNCUT if config.shards.cost == "auto" else config.shards.cost
     with Processes(num_cores()) as processes:
         sheet = samples.read(Path(config.samples)) if config.samples else None
-        spooled = read_records(config, workload, options, scratch, processes, sheet)
+        spooled = read_records(config, config.options, scratch, processes, sheet)
         _ = spooled.repeats  # which refuses what plan would
         cutter = Cutter(Results(scratch), spooled.folders, spooled.tally.records, (), processes)
         bytes_a_cost = spooled.tally.total_bytes / max(1, cutter.place().cost)
