@@ -9,6 +9,7 @@ get no answer), and a folder a job: `state`, `group` (its process group), `name`
 import fcntl
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -29,7 +30,8 @@ def install(folder, uuids=()):
     parameters.write_text("Begin Parameters\nDEFAULT_QUEUE = normal\nEnd Parameters\n")
     for name in COMMANDS:
         path = folder / "bin" / name
-        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E {__file__} {name} "$@"\n')
+        words = shlex.join([sys.executable, "-S", "-E", __file__, name])
+        path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "BATCH_FOLDER": str(folder)}
 

@@ -62,6 +62,10 @@ OF_JOBS = re.compile(r"set -euo pipefail; +exec featuremill (.*)", re.DOTALL)
 LIBRARIES = "LD_LIBRARY_PATH"
 """Such a variable, too; but a library that is loaded under its name is what is found first."""
 PATIENCE_SECONDS = 240
+SHEBANG = f"""#!/bin/sh
+'''exec' "{sys.executable}" -E "$0" "$@"
+' '''"""
+"""The first lines of a program in Python: the kernel's own reads no path that has a blank in it."""
 NO_REPORT = "merge"
 """The target where no report is the point: drawing one is two seconds of work."""
 FORKS = multiprocessing.get_context("forkserver")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import ROOT
-from programs import Workflow, random_records
+from programs import SHEBANG, Workflow, random_records
 from test_house import PROJECT
 
 CONTAINERFILE = (ROOT / "containers/Containerfile").read_text("utf-8")
@@ -81,7 +81,7 @@ def test_the_apptainer_definition_makes_the_same():
     assert copied == taken
 
 
-CONDA = f"""#!{sys.executable} -E
+CONDA = f"""{SHEBANG}
 import os, pathlib, subprocess, sys
 given = sys.argv[1:]
 if given == ["info", "--json"]:

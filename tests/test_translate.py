@@ -26,7 +26,7 @@ from Bio.SeqRecord import SeqRecord
 from conftest import ROOT
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from programs import Desk, wait_for
+from programs import SHEBANG, Desk, wait_for
 
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import fasta, kinds, nucleotides
@@ -740,7 +740,7 @@ def test_two_at_one_folder_are_one_too_many(tmp_path):
 
 
 PRODIGAL = f"""\
-#!{sys.executable}
+{SHEBANG}
 import sys
 if sys.argv[1] == "-v":
     sys.exit("Prodigal V0: pretended")

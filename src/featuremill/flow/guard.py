@@ -16,7 +16,7 @@ from featuremill.store import ours
 _rules: set[Path] = set()
 """The files whose rules are guarded, when there are any."""
 _before: dict[Path, dict[str, Any] | None] = {}
-"""What the records said last of an output before its job."""
+"""What the records listed last of an output before its job."""
 
 
 def guard(
@@ -26,7 +26,7 @@ def guard(
 
     Where this Snakemake has no place for that, what of the `outputs` of runs is a person's is moved
     aside before the run begins, and what of those `of_steps` was changed: another package's are in
-    no record then. A start cannot do more: what somebody saves during a job is in Snakemake's
+    no record then. A start cannot do more: what a person saves during a job is in Snakemake's
     hands.
     """
     _rules.update(path.resolve() for path in rules)

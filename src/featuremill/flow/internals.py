@@ -342,7 +342,7 @@ def is_epilogue(record: logging.LogRecord) -> bool:
 
 
 def is_after_refusal(record: logging.LogRecord) -> bool:
-    """Return whether the record says no more than that this Snakemake ends."""
+    """Return whether the record is only about the end of this Snakemake."""
     return record.getMessage().startswith(AFTER_REFUSAL)
 
 

@@ -66,7 +66,7 @@ def layers(asked: Sequence[str]) -> list[str]:
     written.
 
     Raises:
-        UserError: as `problem_with` says.
+        UserError: what `problem_with` finds.
     """
     text = "" if asked else STORE.value()
     stores = asked or LAYER.findall(text)

@@ -192,7 +192,7 @@ def train(chosen: Chosen) -> card.Card:
 
 
 def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
-    """Refuse labels of which no head can be made, as far as the records tell: before they have
+    """Refuse labels of which no head can be made, as far as the records show: before they have
     features.
 
     Raises:
