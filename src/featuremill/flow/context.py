@@ -234,7 +234,7 @@ class Flow:
         for run in self.runs.values():
             results = Results(Path(run.here.folder))
             yield from (results.plan, results.records, results.delivery)
-            of_merge = [format_of(name).file for name in run.outputs]
+            of_merge = [format_of(name).file for name in run.here.outputs]
             for name in (*of_merge, "failed.tsv", "failed.fa", "report.html"):
                 yield results.root / name
 
