@@ -14,7 +14,7 @@ PACKAGE = ROOT / "src" / "featuremill"
 ROOMS = (
     *("base", "lease", "store", "features"),
     *("workload", "inputs", "step", "config", "plan", "extract"),
-    *("merge", "status", "doctor", "report", "flow", "outputs", "steps", "workloads"),
+    *("merge", "status", "doctor", "report", "kit", "flow", "outputs", "steps", "workloads"),
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 PLUGINS = ("steps", "workloads")

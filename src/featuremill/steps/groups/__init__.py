@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.tables import Table, has_samples, words_of
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, has_samples, words_of
 
 KEY = "groups"
 TAKES_SAMPLES = True

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import counted, listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.tables import has_samples, words_of
+from featuremill.kit.text import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
-from featuremill.steps.tables import has_samples, words_of
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -288,8 +288,8 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
 
 def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
     """Return whether a head was trained on other features, or on labels that have changed since."""
+    from featuremill.kit.files import sha256_of
     from featuremill.steps.heads.card import Card
-    from featuremill.store.files import sha256_of
 
     others = [Path(path) for path in late if path != labels]
     if any(path.stat().st_mtime > card.stat().st_mtime for path in others):
