@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
 

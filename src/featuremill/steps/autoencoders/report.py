@@ -12,17 +12,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
 from featuremill.features import Parts, split_id
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
+from featuremill.kit.runs import Results
+from featuremill.kit.text import one_line
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.names import Names, names_of
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.vectors import is_held_out
-from featuremill.store.ours import delivering
-from featuremill.store.results import Results
 
 MOST_RECORDS = 5
 """Records that are listed for each feature."""

@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.base import this_process
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped
-from featuremill.base.words import counted, listed, records
 from featuremill.features import Matrix, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering_folder
+from featuremill.kit.processes import versions
+from featuremill.kit.text import clipped, counted, listed, records
+from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
     Classifier,
@@ -40,8 +41,6 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.labels import of_fragments, read
-from featuremill.store.ours import delivering_folder
-from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
@@ -200,7 +199,7 @@ def train(chosen: Chosen) -> card.Card:
             labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
-            versions=this_process.versions(),
+            versions=versions(),
         )
         by_sample = _by_sample(examples, scores_NC) if joined.has_samples else []
         write_page(folder / card.PAGE, chosen.output.name, made, by_sample)

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill import features
-from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import NUMBERS, Stored
-from featuremill.lease.devices import DeviceChoice
+from featuremill.kit.devices import DeviceChoice
+from featuremill.kit.errors import IntegrityError, UserError
+from featuremill.kit.text import counted
 from featuremill.steps.search.nearest import Found, Metric, Nearest, NotFiniteError, rows_of_block
 from featuremill.steps.search.queries import Queries, Reader
 from featuremill.steps.search.recipe import Recipe

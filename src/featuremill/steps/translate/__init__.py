@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.step import Command, Made, Project, Section
 from featuremill.steps.translate.names import (
     FRAGMENTS,

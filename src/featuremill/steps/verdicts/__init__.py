@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "verdicts"

@@ -11,8 +11,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
 
 RULES = {
     "max": "the highest score of each class among its fragments",

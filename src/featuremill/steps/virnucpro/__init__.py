@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "virnucpro"

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
 from featuremill.workloads.encoder import folder as folders
 

@@ -11,7 +11,7 @@ import logging
 
 import torch
 
-from featuremill.base.errors import WorkloadError
+from featuremill.kit.errors import WorkloadError
 from featuremill.workloads.encoder.architectures import Encoder
 from featuremill.workloads.encoder.padding import groups
 from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.encoder import spiece, structures
 

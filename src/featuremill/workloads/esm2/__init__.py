@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill import SNAKEFILE
-from featuremill.base.errors import UserError
 from featuremill.inputs import proteins, regions
 from featuremill.inputs.payloads import alike, parts_of
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens, triton_cache

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base.progress import Progress
-from featuremill.base.words import listed
+from featuremill.kit.text import Progress, listed
 from featuremill.workloads.esm2.architecture import Sizes
 from featuremill.workloads.esm2.layout import EMBEDDING, Entry
 

@@ -22,9 +22,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.base import environment, faults
-from featuremill.base.errors import UserError, WorkloadError
-from featuremill.base.words import listed
+from featuremill.kit import environment
+from featuremill.kit.errors import (
+    UserError,
+    WorkloadError,
+    error_text,
+    is_device_error,
+    is_out_of_memory,
+)
+from featuremill.kit.text import listed
 from featuremill.workload import loading
 from featuremill.workloads.esm2 import attention, copies, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
@@ -234,11 +240,11 @@ def _named(operation: str, way: str) -> str:
 
 
 def _fault(operation: str, named: str, error: Exception) -> Fault:
-    if faults.is_out_of_memory(error):
+    if is_out_of_memory(error):
         raise error
-    if faults.is_device_error(error):
+    if is_device_error(error):
         raise RuntimeError(f"{named}: {error}") from error
-    return Fault(operation, f"{type(error).__name__}: {faults.one_line(error)}")
+    return Fault(operation, f"{type(error).__name__}: {error_text(error)}")
 
 
 class _Trial:
@@ -300,7 +306,7 @@ class _Trial:
             try:
                 self._products(layer, exact, num_rows)
             except Exception as error:
-                if not faults.is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 num_rows //= 2
             else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
 ROTARY_BASE = 10000.0

@@ -15,10 +15,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base import environment
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
+from featuremill.kit import environment
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import Progress
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workload import weights as conversion
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost

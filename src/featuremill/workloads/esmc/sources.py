@@ -11,8 +11,8 @@ import logging
 import zipfile
 from pathlib import Path
 
-from featuremill.base.errors import UserError
 from featuremill.inputs.source import check
+from featuremill.kit.errors import UserError
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
