@@ -11,8 +11,8 @@ import numpy as np
 from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, records
 from featuremill.steps.autoencoders.card import FEATURES, Card
+from featuremill.steps.autoencoders.measured import Held, Top
 from featuremill.steps.autoencoders.names import Names
-from featuremill.steps.autoencoders.report import Held, Top
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000

@@ -16,6 +16,15 @@ Labels = npt.NDArray[np.int64]
 """The number of each item's class."""
 
 
+class OfSample(NamedTuple):
+    """The labelled records of a sample."""
+
+    sample: str
+    records: int
+    right: int
+    """Records with a correct prediction by a head that did not see their group."""
+
+
 def folds_of(
     groups_N: npt.NDArray[Any], y_N: Labels, num_folds: int, seed: int
 ) -> npt.NDArray[np.int64]:

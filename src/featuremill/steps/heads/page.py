@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 
 from featuremill.kit.pages import Figure, Panel, categories, drawn, specification, values, write_of
 from featuremill.kit.text import clipped, count, counted, listed, records
 from featuremill.steps.heads.card import MISSING, Card
-
-if TYPE_CHECKING:
-    from featuremill.steps.heads.train import OfSample
+from featuremill.steps.heads.figures import OfSample
 
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}

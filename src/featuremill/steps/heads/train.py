@@ -67,15 +67,6 @@ class Chosen(NamedTuple):
     """Of the table, if not found by its name."""
 
 
-class OfSample(NamedTuple):
-    """The labelled records of a sample."""
-
-    sample: str
-    records: int
-    right: int
-    """Records with a correct prediction by a head that did not see their group."""
-
-
 class Examples(NamedTuple):
     """Records with features and a label."""
 
@@ -208,14 +199,14 @@ def train(chosen: Chosen) -> card.Card:
     return made
 
 
-def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[OfSample]:
+def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[figures.OfSample]:
     """Return how many records of each sample have a correct prediction, in the order of the
     samples."""
     samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
     is_right = scores_NC.argmax(1) == examples.y_N
     counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
     return [
-        OfSample(sample, num, int(right))
+        figures.OfSample(sample, num, int(right))
         for sample, (num, right) in zip(samples.tolist(), counts, strict=True)
     ]
 

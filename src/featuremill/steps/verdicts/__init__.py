@@ -86,7 +86,7 @@ def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[
     """Yield a class that the head does not tell, where it is there already."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
-    from featuremill.steps.verdicts.command import place_of_preferred
+    from featuremill.steps.verdicts.choices import place_of_preferred
 
     name, folder = head_of(asked, project), folder_of_head(asked, project)
     card = Card.find(Path(folder) / CARD)

@@ -17,7 +17,7 @@ from featuremill.kit.processes import command_again
 from featuremill.kit.text import clipped, count, counted, listed, one_line
 from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
 from featuremill.steps.verdicts.brief import brief
-from featuremill.steps.verdicts.command import RULES
+from featuremill.steps.verdicts.choices import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
 from featuremill.steps.verdicts.trained_on import Judged, Trained

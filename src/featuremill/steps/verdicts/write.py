@@ -17,7 +17,7 @@ from featuremill.steps.heads.joined import id_cells, id_columns
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
-from featuremill.steps.verdicts.command import place_of_preferred
+from featuremill.steps.verdicts.choices import place_of_preferred
 from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
 from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
 from featuremill.steps.verdicts.trained_on import Label, judged, trained_on

@@ -192,7 +192,8 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2 import layout, probe
     from featuremill.workloads.esm2.architecture import ESM2
 
-    return probe.ways(device, weights, ESM2, layout.of_ours)
+    chosen = probe.ways(device, weights, ESM2, layout.of_ours, load)
+    return dict(zip(WAYS, chosen, strict=True))
 
 
 def start_ahead(devices: Sequence[Device]) -> None:

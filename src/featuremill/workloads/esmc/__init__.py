@@ -103,4 +103,5 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2.architecture import ESM_C
     from featuremill.workloads.esmc import layout
 
-    return probe.ways(device, weights, ESM_C, layout.of_ours)
+    chosen = probe.ways(device, weights, ESM_C, layout.of_ours, load)
+    return dict(zip(WAYS, chosen, strict=True))
