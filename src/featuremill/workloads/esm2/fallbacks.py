@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,9 +39,7 @@ from featuremill.workloads.esm2.kernels import Kernels, reference
 from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.residual import Stream
-
-if TYPE_CHECKING:
-    from featuremill.workloads.esm2.encoder import Layer, Stage
+from featuremill.workloads.esm2.stages import Layer, Stage
 
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
