@@ -709,7 +709,7 @@ def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environme
     (made,) = runs.steps
     assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
     said = Desk(tmp_path, environment).type("featuremill", "run", config, "-n").text
-    assert re.search(r"autoencoder_train +1", said), said
+    assert re.search(r"autoencoders_train +1", said), said
 
 
 def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):

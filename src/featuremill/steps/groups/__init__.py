@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import Table, has_samples, words_of
 from featuremill.step import Command, Made, Name, Project, Section
 
@@ -20,6 +21,7 @@ ABOUT = (
     "`results/<run>/groups/<name>.parquet`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "groups": Command(
         "pool the vectors of groups of records, such as the isoforms of a gene",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import has_samples, words_of
 from featuremill.kit.text import counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
@@ -22,6 +23,7 @@ ABOUT = (
     "`results/<run>/predictions/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 COMMANDS = {
     "head": Command(
         "train a classifier on features of finished runs, take one over, or apply it",

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import Table, has_samples, words_of
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
 
@@ -19,6 +20,7 @@ ABOUT = (
     "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
