@@ -107,6 +107,45 @@ def circles():
     return sorted(groups, key=sorted)
 
 
+def undeclared():
+    """Yield (module, (module of another plug-in, name)) for each name that a plug-in takes of
+    another one and that is not in the `__all__` of its module. A package itself is public: it is
+    what the core sees of a step or a workload."""
+    known = modules()
+    declared = functools.cache(lambda name: _declared(known[name]))
+    for name, text in known.items():
+        if room_of(name) not in PLUGINS:
+            continue
+        for home, what in used_of(text, known):
+            of_another = room_of(home) in PLUGINS and unit_of(home) != unit_of(name)
+            if of_another and home != unit_of(home) and what not in declared(home):
+                yield name, (home, what)
+
+
+def used_of(text, known):
+    """Yield each (module, name) that a module uses of the package; of a module that it imports
+    whole, its attributes."""
+    whole = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "featuremill":
+            home = node.module.partition(".")[2]
+            for alias in node.names:
+                if f"{home}.{alias.name}" in known:
+                    whole[alias.asname or alias.name] = f"{home}.{alias.name}"
+                else:
+                    yield home, alias.name
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and (home := whole.get(ast.unparse(node.value))):
+            yield home, node.attr
+
+
+def _declared(text):
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
 def beside_the_contract():
     """Return what modules of steps import that is no part of their contract, by module."""
     known, found = modules(), {}

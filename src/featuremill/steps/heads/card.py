@@ -14,6 +14,7 @@ from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
 from featuremill.kit.runs import Settings
 from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 
+__all__ = ["CARD", "Card", "read"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
 FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["accuracy", "confusion"]
 FOLDS = 5
 TINY = 1e-12
 """Sums of shares that differ by less are equal."""

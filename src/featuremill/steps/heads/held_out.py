@@ -19,6 +19,7 @@ from featuremill.kit.runs import full_ids
 from featuremill.steps.heads.card import HELD_OUT, Card
 from featuremill.steps.heads.joined import Source, id_cells, id_columns
 
+__all__ = ["COLUMN", "NO", "UNKNOWN", "YES", "read"]
 Scores = npt.NDArray[np.float64]
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 """Whether a head was trained on a record."""

@@ -19,6 +19,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.text import Progress, clipped, counted, listed, one_line
 from featuremill.steps.heads.virnucpro import FileFeatures
 
+__all__ = ["CHOOSING", "id_cells", "id_columns"]
 NOT_THERE = "it has no such record"
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")

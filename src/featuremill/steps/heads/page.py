@@ -13,6 +13,7 @@ from featuremill.kit.text import clipped, count, counted, listed, records
 from featuremill.steps.heads.card import MISSING, Card
 from featuremill.steps.heads.figures import OfSample
 
+__all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warning_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
 HIGHER_IS_BETTER = ("accuracy", "macro_f1", "auc")

@@ -32,6 +32,7 @@ from featuremill.steps.heads.joined import (
 )
 from featuremill.steps.heads.virnucpro import FileFeatures, open_files
 
+__all__ = ["missing_of"]
 MOST_DIFFERENCES = 3
 """Settings that a message lists if two recipes differ in many."""
 log = logging.getLogger("featuremill.head")

@@ -30,6 +30,7 @@ from featuremill.kit.text import Progress, clipped, listed
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads.card import NeedsTorch
 
+__all__ = ["LAYOUTS", "Layout", "refuse_without_torch"]
 WRONG = (ValueError, KeyError, TypeError)
 ROWS_AT_ONCE = 4096
 log = logging.getLogger("featuremill.head")

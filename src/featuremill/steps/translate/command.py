@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
     from featuremill.steps.translate.fragments import Fragment, Way
 
+__all__ = ["CODON"]
 log = logging.getLogger("featuremill.translate")
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},

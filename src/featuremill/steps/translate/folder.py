@@ -48,6 +48,7 @@ from featuremill.steps.translate.names import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = ["fragments", "untranslated", "whole"]
 GZIP_LEVEL = 1
 MOST_HASHED = 100_000_000
 """Bytes of an input; a larger one is taken for the same where it has the same size."""

@@ -20,6 +20,7 @@ from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.heads.joined import id_columns
 from featuremill.steps.translate.folder import fragments as fragments_of
 
+__all__ = ["Predictions", "open_predictions", "scored"]
 SCORE = "score_"
 BLOCK_ROWS = 50_000
 SEEN = (NO, UNKNOWN, YES)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+__all__ = ["BERT", "Encoder", "Facts", "facts_of"]
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
 """Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""

@@ -20,6 +20,7 @@ from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.encoder import spiece, structures
 
+__all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Ends = tuple[int, ...]
 """Special tokens at one end of a sequence."""

@@ -29,6 +29,7 @@ from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.stages import Block, Layer, Norm, Stage
 from featuremill.workloads.esm2.tokens import MASK, PAD
 
+__all__ = ["Encoder"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 KEPT_IN_TRAINING = 1 - 0.15 * 0.8
 """Token dropout scales embeddings by the share that training did not mask, at inference too."""

@@ -41,6 +41,7 @@ from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.residual import Stream
 from featuremill.workloads.esm2.stages import Layer, Stage
 
+__all__ = ["Fallbacks"]
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """The largest relative L2 error of an operation."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
+__all__ = ["ALPHABET", "ROTARY_BASE", "Kind", "facts_of"]
 ROTARY_BASE = 10000.0
 ALPHABET = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),

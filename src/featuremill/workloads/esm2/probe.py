@@ -20,6 +20,7 @@ from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
 from featuremill.workloads.esm2.options import Options
 
+__all__ = ["ways"]
 NUM_HEADS = 4
 NUM_LAYERS = 1
 USUAL_HEAD_WIDTH = 64

@@ -21,6 +21,7 @@ from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import NO_WEIGHTS, POINTER, checkpoint_files, wrapped
 from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 
+__all__ = ["open_checkpoint", "refusal"]
 FACTS = {
     "encoder_layers": "num_layers",
     "encoder_embed_dim": "embed_dim",

@@ -31,6 +31,17 @@ from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.published import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.published import SUGGESTED as SUGGESTED
 
+__all__ = [
+    "NUMBERS",
+    "PUBLISHED",
+    "SUGGESTED",
+    "bundled_names",
+    "is_path",
+    "looks_like_path",
+    "nearest",
+    "refuse_missing",
+    "stem_of",
+]
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim")

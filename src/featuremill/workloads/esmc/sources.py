@@ -26,6 +26,7 @@ from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
 from featuremill.workloads.esmc.folder import facts_of
 from featuremill.workloads.esmc.options import Options
 
+__all__ = ["NAMES", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim", "attention_heads", "feed_forward")
