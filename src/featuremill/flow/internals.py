@@ -472,7 +472,7 @@ def _bound(node: ast.AST) -> Iterator[str]:
             marks = [mark for mark in child.decorator_list if isinstance(mark, ast.Call)]
             words = [word for mark in marks for word in mark.keywords if word.arg in NAMING]
             named = [word.value.value for word in words if isinstance(word.value, ast.Constant)]
-            yield from (name for name in named if name is not None)
+            yield from (name for name in named if isinstance(name, str))
             if not words:
                 yield child.name
         elif isinstance(child, ast.Import | ast.ImportFrom):

@@ -8,7 +8,6 @@ from featuremill.base.space import take_space
 from featuremill.store.files import (
     TEMPORARY,
     digest_of,
-    read_json,
     remove,
     replacing,
     sha256_of,
@@ -39,7 +38,6 @@ __all__ = [
     "give_way",
     "is_beside",
     "note",
-    "read_json",
     "remove",
     "replacing",
     "sha256_of",

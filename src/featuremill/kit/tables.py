@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 from featuremill.step import Made, Project
 
+__all__ = ["Table", "has_samples", "words_of"]
+
 
 class Table(NamedTuple):
     """The tables of one step."""

@@ -1,8 +1,7 @@
 """The contract of a step: results that a project makes before or after features.
 
 A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels`
-reads the labels of a table) and, of `featuremill.base`, errors, words, text, progress and
-environment.
+reads the labels of a table) and `featuremill.kit` (docs/kit.md).
 
 A step is a module (or any object) with the attributes of `Step`, registered as an entry point of
 the group `featuremill.steps` under its key of the config. The built-in ones are in
