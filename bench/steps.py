@@ -36,7 +36,8 @@ from bench.subject import Subject
 from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import pooling
-from featuremill.workloads.esm2.encoder import PRODUCTS, Stage
+from featuremill.workloads.esm2.encoder import PRODUCTS
+from featuremill.workloads.esm2.stages import Stage
 
 PASSES = 3
 TOKENS = {"8M": 20_000, "35M": 14_000, "150M": 7_000}

@@ -17,7 +17,7 @@ from test_fallbacks import TAKES_SPLITS, Flash, adding, hopper, load
 from test_kernels import have_bf16_multiplied
 
 from featuremill.workload import weights
-from featuremill.workloads.esm2 import attention, encoder, kernels, packing
+from featuremill.workloads.esm2 import attention, kernels, packing, stages
 from featuremill.workloads.esm2.kernels import triton_attention, triton_kernels
 
 __all__ = ["adding", "hopper"]
@@ -59,8 +59,8 @@ def test_each_layer_is_close_to_fp32(
     others = (ours.rotate_, ours.add_norm, ours.norm, ours.gate)
     interpreted = kernels.Kernels("interpreted", *others, mean_rows)
     monkeypatch.setattr(kernels, "ways", lambda *_: [interpreted])
-    monkeypatch.setattr(encoder.Stage, "block_rows", lambda self, num_rows: num_rows)
-    monkeypatch.setattr(encoder.Stage, "each", lambda self, compute, blocks: compute(*blocks))
+    monkeypatch.setattr(stages.Stage, "block_rows", lambda self, num_rows: num_rows)
+    monkeypatch.setattr(stages.Stage, "each", lambda self, compute, blocks: compute(*blocks))
     attend = partial(triton_attention.attend, tiling=triton_attention.CAUTIOUS)
     ways = {
         "alone": attention.Backend("alone", attention.attend_per_sequence),

@@ -14,7 +14,18 @@ PACKAGE = ROOT / "src" / "featuremill"
 ROOMS = (
     *("base", "lease", "store", "features"),
     *("workload", "inputs", "step", "config", "plan", "extract"),
-    *("merge", "status", "doctor", "report", "flow", "outputs", "commands", "steps", "workloads"),
+    *(
+        "merge",
+        "status",
+        "doctor",
+        "report",
+        "kit",
+        "flow",
+        "outputs",
+        "commands",
+        "steps",
+        "workloads",
+    ),
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 PLUGINS = ("commands", "steps", "workloads")
@@ -107,6 +118,45 @@ def circles():
     return sorted(groups, key=sorted)
 
 
+def undeclared():
+    """Yield (module, (module of another plug-in, name)) for each name that a plug-in takes of
+    another one and that is not in the `__all__` of its module. A package itself is public: it is
+    what the core sees of a step or a workload."""
+    known = modules()
+    declared = functools.cache(lambda name: _declared(known[name]))
+    for name, text in known.items():
+        if room_of(name) not in PLUGINS:
+            continue
+        for home, what in used_of(text, known):
+            of_another = room_of(home) in PLUGINS and unit_of(home) != unit_of(name)
+            if of_another and home != unit_of(home) and what not in declared(home):
+                yield name, (home, what)
+
+
+def used_of(text, known):
+    """Yield each (module, name) that a module uses of the package; of a module that it imports
+    whole, its attributes."""
+    whole = {}
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom) and node.module.partition(".")[0] == "featuremill":
+            home = node.module.partition(".")[2]
+            for alias in node.names:
+                if f"{home}.{alias.name}" in known:
+                    whole[alias.asname or alias.name] = f"{home}.{alias.name}"
+                else:
+                    yield home, alias.name
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Attribute) and (home := whole.get(ast.unparse(node.value))):
+            yield home, node.attr
+
+
+def _declared(text):
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
+
+
 def beside_the_contract():
     """Return what modules of steps import that is no part of their contract, by module."""
     known, found = modules(), {}
@@ -125,6 +175,11 @@ def beside_the_contract():
 
 def lines(texts):
     return sum(len(text.splitlines()) for text in texts)
+
+
+def core_lines():
+    """Return the lines of all but steps and workloads."""
+    return lines(text for name, text in modules().items() if room_of(name) not in PLUGINS)
 
 
 def knows_samples():
@@ -152,12 +207,11 @@ def knows_samples():
 
 def table():
     """Return the rows of the table: what is counted, and the number."""
-    core = {name: text for name, text in modules().items() if room_of(name) not in PLUGINS}
     beside, samples = beside_the_contract(), knows_samples()
     steps = [name for name in modules() if room_of(name) == "steps"]
     return {
         "lines of the package": lines(modules().values()),
-        "lines of the core (all but commands, steps and workloads)": lines(core.values()),
+        "lines of the core (all but commands, steps and workloads)": core_lines(),
         "arrows between rooms": len(arrows(room_of)),
         "arrows between units (each step and workload is one)": len(arrows()),
         "circles of modules": len(circles()),

@@ -35,10 +35,10 @@ from featuremill.merge.command import merge
 from featuremill.steps.autoencoders import (
     card,
     estimate,
+    measured,
     names,
     network,
     order,
-    report,
     train,
     training,
 )
@@ -147,7 +147,7 @@ def test_chosen_vectors_are_numbered_through(run):
 
 def test_the_variance_is_about_the_mean():
     x = np.random.default_rng(0).normal(5.0, 1.0, (50, 3))
-    sums = report._Sums(3, 4)
+    sums = measured._Sums(3, 4)
     sums.num_vectors, sums.error = len(x), 15.0
     sums.sums_D, sums.squares = x.sum(0), float(np.square(x).sum())
     assert sums.held().fvu == pytest.approx(15.0 / np.square(x - x.mean(0)).sum())
@@ -419,7 +419,7 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     page = tmp_path / "page.html"
     sae("report", run, "--sae", trained, "--output", page)
     assert "held-out vectors: FVU 0." in capfd.readouterr().err
-    held, _ = report.look(Encoder(run, trained, False, 1))
+    held, _ = measured.look(Encoder(run, trained, False, 1))
     vectors = features.open_parts(run, "residues")
     rows = np.flatnonzero(is_held_out(vectors, 0.2, 0) & (vectors.num_of_row > 0))
     x = vectors.of_rows(rows)[0].astype(np.float64)
@@ -709,7 +709,7 @@ def test_a_config_with_autoencoders_trains_them(tmp_path, monkeypatch, environme
     (made,) = runs.steps
     assert made.files[-1] == "results/residues/autoencoders/residues/report.html"
     said = Desk(tmp_path, environment).type("featuremill", "run", config, "-n").text
-    assert re.search(r"autoencoder_train +1", said), said
+    assert re.search(r"autoencoders_train +1", said), said
 
 
 def test_a_training_that_no_gpu_has_room_for_is_refused(tmp_path):
@@ -755,7 +755,7 @@ def example(tmp_path_factory, environment):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_on_the_demos_residues_it_leaves_less_unexplained_than_as_many_components(example):
-    held, _ = report.look(Encoder(example / "results/residues", example / PLACE, False, 2))
+    held, _ = measured.look(Encoder(example / "results/residues", example / PLACE, False, 2))
     vectors = features.open_parts(example / "results/residues")
     held_out = is_held_out(vectors, 0.05, 0)
     x, y = (

@@ -249,7 +249,7 @@ def test_what_the_config_says_is_what_the_jobs_are_told(line):
     heads = {"trained": trained, "known": known}
     line.configure(heads=heads, verdicts={"head": "known", "by": "mean", "prefer": "others"})
     said = line("-n", "-p")
-    assert {"translate", "head_train", "head_predict", "verdicts"} <= jobs_listed(said)
+    assert {"translate", "heads_train", "heads_predict", "verdicts"} <= jobs_listed(said)
     assert re.search("featuremill translate .*--by=chunks --window=90", said)
     assert re.search(
         "featuremill head train .*--vectors=composition --column=kind --group=genus --kind=mlp "

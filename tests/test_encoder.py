@@ -20,8 +20,9 @@ from featuremill.workload import weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import attention, lanes, matmul, packing, pooling
-from featuremill.workloads.esm2.encoder import Encoder, Stage
+from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.kernels import reference
+from featuremill.workloads.esm2.stages import Stage
 from featuremill.workloads.esm2.tokens import tokenize, windows
 
 CPU = cpu()

@@ -28,7 +28,7 @@ from featuremill.lease.devices import cpu
 from featuremill.workload import networks, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
-from featuremill.workloads.esm2 import encoder, kernels, matmul
+from featuremill.workloads.esm2 import kernels, matmul, stages
 from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 from featuremill.workloads.esm2.kernels import reference
 from featuremill.workloads.esm2.packing import pack
@@ -143,7 +143,7 @@ def test_bits_depend_neither_on_the_batch_nor_on_threads(found, dtype, monkeypat
         assert bits(sequences[::-1]) == together[::-1]
         for sequence, expected in zip(sequences[:6], together, strict=False):
             assert bits([sequence]) == [expected]
-    monkeypatch.setattr(encoder, "BLOCK_BYTES", 1)  # blocks as small as they get
+    monkeypatch.setattr(stages, "BLOCK_BYTES", 1)  # blocks as small as they get
     assert bits(sequences) == together
 
 

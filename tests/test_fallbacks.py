@@ -48,6 +48,7 @@ from featuremill.workloads.esm2 import (
     matmul,
     packing,
     pooling,
+    stages,
     transfer,
     triton_cache,
 )
@@ -873,7 +874,7 @@ def cuda_that_computes_nothing(monkeypatch):
     monkeypatch.setattr(attention, "_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_: 1)
     monkeypatch.setattr(encoder, "fault_of", lambda *_: None)
-    monkeypatch.setattr(encoder.Stage, "current", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(stages.Stage, "current", lambda _: contextlib.nullcontext())
     return launches
 
 

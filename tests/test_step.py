@@ -6,6 +6,7 @@ import re
 import shlex
 from types import MappingProxyType, SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from conftest import PLUGINS
@@ -13,7 +14,9 @@ from programs import Desk, fasta, random_records
 
 from featuremill.__main__ import _parser
 from featuremill.contract import StepContract
+from featuremill.flow import internals
 from featuremill.status.project import ProjectState
+from featuremill.step import finding
 from featuremill.step.finding import commands
 
 FEATURES = {
@@ -127,6 +130,80 @@ class TestOutsideTheTree(ForkedSteps):
     config = MappingProxyType(
         {"run": "one", "inputs": "few.fa", "workload": "composition", "tally": {"word": "of them"}}
     )
+
+
+class TestOfTheKitAlone(ForkedSteps):
+    step = "trained"
+    files = TestGroups.files
+    config = MappingProxyType(
+        {
+            "run": "soil",
+            "inputs": "few.fa",
+            "workload": "composition",
+            "trained": {
+                "genes": {"labels": "genes.csv", "column": "gene", "vectors": "composition"}
+            },
+        }
+    )
+
+
+@pytest.fixture
+def beside(tmp_path, environment):
+    """Return a desk with a project of our steps beside a stranger's that is called `trained`."""
+    desk = Desk(tmp_path, environment)
+    (tmp_path / "few.fa").write_text(fasta(random_records(40)))
+    (tmp_path / "genes.csv").write_text(TestGroups.files["genes.csv"])
+    of = {"of": "letters", "vectors": "composition"}
+    config = {
+        "run": "soil",
+        "inputs": "few.fa",
+        "features": FEATURES,
+        "trained": {"genes": {**of, "labels": "genes.csv", "column": "gene"}},
+        "groups": {"genes": {**of, "table": "genes.csv", "column": "gene"}},
+    }
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    config["autoencoders"] = {"genes": {**of, "encode": ["others"]}}
+    config["heads"] = {"genes": {**of, "labels": "genes.csv", "column": "gene"}}
+    (tmp_path / "all.yaml").write_text(yaml.safe_dump(config))
+    return desk
+
+
+def test_a_step_of_the_kit_alone_does_what_ours_does(beside):
+    beside.type("featuremill", "run", "my.yaml", "--cores", "2")
+    theirs, ours = (
+        pq.read_table(beside.folder / "results" / "soil" / key / "genes.parquet")
+        for key in ("trained", "groups")
+    )
+    assert theirs["group"].to_pylist() == ["a", "b"]
+    for name in theirs.column_names:
+        assert theirs[name].combine_chunks().equals(ours[name].combine_chunks())
+
+
+def test_a_step_may_be_called_as_our_rules_might_name_something(beside):
+    said = beside.type("featuremill", "run", "all.yaml", "--cores", "2", "-n", "-p").text
+    typed = set(re.findall(r"exec featuremill (\w+ ?\w*)", said))
+    assert {"sae train", "sae encode", "head train", "trained results", "groups results"} <= typed
+
+
+def test_names_that_a_rule_file_shares_are_found(tmp_path):
+    rules = tmp_path / "rules.smk"
+    rules.write_text(
+        "import os.path\nfrom json import loads as read\n"
+        "if config:\n    first, last = [x for x in 'ab']\n"
+        "    rule one:\n        output: 'a'\n        run:\n            inside = 1\n"
+        "def of(wildcards):\n    within = wildcards\n    return within\n"
+        "checkpoint two:\n    output: 'b'\nuse rule one as three with:\n    output: 'c'\n"
+    )
+    shared = {"os", "read", "first", "last", "one", "of", "two", "three"}
+    assert internals.names_in(rules) == shared
+
+
+def test_the_contract_refuses_a_name_that_another_step_may_have(monkeypatch, tmp_path):
+    rules = tmp_path / "rules.smk"
+    rules.write_text("trained_too = 1\ntrainedness = 2\n")
+    monkeypatch.setattr(finding.step_of("trained"), "RULES", rules)
+    with pytest.raises(AssertionError, match=r"share their names; let these begin with trained_"):
+        TestOfTheKitAlone().test_names_in_its_rules_begin_with_its_key()
 
 
 @pytest.mark.parametrize(

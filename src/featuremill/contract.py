@@ -37,6 +37,7 @@ from featuremill.api import compute
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
 from featuremill.config import project, yaml_lines
+from featuremill.flow import internals
 from featuremill.lease.devices import cpu, with_processors
 from featuremill.step import finding
 from featuremill.store import failed
@@ -377,6 +378,11 @@ class StepContract:
         except UserError as error:
             said = str(error)
         assert said.startswith(f"my.yaml:{line}: {self.step}.")
+
+    def test_names_in_its_rules_begin_with_its_key(self) -> None:
+        names = internals.names_in(finding.step_of(self.step).RULES)
+        others = [one for one in names if one != self.step and not one.startswith(f"{self.step}_")]
+        assert others == [], f"all rule files share their names; let these begin with {self.step}_"
 
     def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
         found = project.validate(self._told)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from featuremill_plain import COST_UNIT, VERSION, cost, prepare, records, resolve, weights
 
-from featuremill.base.reasons import Kind
+from featuremill.kit.reasons import Kind
 from featuremill.workload import WorkloadOptions
 
 __all__ = ["COST_UNIT", "VERSION", "cost", "prepare", "records", "resolve", "weights"]

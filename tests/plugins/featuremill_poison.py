@@ -26,8 +26,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from featuremill.base import reasons
 from featuremill.inputs import proteins
+from featuremill.kit import reasons
 from featuremill.workload import RecordFailed, WorkloadOptions
 
 VERSION = "1"

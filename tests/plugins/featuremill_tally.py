@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "tally"

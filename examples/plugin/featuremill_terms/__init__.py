@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-from featuremill.base.errors import UserError
-from featuremill.base.reasons import Kind
 from featuremill.inputs import RowOptions, rows
+from featuremill.kit.errors import UserError
+from featuremill.kit.reasons import Kind
 from featuremill.workload import Device, OptionFile, OptionWeights, Record, Weights
 from featuremill.workload import Kind as KindOfValues
 

@@ -25,7 +25,7 @@ VERSION = __version__
 """Of featuremill."""
 PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
-SNAKEFILE = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
+SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
 """The workflow: in the wheel beside the package, in a checkout at its root."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 

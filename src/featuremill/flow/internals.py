@@ -10,14 +10,16 @@ Snakemake as it comes, and logs a debug line (`--verbose`).
 from __future__ import annotations
 
 import _thread
+import ast
 import functools
 import importlib
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 try:
@@ -59,6 +61,8 @@ AFTER_REFUSAL = ("Terminating processes on user request", *EPILOGUES[2:])
 """Beginnings of its messages where a refusal ends it."""
 OWN_PROFILE = re.compile("Using workflow specific profile .*profiles/default for setting")
 """Its message about the profile beside the workflow, which it finds by itself."""
+NAMING = {"name", "name_modifier"}
+"""What it calls the name of a rule in the Python that it makes of a rule file."""
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
 EDITS = ("PARAMS", "INPUT")
 """Snakemake's triggers by which a job runs again after an edit of the config."""
@@ -455,6 +459,37 @@ def guard_outputs(
 
     _IOFile.remove, _IOFile.touch = remove_guarded, touch_guarded
     return True
+
+
+@or_else(frozenset[str]())
+def names_in(rules: Path) -> frozenset[str]:
+    """Return the names that a file of rules binds for all that are included after it: of rules,
+    variables, functions and imports."""
+    from snakemake.parser import parse
+    from snakemake.sourcecache import LocalSourceFile
+
+    with rules.open(encoding="utf-8") as file:
+        opens = SimpleNamespace(sourcecache=SimpleNamespace(open=lambda _: file))
+        code, _ = parse(LocalSourceFile(str(rules)), opens, {})
+    return frozenset(_bound(ast.parse(code)))
+
+
+def _bound(node: ast.AST) -> Iterator[str]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.ClassDef):
+            marks = [mark for mark in child.decorator_list if isinstance(mark, ast.Call)]
+            words = [word for mark in marks for word in mark.keywords if word.arg in NAMING]
+            named = [word.value.value for word in words if isinstance(word.value, ast.Constant)]
+            yield from (name for name in named if isinstance(name, str))
+            if not words:
+                yield child.name
+        elif isinstance(child, ast.Import | ast.ImportFrom):
+            for alias in child.names:
+                yield alias.asname or alias.name.partition(".")[0]
+        elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+            yield child.id
+        elif not isinstance(child, ast.Lambda | ast.comprehension):
+            yield from _bound(child)
 
 
 REACHES: dict[str, Reach[..., Any]] = {

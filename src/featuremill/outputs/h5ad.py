@@ -81,8 +81,8 @@ class Writer:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        from featuremill.base.accession import accessions
-        from featuremill.base.arrays import matrix
+        from featuremill.kit.arrays import matrix
+        from featuremill.kit.ids import accessions
 
         rows = slice(self._num_rows, self._num_rows + block.num_rows)
         self._num_rows = rows.stop

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base.accession import accessions
-from featuremill.base.space import take_space
+from featuremill.kit.files import take_space
+from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 
 TEXT = h5py.string_dtype()

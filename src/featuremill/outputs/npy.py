@@ -45,7 +45,7 @@ class Writer:
         """Append the block's rows."""
         import numpy as np
 
-        from featuremill.base.arrays import side_by_side
+        from featuremill.kit.arrays import side_by_side
 
         rows = side_by_side(block, self._columns).astype(self._dtype, copy=False)
         self._file.write(np.ascontiguousarray(rows).data)

@@ -47,7 +47,7 @@ class Writer:
         """Append a block as one row group."""
         import pyarrow as pa
 
-        from featuremill.base.accession import accessions
+        from featuremill.kit.ids import accessions
 
         columns = {name: block[name] for name in block.column_names} | {
             "accession": accessions(block["id"]),
@@ -67,7 +67,7 @@ def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
     import numpy as np
     import pyarrow as pa
 
-    from featuremill.base.arrays import digests
+    from featuremill.kit.arrays import digests
 
     found = digests(sha256)
     edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS

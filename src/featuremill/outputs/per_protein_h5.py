@@ -42,7 +42,7 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Add a dataset for each record of the block."""
-        from featuremill.base.arrays import side_by_side
+        from featuremill.kit.arrays import side_by_side
 
         for sample, rows in by_sample(block):
             self._file.add(rows["id"], side_by_side(rows, self._columns), sample)

@@ -38,7 +38,7 @@ class Writer:
         """Add a dataset for each record of the block."""
         import numpy as np
 
-        from featuremill.base.arrays import matrices
+        from featuremill.kit.arrays import matrices
 
         for sample, few in by_sample(block):
             columns = [matrices(few[name]) for name in self._columns]

@@ -12,7 +12,7 @@ import json
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.outputs import Format, Target, need
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Writer:
         """Write the block's rows behind those of the last one, column by column."""
         import numpy as np
 
-        from featuremill.base.arrays import matrix
+        from featuremill.kit.arrays import matrix
 
         for name in self._columns:
             self._append(name, np.ascontiguousarray(matrix(block[name])).data)

@@ -53,8 +53,8 @@ class Writer:
         """Append the block's rows."""
         import pyarrow as pa
 
-        from featuremill.base.accession import accessions
-        from featuremill.base.arrays import matrix
+        from featuremill.kit.arrays import matrix
+        from featuremill.kit.ids import accessions
 
         rows = [pa.array(column) for name in self._columns for column in matrix(block[name]).T]
         known = [

@@ -1,8 +1,7 @@
 """The contract of a step: results that a project makes before or after features.
 
 A step imports `featuremill.step`, `featuremill.features`, `featuremill.inputs` (`inputs.labels`
-reads the labels of a table) and, of `featuremill.base`, errors, words, text, progress and
-environment.
+reads the labels of a table) and `featuremill.kit` (docs/kit.md).
 
 A step is a module (or any object) with the attributes of `Step`, registered as an entry point of
 the group `featuremill.steps` under its key of the config. The built-in ones are in
@@ -199,9 +198,10 @@ class Step(Protocol):
     """The type of the section: a `Section`, or a mapping of names to one."""
     RULES: Path
     """Rules that are included if a config has the key. `mill.steps[KEY]` is the section, and
-    `mill.project` the project. Names in it begin with the KEY, because all rules share them. Build
-    paths in `params` from `input` and `output` (`subpath`): a module's prefix moves only these. A
-    job without `conda:` runs in Snakemake's environment, which has the step's package."""
+    `mill.project` the project. All rule files share their names: those of rules, variables,
+    functions and imports are the KEY, or begin with it and an underscore. Build paths in `params`
+    from `input` and `output` (`subpath`): a module's prefix moves only these. A job without
+    `conda:` runs in Snakemake's environment, which has the step's package."""
     COMMANDS: Mapping[str, Command]
 
     def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -3,8 +3,8 @@
 A workload is a module (or any object) with the attributes of `Workload`. Its package registers it
 as an entry point in the group `featuremill.workloads`. The core does planning, devices, batches,
 the journal, retries, merging, accounting and the report. A workload defines its records and
-computes their values. Optional attributes are in `featuremill.workload.optional`; readers of common
-files are in `featuremill.inputs`.
+computes their values. Optional attributes are in `featuremill.workload.optional`, readers of common
+files in `featuremill.inputs`, and errors, texts and reasons in `featuremill.kit` (docs/kit.md).
 """
 
 from __future__ import annotations

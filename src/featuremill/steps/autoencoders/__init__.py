@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
 
@@ -20,6 +21,7 @@ ABOUT = (
     "(docs/autoencoders.md). They go to `results/<run>/autoencoders/<name>/`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "sae.yaml"
 COMMANDS = {
     "sae": Command(
         "train a sparse autoencoder on a run's features, apply it, and look at it",

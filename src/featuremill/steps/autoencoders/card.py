@@ -6,17 +6,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
-from featuremill.steps import card
+from featuremill.kit import cards
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
+from featuremill.kit.runs import Settings
+from featuremill.kit.text import listed
+from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.progress import progress as progress
-from featuremill.store.json_file import JsonFile, Number, Record
-from featuremill.store.ours import write_json
-from featuremill.store.plan import Settings
-from featuremill.workload import WorkloadOptions, refuse_without_packages
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 CHECKPOINT = "checkpoint.safetensors"
@@ -36,7 +35,7 @@ class Needs(WorkloadOptions):
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 
 
-class Options(Record):
+class Options(JsonRecord):
     """Everything besides the vectors that determines the values."""
 
     features: int
@@ -75,7 +74,7 @@ class Options(Record):
             raise UserError(f"--held-out {self.held_out}: give a share from 0 to below 1.")
 
 
-class Source(Record):
+class Source(JsonRecord):
     """The vectors of the training."""
 
     run: str
@@ -134,7 +133,7 @@ def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str
 
 def refuse_other_folder(folder: Path) -> None:
     """Raise UserError if `folder` has files that are not an autoencoder's."""
-    card.refuse_other_folder(
+    cards.refuse_other_folder(
         folder,
         lambda name: name in FILES or name[0] == ".",
         "name a folder, as in saes/NAME",
@@ -176,4 +175,4 @@ def read(folder: Path) -> tuple[Card, dict[str, Any]]:
         f"there is no trained autoencoder here, as there is no {CARD}; name the folder that "
         "`featuremill sae train` came to its end with."
     )
-    return card.read(folder, Card, CARD, WEIGHTS, missing), load_file(folder / WEIGHTS)
+    return cards.read(folder, Card, CARD, WEIGHTS, missing), load_file(folder / WEIGHTS)

@@ -16,13 +16,12 @@ import pyarrow.parquet as pq
 import torch
 
 from featuremill import features
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.words import records
 from featuremill.features import Rows, split_id
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
+from featuremill.kit.text import Progress, records
 from featuremill.steps.autoencoders import card, network
 from featuremill.steps.autoencoders.card import Card
-from featuremill.store.ours import delivering
 
 BLOCK_NUMBERS = 2**23
 """Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""

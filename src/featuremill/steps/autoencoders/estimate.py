@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill import features
-from featuremill.base.words import human_bytes
 from featuremill.features import Parts
+from featuremill.kit.text import human_bytes
 from featuremill.steps.autoencoders.card import SLICES, Options, refuse_other_count
 
 FLOAT = 4

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.store import ledger
+from featuremill.kit.runs import SAMPLE, full_ids, ledger_batches, samples_of
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 SHARED = 3
@@ -55,10 +55,10 @@ def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
 
 
 def _descriptions(records_path: Path) -> Iterator[tuple[str, str]]:
-    sample = [ledger.SAMPLE] if ledger.samples_of(records_path) else []
-    for batch in ledger.batches(records_path, [*sample, "id", "description"]):
+    sample = [SAMPLE] if samples_of(records_path) else []
+    for batch in ledger_batches(records_path, [*sample, "id", "description"]):
         yield from zip(
-            ledger.full_ids(batch).to_pylist(),
+            full_ids(batch).to_pylist(),
             (text or "" for text in batch["description"].to_pylist()),
             strict=True,
         )

@@ -8,13 +8,11 @@ from typing import Any
 import altair as alt
 import numpy as np
 
-from featuremill.base import words
-from featuremill.base.text import clipped
-from featuremill.report.page import write_of
+from featuremill.kit.pages import Figure, drawn, values, write_of
+from featuremill.kit.text import clipped, count, counted, records
 from featuremill.steps.autoencoders.card import FEATURES, Card
+from featuremill.steps.autoencoders.measured import Held, Top
 from featuremill.steps.autoencoders.names import Names
-from featuremill.steps.autoencoders.report import Held, Top
-from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
 MOST_FEATURES = 2_000
@@ -73,16 +71,16 @@ def write_page(
         verb="sae",
         title=name,
         lead=(
-            f"{words.count(options.features)} features, {options.k} of them active at most, for "
-            f"the {words.count(source.width)} numbers of {source.column}, one vector {each}; "
-            f"trained on {words.counted(card.counts['vectors'], 'vector')} of "
-            f"{words.records(card.counts['records'])} in {words.counted(options.steps, 'step')}."
+            f"{count(options.features)} features, {options.k} of them active at most, for "
+            f"the {count(source.width)} numbers of {source.column}, one vector {each}; "
+            f"trained on {counted(card.counts['vectors'], 'vector')} of "
+            f"{records(card.counts['records'])} in {counted(options.steps, 'step')}."
         ),
         tiles=[
             ("FVU", f"{held.fvu:.4f}"),
             ("L0", f"{held.l0:.1f}"),
             ("dead", f"{held.dead:.1%}".replace("%", " %")),
-            ("held-out records", words.count(held.records)),
+            ("held-out records", count(held.records)),
         ],
         figures=[_curve(rows), _frequencies(top)],
         card=card,
@@ -103,7 +101,7 @@ def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:
     share = f"{dead:.1%}".replace("%", " %")
     return (
         f"{share} of the features are dead: no held-out vector uses them. Train with fewer "
-        f"--features (now {words.count(num_features)}, for {words.count(num_vectors)} vectors), "
+        f"--features (now {count(num_features)}, for {count(num_vectors)} vectors), "
         "on more records, or for more --steps."
     )
 
@@ -114,7 +112,7 @@ def _curve(rows: list[dict[str, Any]]) -> Figure:
         return Figure("curve", "How it was trained", "training.jsonl is gone.")
     last = rows[-1]
     sentence = (
-        f"After {words.counted(last['step'], 'step')}: loss {last['loss']:.4g}, FVU "
+        f"After {counted(last['step'], 'step')}: loss {last['loss']:.4g}, FVU "
         f"{last['fvu']:.4f}, {last['dead']:.1%} dead. Each point is the mean of the steps since "
         "the one before."
     )
@@ -134,7 +132,7 @@ def _curve(rows: list[dict[str, Any]]) -> Figure:
 def _frequencies(top: Top) -> Figure:
     active = top.frequency_M[top.frequency_M > 0]
     sentence = (
-        f"{words.count(len(active))} of {words.counted(len(top.frequency_M), 'feature')} are "
+        f"{count(len(active))} of {counted(len(top.frequency_M), 'feature')} are "
         f"active in some vector; half of these in less than {np.median(active):.2%} of all vectors."
     )
     counts, edges = np.histogram(np.log10(active), bins=30)

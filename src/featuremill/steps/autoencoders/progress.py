@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.errors import UserError
-from featuremill.base.locking import try_lock
-from featuremill.base.words import clock
+from featuremill.kit.errors import UserError
+from featuremill.kit.locks import try_lock
+from featuremill.kit.text import clock
 
 TRAINING, CARD, LOCK = "training.jsonl", "sae.json", ".lock"
 """Written during a training, written last, and locked during it."""

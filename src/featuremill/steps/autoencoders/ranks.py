@@ -17,9 +17,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, distributed
 
-from featuremill.base import environment, faults
-from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.base.this_process import INTERRUPTS, die_with_parent
+from featuremill.kit import environment
+from featuremill.kit.errors import (
+    DeviceError,
+    IntegrityError,
+    UserError,
+    WorkloadError,
+    error_text,
+    is_device_error,
+    is_out_of_memory,
+)
+from featuremill.kit.processes import INTERRUPTS, die_with_parent
 from featuremill.steps.autoencoders import variables
 
 LOST = 75
@@ -68,7 +76,7 @@ class Ranks:
                 for order in distributed.batch_isend_irecv(orders):
                     order.wait()
             except RuntimeError as error:
-                raise LostRank(f"rank {peer} is gone ({faults.one_line(error)})") from error
+                raise LostRank(f"rank {peer} is gone ({error_text(error)})") from error
             ours += theirs
             distance *= 2
 
@@ -94,7 +102,7 @@ def leave(error: Exception) -> NoReturn:
         log.debug("the traceback", exc_info=error)
         if is_of_device(error):
             status = DeviceError.exit_status
-        said = f"{type(error).__name__}: {faults.one_line(error)}"
+        said = f"{type(error).__name__}: {error_text(error)}"
     if path := variables.TORCHELASTIC_ERROR_FILE.text():
         failure = {"message": said, "timestamp": int(time.time())}
         with suppress(OSError):
@@ -106,7 +114,7 @@ def leave(error: Exception) -> NoReturn:
 
 def is_of_device(error: Exception) -> bool:
     """Return whether a device failed, or its memory ran out."""
-    return faults.is_device_error(error) or faults.is_out_of_memory(error)
+    return is_device_error(error) or is_out_of_memory(error)
 
 
 def start(count: int, words: Sequence[str], threads: int, output: Path) -> None:

@@ -4,64 +4,63 @@
 #   out   results/<run>/autoencoders/<name>/ in SAELens' layout, with sae.json and report.html, and
 #         <name>.<features>.parquet beside it for each of `encode`
 
-from featuremill import SNAKEFILE
 from featuremill.steps import autoencoders
 
-trained = mill.steps["autoencoders"]
-trained_in = f"{mill.project.folder}/autoencoders/{{autoencoder}}"
-trained_names = "|".join(map(re.escape, trained))
-trained_environment = str(Path(SNAKEFILE).parent / "envs" / "sae.yaml")
+autoencoders_asked = mill.steps["autoencoders"]
+autoencoders_place = f"{mill.project.folder}/autoencoders/{{autoencoder}}"
+autoencoders_names = "|".join(map(re.escape, autoencoders_asked))
 
 
-def features_trained_on(wildcards):
+def autoencoders_features_of(wildcards):
     """Return the folder of the features that an autoencoder is trained on."""
-    return mill.project.features_of(trained[wildcards.autoencoder].of)
+    return mill.project.features_of(autoencoders_asked[wildcards.autoencoder].of)
 
 
-def features_to_encode(wildcards):
+def autoencoders_encoded_of(wildcards):
     """Return the folder of the features that an autoencoder is applied to."""
-    return autoencoders.encoded(trained[wildcards.autoencoder], mill.project)[wildcards.features]
+    asked = autoencoders_asked[wildcards.autoencoder]
+    return autoencoders.encoded(asked, mill.project)[wildcards.features]
 
 
-rule autoencoder_train:
+rule autoencoders_train:
     input:
-        manifest=lambda wildcards: f"{features_trained_on(wildcards)}/manifest.json",
+        manifest=lambda wildcards: f"{autoencoders_features_of(wildcards)}/manifest.json",
     output:
-        card=f"{trained_in}/sae.json",
-        config=f"{trained_in}/cfg.json",
-        weights=f"{trained_in}/sae_weights.safetensors",
+        card=f"{autoencoders_place}/sae.json",
+        config=f"{autoencoders_place}/cfg.json",
+        weights=f"{autoencoders_place}/sae_weights.safetensors",
     log:
         f"{mill.project.logs}/autoencoders/{{autoencoder}}.train.log",
     wildcard_constraints:
-        autoencoder=trained_names,
+        autoencoder=autoencoders_names,
     conda:
-        trained_environment
-    threads: lambda wildcards: trained[wildcards.autoencoder].threads
+        str(autoencoders.ENVIRONMENT)
+    threads: lambda wildcards: autoencoders_asked[wildcards.autoencoder].threads
     resources:
-        gpu=lambda wildcards: trained[wildcards.autoencoder].num_gpus,
+        gpu=lambda wildcards: autoencoders_asked[wildcards.autoencoder].num_gpus,
     params:
         run=subpath(input.manifest, parent=True),
         folder=subpath(output.card, parent=True),
-        gpus=lambda wildcards: trained[wildcards.autoencoder].gpus,
-        options=lambda wildcards: trained[wildcards.autoencoder].words,
+        gpus=lambda wildcards: autoencoders_asked[wildcards.autoencoder].gpus,
+        options=lambda wildcards: autoencoders_asked[wildcards.autoencoder].words,
     shell:
         "exec featuremill sae train {params.run:q} --output {params.folder:q} --gpus {params.gpus}"
         " {params.options:q} --log-file {log:q}"
 
 
-rule autoencoder_report:
+rule autoencoders_report:
     input:
-        card=f"{trained_in}/sae.json",
-        manifest=lambda wildcards: f"{features_trained_on(wildcards)}/manifest.json",
+        card=f"{autoencoders_place}/sae.json",
+        manifest=lambda wildcards: f"{autoencoders_features_of(wildcards)}/manifest.json",
     output:
-        page=f"{trained_in}/report.html",
-        features=f"{trained_in}/features.tsv",
+        page=f"{autoencoders_place}/report.html",
+        features=f"{autoencoders_place}/features.tsv",
     log:
         f"{mill.project.logs}/autoencoders/{{autoencoder}}.report.log",
     wildcard_constraints:
-        autoencoder=trained_names,
+        autoencoder=autoencoders_names,
     conda:
-        trained_environment
+        str(autoencoders.ENVIRONMENT)
     params:
         folder=subpath(input.card, parent=True),
         run=subpath(input.manifest, parent=True),
@@ -70,19 +69,19 @@ rule autoencoder_report:
         " --log-file {log:q}"
 
 
-rule autoencoder_encode:
+rule autoencoders_encode:
     input:
-        card=f"{trained_in}/sae.json",
-        manifest=lambda wildcards: f"{features_to_encode(wildcards)}/manifest.json",
+        card=f"{autoencoders_place}/sae.json",
+        manifest=lambda wildcards: f"{autoencoders_encoded_of(wildcards)}/manifest.json",
     output:
-        table=f"{trained_in}.{{features}}.parquet",
+        table=f"{autoencoders_place}.{{features}}.parquet",
     log:
         f"{mill.project.logs}/autoencoders/{{autoencoder}}.{{features}}.log",
     wildcard_constraints:
-        autoencoder=trained_names,
+        autoencoder=autoencoders_names,
         features="[^/]+",
     conda:
-        trained_environment
+        str(autoencoders.ENVIRONMENT)
     params:
         folder=subpath(input.card, parent=True),
         run=subpath(input.manifest, parent=True),

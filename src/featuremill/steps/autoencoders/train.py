@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from featuremill import features
-from featuremill.base import environment, this_process
-from featuremill.base.errors import DeviceError, UserError
-from featuremill.base.faults import one_line
-from featuremill.base.locking import locked
-from featuremill.base.words import count, counted, human_bytes, records
 from featuremill.features import Parts
-from featuremill.lease import Request, lease
-from featuremill.lease.acquire import Choice
-from featuremill.lease.devices import Device
+from featuremill.kit import environment
+from featuremill.kit.devices import Choice, Device, Request, lease
+from featuremill.kit.errors import DeviceError, UserError, error_text
+from featuremill.kit.files import delivering, note, replacing, sha256_of, write_json
+from featuremill.kit.locks import locked
+from featuremill.kit.processes import versions
+from featuremill.kit.text import count, counted, human_bytes, records
+from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.autoencoders import card, estimate
 from featuremill.steps.autoencoders.card import (
     CARD,
@@ -31,9 +31,6 @@ from featuremill.steps.autoencoders.card import (
 )
 from featuremill.steps.autoencoders.progress import TRAINING, line_of
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
-from featuremill.store.files import replacing, sha256_of
-from featuremill.store.ours import delivering, note, write_json
-from featuremill.workload import refuse_without_packages
 
 SAY_SECONDS = 10.0
 VECTORS_A_FEATURE = 10
@@ -98,8 +95,9 @@ def train(asked: Asked) -> None:
                 if not ranks.is_of_device(error):
                     raise
                 raise DeviceError(
-                    f"the device failed, or its memory ran out ({one_line(error)}); continue from "
-                    f"{asked.output} with the same command, or begin anew with a smaller --batch."
+                    f"the device failed, or its memory ran out ({error_text(error)}); continue "
+                    f"from {asked.output} with the same command, or begin anew with a smaller "
+                    "--batch."
                 ) from error
 
 
@@ -252,7 +250,7 @@ def _finish(
         sha256=sha256_of(output / WEIGHTS),
         counts=counts,
         last=last,
-        versions=this_process.versions(("safetensors",)),
+        versions=versions(("safetensors",)),
     )
     write_json(output / CARD, made.content())
     note(output / TRAINING)

@@ -25,8 +25,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from featuremill.base.errors import UserError
-from featuremill.base.this_process import INTERRUPTS
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import replacing
+from featuremill.kit.processes import INTERRUPTS
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import (
     CHECKPOINT,
@@ -38,7 +39,6 @@ from featuremill.steps.autoencoders.card import (
 from featuremill.steps.autoencoders.order import Order
 from featuremill.steps.autoencoders.ranks import Ranks
 from featuremill.steps.autoencoders.vectors import Chosen
-from featuremill.store.files import replacing
 
 LOG_STEPS, LEAST_STEPS, LINES = 100, 10, 20
 """The most and the fewest steps of a line of training.jsonl, and the number of lines between these

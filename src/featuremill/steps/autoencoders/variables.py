@@ -1,6 +1,6 @@
 """What torchrun sets for each rank of a training."""
 
-from featuremill.base.environment import Variable
+from featuremill.kit.environment import Variable
 
 _RANKS = "Set by `torchrun` for the processes of `featuremill sae train`."
 TORCHELASTIC_RUN_ID = Variable("TORCHELASTIC_RUN_ID", _RANKS)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
 from featuremill.step import Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
+from featuremill.steps.groups.table import KEY as KEY
+from featuremill.steps.groups.table import TABLE as TABLE
+from featuremill.steps.groups.table import Pool as Pool
 
-KEY = "groups"
 TAKES_SAMPLES = True
 ABOUT = (
     "Groups of records by name, each pooled to one vector: the isoforms of a gene, the cells of a "
@@ -20,14 +23,13 @@ ABOUT = (
     "`results/<run>/groups/<name>.parquet`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "groups": Command(
         "pool the vectors of groups of records, such as the isoforms of a gene",
         "featuremill.steps.groups.command",
     )
 }
-TABLE = Table(KEY, ".parquet", ".members.tsv", ("groups", "pooled", "missing"))
-Pool = Literal["mean", "max", "sum"]
 POOLS: tuple[Pool, ...] = ("mean", "max", "sum")
 _ONE = {"enum": list(POOLS)}
 Pools = Annotated[

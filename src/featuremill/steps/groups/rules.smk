@@ -4,7 +4,6 @@
 #         these are not the samples'
 #   out   results/<run>/groups/<name>.parquet, <name>.members.tsv and <name>.json
 
-from featuremill import SNAKEFILE
 from featuremill.steps import groups
 
 groups_asked = mill.steps["groups"]
@@ -25,7 +24,7 @@ rule groups:
     wildcard_constraints:
         groups="|".join(map(re.escape, groups_asked)),
     conda:
-        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+        str(groups.ENVIRONMENT)
     resources:
         # 28 bytes a number of each group, of 1,280 numbers and five rows of 20 letters a group. More
         # than 840,000 such groups wait for a second attempt: large tables often have large groups.

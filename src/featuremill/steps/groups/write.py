@@ -18,16 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import clipped, one_line
-from featuremill.base.this_process import VERSION
-from featuremill.base.words import counted, listed, records
 from featuremill.features import Features, Listed, split_id
 from featuremill.inputs import labels
-from featuremill.steps.groups import TABLE, Pool
-from featuremill.store.files import sha256_of
-from featuremill.store.ours import delivering, write_json
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering, sha256_of, write_json
+from featuremill.kit.processes import VERSION
+from featuremill.kit.text import Progress, clipped, counted, listed, one_line, records
+from featuremill.steps.groups.table import TABLE, Pool
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped
-from featuremill.base.words import counted, listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
+from featuremill.kit.text import clipped, counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
-from featuremill.steps.tables import are_there, has_samples, listed_in, stands, words_of
 
 KEY = "heads"
 TAKES_SAMPLES = True
@@ -23,6 +23,7 @@ ABOUT = (
     "`results/<run>/predictions/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 COMMANDS = {
     "head": Command(
         "train a classifier on features of finished runs, take one over, or apply it",
@@ -365,8 +366,8 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
 
 def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
     """Return whether a head was trained on other features, or on labels that have changed since."""
+    from featuremill.kit.files import sha256_of
     from featuremill.steps.heads.card import Card
-    from featuremill.store.files import sha256_of
 
     others = [Path(path) for path in late if path != labels]
     if any(path.stat().st_mtime > card.stat().st_mtime for path in others):

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.steps import card
-from featuremill.store.files import sha256_of
-from featuremill.store.json_file import JsonFile, Record
-from featuremill.store.plan import Settings
-from featuremill.workload import WorkloadOptions, refuse_without_packages
+from featuremill.kit import cards
+from featuremill.kit.files import JsonFile, JsonRecord, sha256_of
+from featuremill.kit.runs import Settings
+from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 
+__all__ = ["CARD", "Card", "read"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
 FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
@@ -32,7 +32,7 @@ class NeedsTorch(WorkloadOptions):
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
 
 
-class Part(Record):
+class Part(JsonRecord):
     """One of the vectors that a head takes side by side."""
 
     width: int
@@ -46,7 +46,7 @@ class Part(Record):
     """The run on which the head was trained."""
 
 
-class TableUsed(Record):
+class TableUsed(JsonRecord):
     """The table of labels."""
 
     file: str
@@ -55,7 +55,7 @@ class TableUsed(Record):
     group: str | None = None
 
 
-class Calibration(Record):
+class Calibration(JsonRecord):
     """Turns the fitted logits into those of probabilities: scale · logits + shift.
 
     It is built into the last layer of head.safetensors.
@@ -65,7 +65,7 @@ class Calibration(Record):
     shift: list[float]
 
 
-class Bin(Record):
+class Bin(JsonRecord):
     """Records with similar scores for a class."""
 
     class_name: str
@@ -77,7 +77,7 @@ class Bin(Record):
     """Share of these records that are of the class."""
 
 
-class Source(Record):
+class Source(JsonRecord):
     """The file of an imported head."""
 
     file: str
@@ -133,7 +133,7 @@ class Card(JsonFile):
 def refuse_other_folder(folder: Path) -> None:
     """Raise UserError if `folder` has files that are not a head's, as writing one replaces the
     folder."""
-    card.refuse_other_folder(
+    cards.refuse_other_folder(
         folder,
         FILES.__contains__,
         "a head is a folder, so name another",
@@ -165,5 +165,5 @@ def read(folder: Path) -> tuple[Card, dict[str, npt.NDArray[Any]]]:
         f"there is no head here, as there is no {CARD}; name the folder that `featuremill head "
         "train` or `head import` wrote."
     )
-    content = card.read(folder, Card, CARD, TENSORS, missing)
+    content = cards.read(folder, Card, CARD, TENSORS, missing)
     return content, load((folder / TENSORS).read_bytes())

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeAlias
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:

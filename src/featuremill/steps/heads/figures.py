@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["accuracy", "confusion"]
 FOLDS = 5
 TINY = 1e-12
 """Sums of shares that differ by less are equal."""
@@ -14,6 +15,15 @@ BINS = 10
 """Bins of a reliability table."""
 Labels = npt.NDArray[np.int64]
 """The number of each item's class."""
+
+
+class OfSample(NamedTuple):
+    """The labelled records of a sample."""
+
+    sample: str
+    records: int
+    right: int
+    """Records with a correct prediction by a head that did not see their group."""
 
 
 def folds_of(

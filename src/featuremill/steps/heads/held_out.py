@@ -13,12 +13,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import IntegrityError
+from featuremill.kit.errors import IntegrityError
+from featuremill.kit.files import sha256_of
+from featuremill.kit.runs import full_ids
 from featuremill.steps.heads.card import HELD_OUT, Card
 from featuremill.steps.heads.joined import Source, id_cells, id_columns
-from featuremill.store.files import sha256_of
-from featuremill.store.ledger import full_ids
 
+__all__ = ["COLUMN", "NO", "UNKNOWN", "YES", "read"]
 Scores = npt.NDArray[np.float64]
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 """Whether a head was trained on a record."""

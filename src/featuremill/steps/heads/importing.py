@@ -20,13 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base import this_process
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering_folder
+from featuremill.kit.processes import versions
+from featuremill.kit.text import clipped, listed
+from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card
-from featuremill.store.ours import delivering_folder
-from featuremill.workload import refuse_without_packages
 
 Tensors = dict[str, npt.NDArray[Any]]
 OF_NORM = ("weight", "bias", "running_mean", "running_var")
@@ -80,7 +79,7 @@ def import_head(chosen: Chosen) -> card.Card:
             features=[card.Part(width=width) for width in chosen.widths],
             sha256=card.write_tensors(folder / card.TENSORS, tensors),
             source=card.Source(file=str(chosen.path), sha256=sha256),
-            versions=this_process.versions(),
+            versions=versions(),
         )
         made.write(folder / card.CARD)
     log.info(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+__all__ = ["Estimate", "bootstrap"]
 RESAMPLES = 1000
 
 

@@ -14,13 +14,12 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import clipped, one_line
-from featuremill.base.words import counted, listed
 from featuremill.features import NOWHERE, Features, Index, Matrix, split_id
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import Progress, clipped, counted, listed, one_line
 from featuremill.steps.heads.virnucpro import FileFeatures
 
+__all__ = ["CHOOSING", "id_cells", "id_columns"]
 NOT_THERE = "it has no such record"
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")

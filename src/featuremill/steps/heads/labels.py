@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
 from featuremill.features import Listed, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import SAMPLE, Label
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import sha256_of
+from featuremill.kit.processes import command_again
+from featuremill.kit.text import listed
 from featuremill.steps.heads import card
-from featuremill.store import command_line
-from featuremill.store.files import sha256_of
 
 log = logging.getLogger("featuremill.head")
 
@@ -80,7 +80,7 @@ def _sheet_of(of: Listed) -> dict[str, list[str]]:
             "results; copy it with them, or name a table of labels that has the groups, too."
         )
     if not of.is_of_plan:
-        again = command_line.again(of.folder.root)
+        again = command_again(of.folder.root)
         raise UserError(
             f"{of.name}: its sheet of samples was planned anew after these results, so they may "
             f"not be of the same samples; make the results anew: {again}"

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import altair as alt
 
-from featuremill.base import words
-from featuremill.base.text import clipped
-from featuremill.report.chart import categories
-from featuremill.report.page import write_of
+from featuremill.kit.pages import Figure, Panel, categories, drawn, specification, values, write_of
+from featuremill.kit.text import clipped, count, counted, listed, records
 from featuremill.steps.heads.card import MISSING, Card
-from featuremill.workload.figures import Figure, Panel, drawn, specification, values
+from featuremill.steps.heads.figures import OfSample
 
-if TYPE_CHECKING:
-    from featuremill.steps.heads.train import OfSample
-
+__all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warning_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
 HIGHER_IS_BETTER = ("accuracy", "macro_f1", "auc")
@@ -114,11 +110,11 @@ def warning_of(card: Card) -> str:
 
 def _lead(card: Card) -> str:
     what = "Logistic regression" if card.kind == "logistic" else "A network with one hidden layer"
-    sizes = " + ".join(words.count(part.width) for part in card.features)
+    sizes = " + ".join(count(part.width) for part in card.features)
     return (
         f"{what} of {sizes} numbers a record, "
-        f"{words.counted(len(card.classes), 'class', 'classes')}, trained on "
-        f"{words.records(card.counts['records'])}."
+        f"{counted(len(card.classes), 'class', 'classes')}, trained on "
+        f"{records(card.counts['records'])}."
     )
 
 
@@ -149,7 +145,7 @@ def _scores(card: Card) -> Figure:
         for row in rows
     )
     sentence = (
-        f"Each record predicted by a head that saw {unseen}: {words.listed(told)}; in brackets, "
+        f"Each record predicted by a head that saw {unseen}: {listed(told)}; in brackets, "
         "95 % intervals. The upright line of a row is what guessing gets."
     )
     y = alt.Y("figure:N", title=None, sort=None)
@@ -222,7 +218,7 @@ def _confusion(card: Card) -> Figure:
     return confusion_figure(
         card.classes,
         card.confusion,
-        f"{words.records(card.counts['records'])} are predicted as what they are by a head that "
+        f"{records(card.counts['records'])} are predicted as what they are by a head that "
         "did not see their group",
     )
 
@@ -241,7 +237,7 @@ def confusion_figure(
         ]
     right = sum(counts_CC[n][n] for n in range(len(names)))
     sentence = (
-        f"{words.count(right)} of {of_what}. A row is a class, a column what was predicted; "
+        f"{count(right)} of {of_what}. A row is a class, a column what was predicted; "
         "the stronger the colour, the more of the row."
     )
     least, most = CELL_PIXELS

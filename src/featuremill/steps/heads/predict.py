@@ -15,9 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
-from featuremill.base.words import counted, listed, records
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
+from featuremill.kit.runs import Settings
+from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.steps.heads import card, held_out, network
 from featuremill.steps.heads.joined import (
     CHOOSING,
@@ -30,9 +31,8 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.virnucpro import FileFeatures, open_files
-from featuremill.store.ours import delivering
-from featuremill.store.plan import Settings
 
+__all__ = ["missing_of"]
 MOST_DIFFERENCES = 3
 """Settings that a message lists if two recipes differ in many."""
 log = logging.getLogger("featuremill.head")

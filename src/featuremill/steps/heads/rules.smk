@@ -4,7 +4,6 @@
 #   out   results/<run>/heads/<head>/ with head.json, and
 #         results/<run>/predictions/<head>.tsv with <head>.missing.tsv
 
-from featuremill import SNAKEFILE
 from featuremill.steps import heads
 
 heads_asked = mill.steps["heads"]
@@ -13,43 +12,42 @@ heads_predicted = {
     for name, head in heads_asked.items()
     for table, runs in heads.predicted(name, head, mill.project).items()
 }
-heads_environment = str(Path(SNAKEFILE).parent / "envs" / "esm2.yaml")
 heads_trained = "|".join(re.escape(name) for name, head in heads_asked.items() if not head.folder)
 
 
-def manifests_trained_on(wildcards):
+def heads_manifests_of(wildcards):
     """Return what says that the features of a head are finished."""
     runs = heads.features_of(heads_asked[wildcards.head], mill.project)
     return [f"{run}/manifest.json" for run in runs]
 
 
-def translation_trained_on(wildcards):
+def heads_translation_of(wildcards):
     """Return the translation whose contigs have the labels, if there is one."""
     folder = heads.fragments_of(mill.project)
     return [f"{folder}/translate.json"] if folder else []
 
 
-def folder_of_head(wildcards):
+def heads_folder_of(wildcards):
     """Return the folder of the head that makes a table."""
     name, _ = heads_predicted[wildcards.table]
     return heads.folder_of(name, heads_asked[name], mill.project)
 
 
-def folders_of_features(wildcards, input):
+def heads_runs_of(wildcards, input):
     """Return where features are, behind the prefix of a module too."""
     return [str(Path(path).parent) for path in input.manifests]
 
 
-def options_to_predict(wildcards):
+def heads_options_of(wildcards):
     """Return the optional words of `featuremill head predict`."""
     head = heads_asked[heads_predicted[wildcards.table][0]]
     return head.words_of_vectors + ["--any-recipe"] * head.any_recipe
 
 
-rule head_train:
+rule heads_train:
     input:
-        manifests=manifests_trained_on,
-        translation=translation_trained_on,
+        manifests=heads_manifests_of,
+        translation=heads_translation_of,
         labels=lambda wildcards: [*filter(None, [heads_asked[wildcards.head].labels])],
     output:
         multiext(
@@ -65,11 +63,11 @@ rule head_train:
     wildcard_constraints:
         head=heads_trained or "(?!)",
     conda:
-        heads_environment
+        str(heads.ENVIRONMENT)
     threads: 1  # so that the same labels give the same bytes; --set-threads has others
     params:
         folder=subpath(output.card, parent=True),
-        runs=folders_of_features,
+        runs=heads_runs_of,
         labels=lambda wildcards, input: [f"--labels={path}" for path in input.labels],
         fragments=lambda wildcards, input: [
             f"--fragments={Path(path).parent}" for path in input.translation
@@ -81,9 +79,9 @@ rule head_train:
         " --log-file {log:q}"
 
 
-rule head_predict:
+rule heads_predict:
     input:
-        card=lambda wildcards: f"{folder_of_head(wildcards)}/head.json",
+        card=lambda wildcards: f"{heads_folder_of(wildcards)}/head.json",
         manifests=lambda wildcards: [
             f"{run}/manifest.json" for run in heads_predicted[wildcards.table][1]
         ],
@@ -95,11 +93,11 @@ rule head_predict:
     wildcard_constraints:
         table="|".join(map(re.escape, heads_predicted)),
     conda:
-        heads_environment
+        str(heads.ENVIRONMENT)
     params:
         folder=subpath(input.card, parent=True),
-        runs=folders_of_features,
-        options=options_to_predict,
+        runs=heads_runs_of,
+        options=heads_options_of,
     shell:
         "exec featuremill head predict {params.folder:q} {params.runs:q} {params.options:q}"
         " --output {output.table:q} --log-file {log:q}"

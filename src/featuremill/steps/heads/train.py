@@ -12,13 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.base import this_process
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped
-from featuremill.base.words import counted, listed, records
 from featuremill.features import Listed, Matrix, split_id
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering_folder
+from featuremill.kit.processes import versions
+from featuremill.kit.text import clipped, counted, listed, records
+from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.fitting import (
     Classifier,
@@ -39,8 +40,6 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.labels import Labels, of_fragments, read
-from featuremill.store.ours import delivering_folder
-from featuremill.workload import refuse_without_packages
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
@@ -65,15 +64,6 @@ class Chosen(NamedTuple):
     threads: int
     id_column: str = ""
     """Of the table, if not found by its name."""
-
-
-class OfSample(NamedTuple):
-    """The labelled records of a sample."""
-
-    sample: str
-    records: int
-    right: int
-    """Records with a correct prediction by a head that did not see their group."""
 
 
 class Examples(NamedTuple):
@@ -182,7 +172,7 @@ def train(chosen: Chosen) -> card.Card:
             labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
-            versions=this_process.versions(),
+            versions=versions(),
         )
         by_sample = _by_sample(examples, scores_NC) if joined.has_samples else []
         write_page(folder / card.PAGE, chosen.output.name, made, by_sample)
@@ -243,14 +233,14 @@ def _without_features(
     )
 
 
-def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[OfSample]:
+def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[figures.OfSample]:
     """Return how many records of each sample have a correct prediction, in the order of the
     samples."""
     samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
     is_right = scores_NC.argmax(1) == examples.y_N
     counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
     return [
-        OfSample(sample, num, int(right))
+        figures.OfSample(sample, num, int(right))
         for sample, (num, right) in zip(samples.tolist(), counts, strict=True)
     ]
 

@@ -23,15 +23,14 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from featuremill import inputs
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import clipped
-from featuremill.base.words import listed
 from featuremill.features import Failure, Index, Matrix, Rows
+from featuremill.kit.errors import UserError
+from featuremill.kit.runs import Settings
+from featuremill.kit.text import Progress, clipped, listed
+from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads.card import NeedsTorch
-from featuremill.store.plan import Settings
-from featuremill.workload import refuse_without_packages
 
+__all__ = ["LAYOUTS", "Layout", "refuse_without_torch"]
 WRONG = (ValueError, KeyError, TypeError)
 ROWS_AT_ONCE = 4096
 log = logging.getLogger("featuremill.head")

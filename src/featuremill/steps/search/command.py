@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from featuremill.base.environment import OPENBLAS_NUM_THREADS
+from featuremill.kit.environment import OPENBLAS_NUM_THREADS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,11 +57,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Run `featuremill search`."""
     _calm_blas()
     from featuremill.features.nearest import metric_of
+    from featuremill.kit.files import give_way
     from featuremill.steps.search import hits, view
-    from featuremill.store import ours
 
     if arguments.output:
-        ours.give_way(arguments.output, is_named=True)
+        give_way(arguments.output, is_named=True)
     chosen = hits.Chosen(
         arguments.k,
         arguments.vectors,

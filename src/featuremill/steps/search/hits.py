@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill import features
-from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.features.nearest import (
     Found,
@@ -22,7 +20,9 @@ from featuremill.features.nearest import (
     rows_of_block,
 )
 from featuremill.features.table import NUMBERS, Stored
-from featuremill.lease.devices import DeviceChoice
+from featuremill.kit.devices import DeviceChoice
+from featuremill.kit.errors import IntegrityError, UserError
+from featuremill.kit.text import counted
 from featuremill.steps.search.queries import Queries, Reader
 from featuremill.steps.search.recipe import Recipe
 

@@ -17,16 +17,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.accession import accessions
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped, one_line
-from featuremill.base.words import counted
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
+from featuremill.kit.errors import UserError
+from featuremill.kit.ids import accessions
+from featuremill.kit.runs import full_ids
+from featuremill.kit.text import clipped, counted, one_line
+from featuremill.kit.workloads import Record
 from featuremill.steps.search.recipe import Recipe
-from featuremill.store.ledger import full_ids
-from featuremill.workload import Record
 
 MOST_NAMED = 5
 """Queries without a vector that a message lists one by one."""

@@ -10,25 +10,29 @@ from typing import Any
 import numpy as np
 from pydantic import ValidationError
 
-from featuremill.base import faults
-from featuremill.base.arrays import matrix
-from featuremill.base.errors import UserError
 from featuremill.features import Features
 from featuremill.features.table import Matrix
-from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
-from featuremill.store import run_lock
-from featuremill.workload import (
+from featuremill.kit.arrays import matrix
+from featuremill.kit.devices import Device, DeviceChoice, devices_for, with_processors
+from featuremill.kit.errors import UserError, error_text, is_out_of_memory
+from featuremill.kit.runs import working_folder
+from featuremill.kit.workloads import (
+    ENGINE_VERSION,
     Record,
     Weights,
     Workload,
+    attributed_to,
+    batch_cost_of,
     find_workload,
-    option_files,
-    plugin_errors,
+    json_of_weights,
+    model_told,
+    read_weights,
+    records_of,
+    refuse_other_files,
     refuse_without_packages,
+    settings_of,
+    values_in_batches,
 )
-from featuremill.workload import weights as weights_verb
-from featuremill.workload.in_process import values_in_batches
-from featuremill.workload.recipe import ENGINE_VERSION, settings_of
 
 log = logging.getLogger("featuremill.search")
 
@@ -57,25 +61,23 @@ class Recipe:
         refuse_without_packages(self.workload.Options)
         self.options = self._resolved(devices[0], ready)
         name = self._settings.workload
-        self._budget = plugin_errors.batch_cost_of(name, self.workload, self.options, devices[0])
+        self._budget = batch_cost_of(name, self.workload, self.options, devices[0])
         self._say(devices[0])
         try:
-            with plugin_errors.attributed_to(name, "load"):
+            with attributed_to(name, "load"):
                 self._model: Any = self.workload.load(self.options, devices, ready)
         except Exception as error:
-            if not faults.is_out_of_memory(error):
+            if not is_out_of_memory(error):
                 raise
             raise UserError(
                 f"{self._root}: memory ran out while its model was loaded "
-                f"({faults.one_line(error)}); search where it fits (such as --device cpu). "
+                f"({error_text(error)}); search where it fits (such as --device cpu). "
                 "Records of the run are found by their ids without."
             ) from None
 
     def records(self, path: Path) -> Iterator[Record]:
         """Stream the records of a file as the workload reads them."""
-        return plugin_errors.records_of(
-            self._settings.workload, self.workload, [path], self.options
-        )
+        return records_of(self._settings.workload, self.workload, [path], self.options)
 
     def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
         """Return the vectors of `payloads`, shape (payloads, width).
@@ -116,10 +118,10 @@ class Recipe:
         if sha256 is None:
             return None
         planned = self._plan.weights if self._plan else None
-        model = weights_verb.model_told(self._settings)
-        file = Path(planned or weights_verb.json_of(model, self._settings.workload))
+        model = model_told(self._settings)
+        file = Path(planned or json_of_weights(model, self._settings.workload))
         # As in the workflow: beside results/, in snakemake's folder.
-        places = [named_file] if named_file else [file, run_lock.working_folder(self._root) / file]
+        places = [named_file] if named_file else [file, working_folder(self._root) / file]
         path = next((place for place in places if place.is_file()), None)
         if path is None:
             raise UserError(
@@ -127,7 +129,7 @@ class Recipe:
                 "new sequences need them; featuremill weights MODEL --output FILE converts them, "
                 "and --weights FILE names them. Records of the run are found by their ids without."
             )
-        located = weights_verb.read(path, self._settings.workload)
+        located = read_weights(path, self._settings.workload)
         if located.sha256 != sha256:
             raise UserError(
                 f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "
@@ -152,7 +154,7 @@ class Recipe:
             options = self.workload.Options.model_validate(planned.options | execution)
         except ValidationError:
             raise self._other_versions() from None
-        option_files.refuse_others(options, planned.files, self._folder.plan)
+        refuse_other_files(options, planned.files, self._folder.plan)
         try:
             here = settings_of(planned.workload, self.workload, options, device, weights)
         except UserError as error:

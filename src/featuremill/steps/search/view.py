@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal, TextIO
 
-from featuremill.base.text import one_line, plain
+from featuremill.kit.files import replacing
+from featuremill.kit.text import one_line, plain
 from featuremill.steps.search.hits import Hit
-from featuremill.store import files
 
 Format = Literal["table", "tsv"]
 GAP = "  "
@@ -41,7 +41,7 @@ def _output(path: Path | None) -> Iterator[TextIO]:
             yield out
         return
     if path:
-        with files.replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
+        with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
             yield out
         return
     try:

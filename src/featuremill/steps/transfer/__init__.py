@@ -8,17 +8,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
-from featuremill.steps.tables import Table, are_there, has_samples, listed_in, stands, words_of
+from featuremill.steps.transfer.table import KEY as KEY
+from featuremill.steps.transfer.table import TABLE as TABLE
 
-KEY = "transfer"
 TAKES_SAMPLES = True
 ABOUT = (
     "Labels by name, each transferred from the nearest labelled records in the space of the "
     "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
@@ -29,7 +32,6 @@ COMMANDS = {
         "featuremill.steps.transfer.command",
     ),
 }
-TABLE = Table(KEY, ".tsv", ".missing.tsv", ("transferred", "without"))
 
 
 class Transfer(Section):

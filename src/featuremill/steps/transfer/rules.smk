@@ -3,7 +3,6 @@
 #   in    manifest.json of the features, which says that they are finished; the labels
 #   out   results/<run>/transfer/<name>.tsv, <name>.missing.tsv and <name>.json
 
-from featuremill import SNAKEFILE
 from featuremill.steps import transfer
 
 transfer_asked = mill.steps["transfer"]
@@ -25,7 +24,7 @@ rule transfer:
     wildcard_constraints:
         transfer="|".join(map(re.escape, transfer_asked)),
     conda:
-        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+        str(transfer.ENVIRONMENT)
     threads: 4
     resources:
         mem_mb=2000,  # 5,000 labelled vectors of 1,280 numbers took 0.6 GB

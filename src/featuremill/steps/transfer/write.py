@@ -14,18 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill import features
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import clipped, one_line
-from featuremill.base.this_process import VERSION
-from featuremill.base.words import counted, records
 from featuremill.features import Features, Listed, Matrix, Rows, split_id
 from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
-from featuremill.steps.transfer import TABLE
-from featuremill.store.files import sha256_of
-from featuremill.store.ours import delivering, write_json
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering, sha256_of, write_json
+from featuremill.kit.processes import VERSION
+from featuremill.kit.text import Progress, clipped, counted, one_line, records
+from featuremill.steps.transfer.table import TABLE
 
 NORMAL = 1.959964
 """Standard deviations of a 95 % interval."""

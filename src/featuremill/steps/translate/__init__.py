@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Project, Section
 from featuremill.steps.translate.names import (
     FRAGMENTS,
@@ -28,6 +29,7 @@ ABOUT = (
     "features are computed: `results/<run>/translate/`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "translate": Command(
         "turn contigs or reads into proteins and the nucleotides that code them",

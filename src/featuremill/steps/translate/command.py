@@ -16,15 +16,15 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
-from featuremill.base.words import counted, listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import Progress, counted, listed
 
 if TYPE_CHECKING:
     from featuremill.inputs import Record
     from featuremill.steps.translate.folder import Contigs, InputFile, Outputs, Translation
     from featuremill.steps.translate.fragments import Fragment, Way
 
+__all__ = ["CODON"]
 log = logging.getLogger("featuremill.translate")
 DEFAULTS: dict[str, dict[str, int | str]] = {
     "chunks": {"window": 500},
@@ -192,10 +192,9 @@ def _translated_samples(
 ) -> _Made:
     """Translate each sample of the sheet at `path` by itself; write sheets of what comes out."""
     from featuremill.inputs import samples
+    from featuremill.kit.files import sha256_of, sync_folder, vacate
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import sha256_of, sync_folder
-    from featuremill.store.ours import vacate
 
     sheet = samples.read(path)
     sheet.refuse_missing()
@@ -256,10 +255,9 @@ def _write_sheets(
     """Write a sheet of each kind of fragments, without samples that have none; return what they
     are called, and their digests."""
     from featuremill.inputs import samples
+    from featuremill.kit.files import delivering, digest_of, sha256_of
     from featuremill.steps.translate import folder as place
     from featuremill.steps.translate import names
-    from featuremill.store.files import digest_of, sha256_of
-    from featuremill.store.ours import delivering
 
     with_any = [number for number, one in enumerate(made) if one.summary.fragments]
     without = [
@@ -286,8 +284,8 @@ def _write_sheets(
 
 
 def _inputs(paths: Sequence[Path]) -> list[InputFile]:
+    from featuremill.kit.files import sha256_of
     from featuremill.steps.translate.folder import InputFile
-    from featuremill.store.files import sha256_of
 
     return [
         InputFile(path=str(path), bytes=path.stat().st_size, sha256=sha256_of(path))

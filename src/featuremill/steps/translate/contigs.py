@@ -16,7 +16,7 @@ from featuremill.inputs import bases, nucleotides, source
 from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
 from featuremill.inputs.letters import maker
-from featuremill.workload import Record
+from featuremill.kit.workloads import Record
 
 MAX_CONTIG_BYTES = 10 * source.MAX_RECORD_BYTES
 """What a record may take: the human chromosome 1 has 250 MB."""

@@ -16,11 +16,22 @@ from typing import TYPE_CHECKING, Any
 
 from xopen import xopen
 
-from featuremill.base.errors import UserError
-from featuremill.base.locking import claimed, is_still_there
-from featuremill.base.text import one_line
 from featuremill.inputs import Record
 from featuremill.inputs.samples import FILE as FILE
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import (
+    TEMPORARY,
+    JsonFile,
+    JsonRecord,
+    delivering,
+    discard,
+    is_beside,
+    remove,
+    sha256_of,
+    vacate,
+)
+from featuremill.kit.locks import claimed, is_still_there
+from featuremill.kit.text import one_line
 from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.names import (
     FILES,
@@ -33,14 +44,11 @@ from featuremill.steps.translate.names import (
     SUMMARY,
     UNTRANSLATED,
 )
-from featuremill.store import ours as written
-from featuremill.store.files import TEMPORARY, remove, sha256_of
-from featuremill.store.json_file import JsonFile
-from featuremill.store.json_file import Record as JsonRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = ["fragments", "untranslated", "whole"]
 GZIP_LEVEL = 1
 MOST_HASHED = 100_000_000
 """Bytes of an input; a larger one is taken for the same where it has the same size."""
@@ -235,7 +243,7 @@ def _strangers(folder: Path) -> Iterator[Path]:
     are_samples = [path for path in there if path.name.startswith(OF_SAMPLE) and is_ours(path)]
     is_known = bool(_marks(folder) or are_samples) or {path.name for path in there} >= set(FILES)
     for path in there:
-        if path.name in (SUMMARY, LOCK) or written.is_beside(path.name):
+        if path.name in (SUMMARY, LOCK) or is_beside(path.name):
             continue
         if not (is_known and is_ours(path)):
             yield path
@@ -257,7 +265,7 @@ def remove_others(folder: Path, names: Container[str]) -> None:
     """Remove what a translation of something else left in `folder`, which is `ours`."""
     for path in folder.iterdir():
         if is_ours(path) and path.name not in names:
-            (remove if path.name.startswith(".") else written.discard)(path)
+            (remove if path.name.startswith(".") else discard)(path)
 
 
 class Outputs:
@@ -364,7 +372,7 @@ def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
         digests: dict[Path, str] = {}
         paths = {
             name: names.enter_context(
-                written.delivering(folder / name, is_synced=is_synced, digest=digests.__getitem__)
+                delivering(folder / name, is_synced=is_synced, digest=digests.__getitem__)
             )
             for name in FILES
         }
@@ -374,5 +382,5 @@ def writing(folder: Path, is_synced: bool) -> Iterator[Outputs]:
             outputs.write()
         outputs.sha256 = {name: sha256_of(path) for name, path in paths.items()}
         digests |= {path: outputs.sha256[name] for name, path in paths.items()}
-        written.vacate(folder / SUMMARY)
+        vacate(folder / SUMMARY)
         remove_others(folder, {*FILES, *(path.name for path in paths.values())})

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.errors import UserError, WorkloadError
 from featuremill.inputs import Record
+from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.steps.translate.fragments import CONTIG_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import reverse_complement
 

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
 from featuremill.inputs.bases import ALPHABET
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
 
 STANDARD = 1
 STOP, END = ord("*"), ord("\n")

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import xxhash
 
-from featuremill.base.errors import UserError
 from featuremill.inputs import Record
+from featuremill.kit.errors import UserError
 from featuremill.steps.translate.contigs import contigs_in
 
 

@@ -1,5 +1,6 @@
 """What the files of a translation are called."""
 
+__all__ = ["FRAGMENTS", "NUCLEOTIDES", "PROTEINS", "SUMMARY", "UNTRANSLATED"]
 PROTEINS, NUCLEOTIDES = "proteins.faa.gz", "nucleotides.fna.gz"
 FRAGMENTS, UNTRANSLATED = "fragments.parquet", "untranslated.tsv"
 SUMMARY = "translate.json"

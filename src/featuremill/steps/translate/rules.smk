@@ -6,7 +6,6 @@
 #         of samples: proteins.samples.parquet, nucleotides.samples.parquet (sheets of the fragments),
 #         translate.json; and, undeclared, a folder sample=<name>/ with the files above of each
 
-from featuremill import SNAKEFILE
 from featuremill.steps import translate
 
 
@@ -22,7 +21,7 @@ rule translate:
     log:
         f"{mill.project.logs}/translate.log",
     conda:
-        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+        str(translate.ENVIRONMENT)
     resources:
         mem_mb=2000,
     params:

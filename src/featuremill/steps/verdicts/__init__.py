@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.text import listed
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "verdicts"
@@ -18,6 +19,7 @@ ABOUT = (
     "`results/<run>/verdicts.tsv` and `verdicts.html`. Needs `translate` and `heads`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "verdict": Command(
         "say of each contig what it is, by the scores of its fragments",
@@ -70,6 +72,20 @@ def folder_of_head(asked: Any, project: Project) -> str:
     return heads.folder_of(name, project.sections[heads.KEY][name], project)
 
 
+def inputs_of(asked: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
+    """Return the files that the verdicts of that head are made of, by their names in the rules."""
+    from featuremill.steps import heads, translate
+
+    head = head_of(asked, project)
+    runs = heads.features_of(project.sections[heads.KEY][head], project)
+    return {
+        "summary": f"{translate.folder_of(project)}/translate.json",
+        "predictions": heads.predictions_of(head, project),
+        "card": f"{folder_of_head(asked, project)}/head.json",
+        "manifests": [f"{run}/manifest.json" for run in runs],
+    }
+
+
 def table_of(project: Project) -> str:
     """Return the table of verdicts."""
     return f"{project.folder}/{KEY}.tsv"
@@ -87,7 +103,7 @@ def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[
     """Yield a class that the head does not tell, or will not after its training."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
-    from featuremill.steps.verdicts.command import place_of_preferred
+    from featuremill.steps.verdicts.choices import place_of_preferred
 
     name, folder = head_of(asked, project), folder_of_head(asked, project)
     head: heads.Head = project.sections[heads.KEY][name]

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base import words
-from featuremill.store import failed
-from featuremill.store.delivery import Accounts
-from featuremill.store.results import Results
+from featuremill.kit import text
+from featuremill.kit.runs import Accounts, FailedGroup, Results, failed_groups
 
 
 class Brief(NamedTuple):
@@ -23,7 +21,7 @@ class Brief(NamedTuple):
     devices: str
     duration: str
     """How long devices were at work."""
-    groups: Sequence[failed.Group]
+    groups: Sequence[FailedGroup]
     """Why records have no features, and how many."""
 
 
@@ -41,7 +39,7 @@ def brief(folder: Path, seen_from: Path) -> Brief:
         str(folder),
         os.path.relpath(folder / "report.html", seen_from),
         delivery.counts,
-        words.listed(sorted(names)),
-        words.duration(seconds),
-        failed.read_list(listed).groups if listed.exists() else (),
+        text.listed(sorted(names)),
+        text.duration(seconds),
+        failed_groups(listed).groups if listed.exists() else (),
     )

@@ -8,17 +8,9 @@ page.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
-
-RULES = {
-    "max": "the highest score of each class among its fragments",
-    "mean": "the mean over its fragments of each class's score",
-}
-"""How a contig's scores come about, in words."""
+from featuremill.steps.verdicts.choices import RULES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,22 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="results/RUN",
         help="the runs that the predictions are of, so that the page shows them, too",
     )
-
-
-def place_of_preferred(
-    name: str | None, classes: Sequence[str], source: str, option: str = "--prefer"
-) -> int:
-    """Return the place of the class `name` among those that `source` has; of the last without one.
-    `option` is what the user calls it.
-
-    Raises:
-        UserError: when none has this name.
-    """
-    if name is None:
-        return len(classes) - 1
-    if name not in classes:
-        raise UserError(f"{option} {name}: {source} has {listed(classes)}; name one.")
-    return classes.index(name)
 
 
 def run(arguments: argparse.Namespace) -> None:

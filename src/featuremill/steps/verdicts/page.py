@@ -12,17 +12,15 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
-from featuremill.base import words
-from featuremill.base.text import clipped, one_line
-from featuremill.report.page import write_of
+from featuremill.kit.pages import Figure, drawn, values, write_of
+from featuremill.kit.processes import command_again
+from featuremill.kit.text import clipped, count, counted, listed, one_line
 from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
 from featuremill.steps.verdicts.brief import brief
-from featuremill.steps.verdicts.command import RULES
+from featuremill.steps.verdicts.choices import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
 from featuremill.steps.verdicts.trained_on import Judged, Trained
-from featuremill.store import command_line
-from featuremill.workload.figures import Figure, drawn, values
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
 MOST_POINTS = 200
@@ -128,7 +126,7 @@ def write_page(
     figures = [_verdicts(counts), _tracks(tracks, classes[preferred])]
     if about.judged:
         num = sum(map(sum, about.judged.counts_CC))
-        of_what = f"{words.counted(num, 'labelled contig')} have the verdict that is their label"
+        of_what = f"{counted(num, 'labelled contig')} have the verdict that is their label"
         figures.append(confusion_figure(classes, about.judged.counts_CC, of_what))
     rows = about.shown.rows()
     write_of(
@@ -137,7 +135,7 @@ def write_page(
         verb="verdict",
         title=table.stem,
         runs=found,
-        next=[*retries, command_line.again(Path(failing[0]))] if failing else [],
+        next=[*retries, command_again(Path(failing[0]))] if failing else [],
         lead=f"A contig's class is the one that is highest by {RULES[by]}.",
         meaning=MEANING[by],
         counts=counts,
@@ -169,8 +167,8 @@ def _warnings(counts: Counts, about: About) -> list[str]:
     found = []
     if counts.seen:
         told = (
-            f"The head was trained on {words.count(counts.seen)} of these "
-            f"{words.counted(counts.contigs, 'contig')}. Their scores here are held out: each by a "
+            f"The head was trained on {count(counts.seen)} of these "
+            f"{counted(counts.contigs, 'contig')}. Their scores here are held out: each by a "
             "head that did not see the contig's group."
         )
         if about.judged:
@@ -219,9 +217,9 @@ def _verdicts(counts: Counts) -> Figure:
         for name, number in classes
     ]
     sentence = (
-        f"Of {words.counted(counts.contigs, 'contig')}, "
-        + words.listed(f"{number:,} {name}" for name, number in classes)
-        + f"; {words.count(counts.failed)} of {words.counted(counts.fragments, 'fragment')} "
+        f"Of {counted(counts.contigs, 'contig')}, "
+        + listed(f"{number:,} {name}" for name, number in classes)
+        + f"; {count(counts.failed)} of {counted(counts.fragments, 'fragment')} "
         "have no prediction."
     )
     chart = (

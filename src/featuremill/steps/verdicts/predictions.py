@@ -13,13 +13,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.runs import SAMPLE, with_full_ids
+from featuremill.kit.text import listed
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.heads.joined import id_columns
 from featuremill.steps.translate.folder import fragments as fragments_of
-from featuremill.store.ledger import SAMPLE, with_full_ids
 
+__all__ = ["Predictions", "open_predictions", "scored"]
 SCORE = "score_"
 BLOCK_ROWS = 50_000
 SEEN = (NO, UNKNOWN, YES)

@@ -3,28 +3,19 @@
 #   in    results/<run>/translate/, results/<run>/predictions/<head>.tsv
 #   out   results/<run>/verdicts.tsv and verdicts.html, which tells of the features and of the head
 
-from featuremill import SNAKEFILE
-from featuremill.steps import heads, translate, verdicts
-
-judging = verdicts.head_of(mill.steps["verdicts"], mill.project)
+from featuremill.steps import verdicts
 
 
 rule verdicts:
     input:
-        summary=f"{translate.folder_of(mill.project)}/translate.json",
-        predictions=heads.predictions_of(judging, mill.project),
-        card=f"{verdicts.folder_of_head(mill.steps['verdicts'], mill.project)}/head.json",
-        manifests=[
-            f"{run}/manifest.json"
-            for run in heads.features_of(mill.steps["heads"][judging], mill.project)
-        ],
+        **verdicts.inputs_of(mill.steps["verdicts"], mill.project),
     output:
         table=verdicts.table_of(mill.project),
         page=f"{mill.project.folder}/verdicts.html",
     log:
         f"{mill.project.logs}/verdicts.log",
     conda:
-        str(Path(SNAKEFILE).parent / "envs" / "base.yaml")
+        str(verdicts.ENVIRONMENT)
     resources:
         mem_mb=2000,
     params:

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featuremill.base.errors import UserError
-from featuremill.base.words import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
 from featuremill.steps.heads import card, figures, held_out
 from featuremill.steps.heads.intervals import Estimate, bootstrap
 from featuremill.steps.translate.folder import fragments

@@ -9,20 +9,18 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import one_line
-from featuremill.base.words import counted, listed
+from featuremill.kit.errors import IntegrityError, UserError
+from featuremill.kit.files import delivering
+from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.heads.joined import id_cells, id_columns
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
-from featuremill.steps.verdicts.command import place_of_preferred
+from featuremill.steps.verdicts.choices import place_of_preferred
 from featuremill.steps.verdicts.contigs import Counts, class_of, contigs
 from featuremill.steps.verdicts.predictions import SEEN, open_predictions, scored
 from featuremill.steps.verdicts.trained_on import Label, judged, trained_on
-from featuremill.store.ours import delivering
 
 MOST_DRAWN = 24
 COUNTED = ("fragments", "failed", "status", COLUMN)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "virnucpro"
@@ -15,6 +16,7 @@ ABOUT = (
     "virnucpro or chunks, and a head of two classes."
 )
 RULES = Path(__file__).with_name("rules.smk")
+ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 
 
 def _without_predict(words: list[str]) -> list[str]:
@@ -97,6 +99,14 @@ def sets_of(asked: SECTION, project: Project) -> Mapping[str, str]:
     if not given:
         raise UserError("name the features of proteins and those of nucleotides.")
     return {kind: project.features_of(name) for kind, name in given.items()}
+
+
+def inputs_of(asked: SECTION, project: Project) -> Mapping[str, str | Sequence[str]]:
+    """Return the files that these are made of, by their names in the rules."""
+    from featuremill.steps import verdicts
+
+    manifests = [f"{run}/manifest.json" for run in sets_of(asked, project).values()]
+    return {**verdicts.inputs_of(asked, project), "manifests": manifests}
 
 
 def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:

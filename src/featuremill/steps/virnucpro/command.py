@@ -19,18 +19,23 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from featuremill.base import environment
-from featuremill.base.errors import UserError
-from featuremill.base.words import counted, listed
+from featuremill.kit import environment
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
+from featuremill.kit.locks import run_alone
+from featuremill.kit.processes import told_variables
+from featuremill.kit.text import counted, listed
+from featuremill.kit.workloads import (
+    ahead_of,
+    is_path_of_weights,
+    name_of_weights,
+    refuse_missing_weights,
+)
 from featuremill.step import Ahead, Project
 from featuremill.steps import heads
 from featuremill.steps.heads.card import Card, read
 from featuremill.steps.translate.command import CODON
 from featuremill.steps.virnucpro import FAILED, HIGHEST, KINDS
-from featuremill.store import command_line, run_lock
-from featuremill.store.ours import delivering
-from featuremill.workload import weights
-from featuremill.workload.ahead import ahead_of
 
 CONFIG = "virnucpro.yaml"
 HEAD = "virnucpro"
@@ -185,7 +190,7 @@ def run(arguments: argparse.Namespace) -> int:
     _write_config(folder, asked)
     words, variables = _typed(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
-    variables = command_line.told_variables(variables)
+    variables = told_variables(variables)
     log.info("this computes it:\n%s", " ".join(shown))
     inside = f"cd {shlex.quote(str(folder))} && featuremill"
     log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
@@ -366,9 +371,9 @@ def _esm(model: str) -> str:
     Raises:
         UserError: when there is none.
     """
-    weights.name_of(model, "esm2")
-    weights.refuse_missing(model, "esm2")
-    return str(Path(model).absolute()) if weights.is_path(model, "esm2") else model
+    name_of_weights(model, "esm2")
+    refuse_missing_weights(model, "esm2")
+    return str(Path(model).absolute()) if is_path_of_weights(model, "esm2") else model
 
 
 def _output_folder(given: argparse.Namespace, asked: Mapping[str, Any]) -> Path:
@@ -423,7 +428,7 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
     text = f"{MARK}\n{yaml.safe_dump(dict(asked), sort_keys=False, allow_unicode=True)}"
     with ExitStack() as stack:
         for name in asked["features"]:
-            stack.enter_context(run_lock.alone(folder / "results" / asked["run"] / name))
+            stack.enter_context(run_alone(folder / "results" / asked["run"] / name))
         path = folder / CONFIG
         if not path.is_file() or path.read_text("utf-8") != text:
             with delivering(path) as temporary:

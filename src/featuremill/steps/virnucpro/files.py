@@ -31,11 +31,10 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.progress import Progress
-from featuremill.base.text import one_line
-from featuremill.base.words import counted, listed
 from featuremill.features import NOWHERE, Index, Matrix
+from featuremill.kit.errors import IntegrityError, UserError
+from featuremill.kit.files import TEMPORARY, delivering, discard, vacate
+from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.steps.heads.card import CARD, Card
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
@@ -44,9 +43,6 @@ from featuremill.steps.translate.folder import whole
 from featuremill.steps.translate.names import FRAGMENTS, NUCLEOTIDES, PROTEINS, UNTRANSLATED
 from featuremill.steps.verdicts.predictions import Predictions, open_predictions, scored
 from featuremill.steps.virnucpro import CUTS, FAILED, HIGHEST, RESULTS
-from featuremill.store import ours
-from featuremill.store.files import TEMPORARY
-from featuremill.store.ours import delivering
 
 FRAGMENTS_A_FILE = 10_000
 VIRUS = "virus"
@@ -175,7 +171,7 @@ def write(
     parts = _opened(head, runs) if keeps_features else {}
     merged = output / f"{name}_merged"
     folders = {kind: output / f"{name}_{KINDS[kind].folder}" for kind in KINDS}
-    ours.vacate(merged / HIGHEST)
+    vacate(merged / HIGHEST)
 
     def rows() -> Iterator[Row]:
         return _rows(translated, predictions)
@@ -395,6 +391,6 @@ def _remove_others(folder: Path, num_files: int) -> None:
         if BEGUN.match(path.name) and TEMPORARY.fullmatch(path.name):
             path.unlink()
         elif found and int(found[1]) > num_files:
-            ours.discard(path)
+            discard(path)
     with suppress(OSError):  # there is something in it, or it is not there
         folder.rmdir()

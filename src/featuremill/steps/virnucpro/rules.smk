@@ -6,26 +6,21 @@
 #         `files: all` also output_<i>… in <run>_merged/, <run>_protein/ and <run>_nucleotide/, whose
 #         number the fragments decide
 
-from featuremill import SNAKEFILE
-from featuremill.steps import heads, translate, verdicts, virnucpro
+from featuremill.steps import virnucpro
 
 virnucpro_asked = mill.steps["virnucpro"]
-virnucpro_head = verdicts.head_of(virnucpro_asked, mill.project)
 virnucpro_sets = virnucpro.sets_of(virnucpro_asked, mill.project)
 
 
 rule virnucpro:
     input:
-        summary=f"{translate.folder_of(mill.project)}/translate.json",
-        predictions=heads.predictions_of(virnucpro_head, mill.project),
-        card=f"{verdicts.folder_of_head(virnucpro_asked, mill.project)}/head.json",
-        manifests=[f"{run}/manifest.json" for run in virnucpro_sets.values()],
+        **virnucpro.inputs_of(virnucpro_asked, mill.project),
     output:
         **virnucpro.files_of(virnucpro_asked, mill.project)._asdict(),
     log:
         f"{mill.project.logs}/virnucpro.log",
     conda:
-        str(Path(SNAKEFILE).parent / "envs" / "esm2.yaml")
+        str(virnucpro.ENVIRONMENT)
     resources:
         mem_mb=3000,  # 10,000 fragments of 768 and 2,560 numbers took 1.4 GB
     params:

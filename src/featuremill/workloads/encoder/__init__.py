@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill import SNAKEFILE
-from featuremill.base.errors import UserError
-from featuremill.base.reasons import LENGTH
 from featuremill.inputs import TableOptions, regions, sequences, spelled
 from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import alike, parts_of
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost

@@ -14,8 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
 from featuremill.workloads.encoder import folder as folders
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+__all__ = ["BERT", "Encoder", "Facts", "facts_of"]
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
 """Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""

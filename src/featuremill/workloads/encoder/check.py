@@ -11,11 +11,12 @@ import logging
 
 import torch
 
-from featuremill.base.errors import WorkloadError
+from featuremill.kit.errors import WorkloadError
 from featuremill.workloads.encoder.architectures import Encoder
 from featuremill.workloads.encoder.padding import groups
 from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
+__all__ = ["padding"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 BOUNDS = {"bf16": 3e-2, "fp16": 5e-3, "fp32": 1e-5}
 """Relative L2 that the same sequence alone and beside a longer one may lie apart."""

@@ -9,6 +9,8 @@ import pyarrow as pa
 from featuremill.workload.arrays import Matrix, lists_of_vectors, vectors
 from featuremill.workloads.encoder.options import Options
 
+__all__ = ["batch", "schema"]
+
 
 def schema(options: Options, width: int, is_by_letter: bool) -> pa.Schema:
     """Return the columns: for each layer its pooled vectors, then those of the sequence's own

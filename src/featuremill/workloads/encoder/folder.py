@@ -9,8 +9,8 @@ import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import (
     CONFIG,
     NO_WEIGHTS,

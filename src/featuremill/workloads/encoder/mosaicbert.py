@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 
 KEYS = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),

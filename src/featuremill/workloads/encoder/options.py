@@ -11,6 +11,7 @@ from featuremill.inputs import SequenceOptions
 from featuremill.workload import OptionFile, OptionWeights
 from featuremill.workload.networks import ResidueOptions
 
+__all__ = ["Options"]
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "none"]
 
 

@@ -16,6 +16,7 @@ from featuremill.workload.arrays import Matrix
 from featuremill.workloads.encoder.options import Options
 from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
+__all__ = ["Group", "groups", "in_order", "values_of"]
 MOST_FILLING = 1 / 16
 """Of a group's tokens. Less means more and smaller groups."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}

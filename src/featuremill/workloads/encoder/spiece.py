@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 """Wire types: https://protobuf.dev/programming-guides/encoding/"""

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base import reasons
-from featuremill.base.errors import UserError
-from featuremill.base.matching import Matcher
-from featuremill.base.reasons import EMPTY, Kind, kind_of
-from featuremill.base.text import clipped
 from featuremill.inputs import TableOptions, residues, spelled
 from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, maker, show_at
 from featuremill.inputs.payloads import Parts, parts_of
+from featuremill.kit import reasons
+from featuremill.kit.errors import UserError
+from featuremill.kit.ids import Matcher
+from featuremill.kit.reasons import EMPTY, Kind, kind_of
+from featuremill.kit.text import clipped
 from featuremill.workload import Record
 from featuremill.workloads.encoder import fasta
 

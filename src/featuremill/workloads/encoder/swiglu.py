@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 
 Names = Mapping[str, Sequence[str]]
 """What follows a layer's number in the name of a weight → the products here that it holds, one

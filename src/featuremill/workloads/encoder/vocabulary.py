@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.encoder import spiece, structures
 
+__all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
 Ends = tuple[int, ...]
 """Special tokens at one end of a sequence."""

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill import SNAKEFILE
-from featuremill.base.errors import UserError
 from featuremill.inputs import proteins, regions
 from featuremill.inputs.payloads import alike, parts_of
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
 from featuremill.workloads.esm2 import memory, tokens, triton_cache
@@ -192,7 +192,8 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2 import layout, probe
     from featuremill.workloads.esm2.architecture import ESM2
 
-    return probe.ways(device, weights, ESM2, layout.of_ours)
+    chosen = probe.ways(device, weights, ESM2, layout.of_ours, load)
+    return dict(zip(WAYS, chosen, strict=True))
 
 
 def start_ahead(devices: Sequence[Device]) -> None:

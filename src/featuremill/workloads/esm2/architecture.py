@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+__all__ = ["ESM_C", "Sizes", "sizes_of"]
+
 
 class Architecture(NamedTuple):
     """The properties in which the networks differ."""

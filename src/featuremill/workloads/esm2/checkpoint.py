@@ -21,8 +21,8 @@ from featuremill.workloads.esm2.conversion import (
     width_of,
 )
 from featuremill.workloads.esm2.folder import ROTARY_BASE, unlike
+from featuremill.workloads.esm2.published import PUBLISHED
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
-from featuremill.workloads.esm2.sources import PUBLISHED
 
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}
 ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")

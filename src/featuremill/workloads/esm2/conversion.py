@@ -15,11 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base.progress import Progress
-from featuremill.base.words import listed
+from featuremill.kit.text import Progress, listed
 from featuremill.workloads.esm2.architecture import Sizes
 from featuremill.workloads.esm2.layout import EMBEDDING, Entry
 
+__all__ = [
+    "Checkpoint",
+    "check_tensors",
+    "num_layers",
+    "number",
+    "refuse_other_sizes",
+    "width_of",
+    "write",
+]
 log = logging.getLogger("featuremill.weights")
 NUMBER_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """Number types of a checkpoint, and their names in the safetensors format."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import featuremill
-from featuremill.base import reasons
-from featuremill.base.errors import UserError
 from featuremill.inputs import residues
+from featuremill.kit import reasons
+from featuremill.kit.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,8 +17,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from featuremill import SNAKEFILE
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload.outputs import Format, Target, by_sample, refuse_outputs
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Writer:
     def _write(self, block: pa.Table, folder: Path) -> None:
         import pyarrow as pa
 
-        from featuremill.base.arrays import matrices, matrix
+        from featuremill.kit.arrays import matrices, matrix
 
         values = [
             matrices(column) if pa.types.is_list(column.type) else matrix(column)

@@ -15,16 +15,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from featuremill.base import environment, faults
-from featuremill.base.errors import UserError, WorkloadError
-from featuremill.base.words import listed
+from featuremill.kit import environment
+from featuremill.kit.errors import (
+    UserError,
+    WorkloadError,
+    error_text,
+    is_device_error,
+    is_out_of_memory,
+)
+from featuremill.kit.text import listed
 from featuremill.workload import loading
 from featuremill.workloads.esm2 import attention, copies, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
@@ -33,10 +39,9 @@ from featuremill.workloads.esm2.kernels import Kernels, reference
 from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.residual import Stream
+from featuremill.workloads.esm2.stages import Layer, Stage
 
-if TYPE_CHECKING:
-    from featuremill.workloads.esm2.encoder import Layer, Stage
-
+__all__ = ["Fallbacks"]
 LENGTHS = (3, 70, 1, 200)
 BOUNDS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
 """The largest relative L2 error of an operation."""
@@ -234,11 +239,11 @@ def _named(operation: str, way: str) -> str:
 
 
 def _fault(operation: str, named: str, error: Exception) -> Fault:
-    if faults.is_out_of_memory(error):
+    if is_out_of_memory(error):
         raise error
-    if faults.is_device_error(error):
+    if is_device_error(error):
         raise RuntimeError(f"{named}: {error}") from error
-    return Fault(operation, f"{type(error).__name__}: {faults.one_line(error)}")
+    return Fault(operation, f"{type(error).__name__}: {error_text(error)}")
 
 
 class _Trial:
@@ -300,7 +305,7 @@ class _Trial:
             try:
                 self._products(layer, exact, num_rows)
             except Exception as error:
-                if not faults.is_out_of_memory(error):
+                if not is_out_of_memory(error):
                     raise
                 num_rows //= 2
             else:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG, json_of
 
+__all__ = ["ALPHABET", "ROTARY_BASE", "Kind", "facts_of"]
 ROTARY_BASE = 10000.0
 ALPHABET = (
     *("<cls>", "<pad>", "<eos>", "<unk>"),

@@ -6,7 +6,7 @@ import functools
 
 import torch
 
-from featuremill.base.environment import Variable
+from featuremill.kit.environment import Variable
 
 MOST_ISA = Variable("ONEDNN_MAX_CPU_ISA")
 ISAS_ALLOWED = {

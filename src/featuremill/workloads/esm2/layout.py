@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from featuremill.workloads.esm2.architecture import Sizes
 
+__all__ = ["EMBEDDING", "FREQUENCIES", "Entry"]
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
 HEAD = "lm_head."

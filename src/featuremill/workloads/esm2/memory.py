@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.architecture import ESM2, Sizes, sizes_of

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.words import human_bytes
+from featuremill.kit.text import human_bytes
 from featuremill.workload import Device, Weights, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import memory, sources

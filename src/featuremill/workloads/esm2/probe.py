@@ -7,20 +7,33 @@ in the same way (`fallbacks.py`).
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from safetensors.numpy import save_file
 
 from featuremill.workload import Device, Weights, networks
-from featuremill.workloads import esm2
 from featuremill.workloads.esm2.architecture import Architecture, Sizes, sizes_of
+from featuremill.workloads.esm2.encoder import Encoder
 from featuremill.workloads.esm2.layout import FREQUENCIES, Entry
+from featuremill.workloads.esm2.options import Options
 
+__all__ = ["ways"]
 NUM_HEADS = 4
 NUM_LAYERS = 1
 USUAL_HEAD_WIDTH = 64
+
+
+class Loaded(Protocol):
+    """What `load` of a workload returns."""
+
+    @property
+    def encoder(self) -> Encoder: ...
+
+
+Load = Callable[[Options, Sequence[Device], Weights | None], Loaded]
 
 
 def ways(
@@ -28,9 +41,10 @@ def ways(
     weights: Weights | None,
     architecture: Architecture,
     entries: Callable[[Sizes], Iterable[Entry]],
-) -> dict[str, str]:
-    """Return the method of each of WAYS, for heads as wide as those of `weights`; `entries` returns
-    the tensors of a file of weights.
+    load: Load,
+) -> tuple[str, str, str, str]:
+    """Return the dtype and the methods of attention, products and the rest, for heads as wide as
+    those of `weights`; `entries` returns the tensors of a file of weights.
 
     Raises:
         WorkloadError: no method computes an operation correctly.
@@ -43,10 +57,9 @@ def ways(
     sizes = Sizes(architecture, NUM_LAYERS, NUM_HEADS, width, 4 * width)
     with tempfile.TemporaryDirectory() as folder:
         probe = _probe(Path(folder, "probe.safetensors"), sizes, entries(sizes))
-        options = esm2.Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
-        (stage,) = esm2.load(options, [device], probe).encoder.stages
-    chosen = (options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name)
-    return dict(zip(esm2.WAYS, chosen, strict=True))
+        options = Options.model_validate({"dtype": networks.dtype_on(device, "auto")})
+        (stage,) = load(options, [device], probe).encoder.stages
+    return options.dtype, stage.backend.name, stage.form.NAME, stage.kernels.name
 
 
 def _probe(path: Path, sizes: Sizes, entries: Iterable[Entry]) -> Weights:

@@ -17,10 +17,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import NO_WEIGHTS, POINTER, checkpoint_files, wrapped
 from featuremill.workloads.esm2.folder import ESM2, Kind, facts_of
 
+__all__ = ["open_checkpoint", "refusal"]
 FACTS = {
     "encoder_layers": "num_layers",
     "encoder_embed_dim": "embed_dim",

@@ -8,15 +8,26 @@ Shape legend: T tokens, D width, I inputs of a product.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from featuremill.workloads.esm2.kernels import Kernels
 
-if TYPE_CHECKING:
-    from featuremill.workloads.esm2.matmul import Adding, Product
+
+class Addend(Protocol):
+    """A product, as a stream that adds it sees it."""
+
+    def __call__(self, rows_TI: Tensor, /) -> Tensor:
+        """Return the product of `rows_TI`, with its bias."""
+
+
+class AddsItself(Protocol):
+    """A product that `AddedByProduct` adds."""
+
+    def add_(self, residual_TD: Tensor, rows_TI: Tensor, /) -> None:
+        """Add the product of `rows_TI`, without its bias, to `residual_TD` in place."""
 
 
 class Stream(Protocol):
@@ -29,7 +40,7 @@ class Stream(Protocol):
         to the start of the stream (None: none), then up to each product that follows.
         """
 
-    def add(self, product: Product, rows_TI: Tensor) -> None:
+    def add(self, product: Addend, rows_TI: Tensor) -> None:
         """Add a product of `rows_TI`."""
 
     def norm(
@@ -51,7 +62,7 @@ class AddedByNorm:
         self._residual_TD = residual_TD
         self._delta_TD: Tensor | None = None
 
-    def add(self, product: Product, rows_TI: Tensor) -> None:
+    def add(self, product: Addend, rows_TI: Tensor) -> None:
         self._delta_TD = product(rows_TI)
 
     def norm(
@@ -80,8 +91,8 @@ class AddedByProduct:
         self._later_D = iter(running_D)
         self._running_D = next(self._later_D)
 
-    def add(self, product: Product, rows_TI: Tensor) -> None:
-        cast("Adding", product).add_(self._residual_TD, rows_TI)
+    def add(self, product: Addend, rows_TI: Tensor) -> None:
+        cast("AddsItself", product).add_(self._residual_TD, rows_TI)
         self._running_D = next(self._later_D)
 
     def norm(

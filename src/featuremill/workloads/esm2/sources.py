@@ -13,12 +13,11 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
-from featuremill.base import environment
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
 from featuremill.inputs.source import check
+from featuremill.kit import environment
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import Progress
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
@@ -29,7 +28,20 @@ from featuremill.workload.hugging_face import (
 )
 from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.published import PUBLISHED as PUBLISHED
+from featuremill.workloads.esm2.published import SUGGESTED as SUGGESTED
 
+__all__ = [
+    "NUMBERS",
+    "PUBLISHED",
+    "SUGGESTED",
+    "bundled_names",
+    "is_path",
+    "looks_like_path",
+    "nearest",
+    "refuse_missing",
+    "stem_of",
+]
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim")
@@ -41,31 +53,6 @@ OWNER = "facebook/"
 """The owner of the published models on Hugging Face."""
 
 
-class Published(NamedTuple):
-    """A model on Meta's server."""
-
-    num_layers: int
-    width: int
-    num_heads: int
-    dtype: str
-    """Number type of its checkpoint."""
-    gigabytes: float
-    """Approximate size of its checkpoint; the server's number is the exact one."""
-
-
-PUBLISHED = {
-    "esm2_t6_8M_UR50D": Published(6, 320, 20, "float32", 0.03),
-    "esm2_t12_35M_UR50D": Published(12, 480, 20, "float32", 0.14),
-    "esm2_t30_150M_UR50D": Published(30, 640, 20, "float32", 0.6),
-    "esm2_t33_650M_UR50D": Published(33, 1280, 20, "float32", 2.6),
-    "esm2_t36_3B_UR50D": Published(36, 2560, 40, "float16", 5.7),
-    "esm2_t48_15B_UR50D": Published(48, 5120, 40, "float16", 30.3),
-}
-SUGGESTED = (
-    *("esm2_t33_650M_UR50D", "esm2_t30_150M_UR50D", "esm2_t12_35M_UR50D", "esm2_t6_8M_UR50D"),
-    *("esm2_t36_3B_UR50D", "esm2_t48_15B_UR50D"),
-)
-"""The usual model first, then one that any machine computes."""
 PUBLISHED_LICENSE = "MIT"
 SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 GENERIC_STEMS = {"model", "pytorch_model"}

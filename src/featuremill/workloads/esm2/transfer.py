@@ -8,6 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+__all__ = ["Slabs", "Transfer"]
 ALIGNMENT = 64
 """Bytes between the starts of tensors in one allocation."""
 

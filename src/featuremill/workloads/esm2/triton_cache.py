@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from featuremill.base import environment
+from featuremill.kit import environment
 from featuremill.workload import loading
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload import Weights
 from featuremill.workload import weights as conversion
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
@@ -103,4 +103,5 @@ def ways(device: Device, weights: Weights | None) -> dict[str, str]:
     from featuremill.workloads.esm2.architecture import ESM_C
     from featuremill.workloads.esmc import layout
 
-    return probe.ways(device, weights, ESM_C, layout.of_ours)
+    chosen = probe.ways(device, weights, ESM_C, layout.of_ours, load)
+    return dict(zip(WAYS, chosen, strict=True))

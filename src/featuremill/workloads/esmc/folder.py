@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import CONFIG
 from featuremill.workloads.esm2 import folder as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_C as ARCHITECTURE

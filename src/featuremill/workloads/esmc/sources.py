@@ -11,8 +11,8 @@ import logging
 import zipfile
 from pathlib import Path
 
-from featuremill.base.errors import UserError
 from featuremill.inputs.source import check
+from featuremill.kit.errors import UserError
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
@@ -26,6 +26,7 @@ from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
 from featuremill.workloads.esmc.folder import facts_of
 from featuremill.workloads.esmc.options import Options
 
+__all__ = ["NAMES", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim", "attention_heads", "feed_forward")

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from featuremill import SNAKEFILE
-from featuremill.base.errors import UserError
+from featuremill.kit.errors import UserError
+from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, batch_cost

@@ -17,11 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import UserError
-from featuremill.base.reasons import Kind
-from featuremill.base.text import one_line
-from featuremill.base.words import counted
 from featuremill.inputs.letters import wrong_id
+from featuremill.kit.errors import UserError
+from featuremill.kit.reasons import Kind
+from featuremill.kit.text import counted, one_line
 from featuremill.workload import Record
 from featuremill.workloads.geneformer import h5ad
 from featuremill.workloads.geneformer.genes import TOKEN, Genes

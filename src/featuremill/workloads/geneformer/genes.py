@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 from featuremill.workloads.encoder.architectures import Facts
 from featuremill.workloads.encoder.vocabulary import Vocabulary
 from featuremill.workloads.geneformer.options import ALL, Options

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
 from featuremill.inputs import source
 from featuremill.inputs.columns import listed
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 
 if TYPE_CHECKING:
     import h5py

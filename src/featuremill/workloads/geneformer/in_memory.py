@@ -6,8 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 
 
 def write(cells: Any, path: Path) -> Path:

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from pydantic import Field
 
-from featuremill.base.reasons import Kind
 from featuremill.inputs import TableOptions, proteins
+from featuremill.kit.reasons import Kind
 from featuremill.workload import RecordFailed
 
 VERSION = "1"

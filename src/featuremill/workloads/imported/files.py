@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base.accession import accessions
-from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
+from featuremill.kit.errors import UserError
+from featuremill.kit.ids import accessions
 from featuremill.workload import Record
 
 ROWS_AT_ONCE = 50_000

@@ -16,11 +16,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill import SNAKEFILE
-from featuremill.base import faults
-from featuremill.base.errors import UserError, WorkloadError
-from featuremill.base.reasons import Kind
 from featuremill.inputs import rows
+from featuremill.kit.errors import (
+    UserError,
+    WorkloadError,
+    fault_of_installation,
+    is_device_error,
+    is_out_of_memory,
+)
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.reasons import Kind
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import json_of
 from featuremill.workloads.llm_json import prompts, replies
@@ -128,8 +133,8 @@ def _without_words() -> Iterator[None]:
     except (UserError, WorkloadError, RecordFailed):
         raise
     except Exception as error:
-        of_device = faults.is_out_of_memory(error) or faults.is_device_error(error)
-        if of_device or faults.fault_of_installation(error):
+        of_device = is_out_of_memory(error) or is_device_error(error)
+        if of_device or fault_of_installation(error):
             raise
         place = traceback.extract_tb(error.__traceback__)[-1]
         raise RuntimeError(

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from featuremill.base import environment
-from featuremill.base.errors import UserError, WorkloadError
+from featuremill.kit import environment
+from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.workload import RecordFailed
 from featuremill.workloads.llm_json import replies
 from featuremill.workloads.llm_json.options import Options

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 
 if TYPE_CHECKING:
     from jinja2 import Template

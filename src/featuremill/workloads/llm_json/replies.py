@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.text import clipped, one_line
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import clipped, one_line
 
 if TYPE_CHECKING:
     import pyarrow as pa

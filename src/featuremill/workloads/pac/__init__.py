@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import SNAKEFILE
-from featuremill.base.reasons import Kind
+from featuremill.kit.processes import SNAKEFILE
+from featuremill.kit.reasons import Kind
 from featuremill.workload import Record
 from featuremill.workloads.pac.options import Options
 from featuremill.workloads.pac.signals import (

@@ -20,11 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.base.errors import UserError
-from featuremill.base.reasons import Kind
-from featuremill.base.text import clipped, one_line
-from featuremill.base.words import listed
 from featuremill.inputs import source
+from featuremill.kit.errors import UserError
+from featuremill.kit.reasons import Kind
+from featuremill.kit.text import clipped, listed, one_line
 from featuremill.workload import Record
 from featuremill.workloads.pac import edf_header
 from featuremill.workloads.pac.options import Options

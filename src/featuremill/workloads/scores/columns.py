@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base.reasons import NOT_FINITE
+from featuremill.kit.reasons import NOT_FINITE
 from featuremill.workload.arrays import lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
 from featuremill.workloads.scores.options import LIKELIHOODS, Options

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import altair as alt
 import pyarrow as pa
 
-from featuremill.base.text import clipped
+from featuremill.kit.text import clipped
 from featuremill.workload.figures import REST, Figure, Panel, specification, values
 from featuremill.workloads.scores.columns import VARIANTS
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions

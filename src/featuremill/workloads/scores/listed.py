@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.errors import UserError
-from featuremill.base.matching import Matcher
-from featuremill.base.text import clipped
 from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
 from featuremill.inputs.residues import protein
+from featuremill.kit.errors import UserError
+from featuremill.kit.ids import Matcher
+from featuremill.kit.text import clipped
 from featuremill.workload import Record
 from featuremill.workloads.scores import variants
 from featuremill.workloads.scores.options import Options

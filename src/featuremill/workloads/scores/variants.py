@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from Bio.Data.IUPACData import protein_letters_3to1
 
-from featuremill.base.reasons import Kind
-from featuremill.base.text import clipped
+from featuremill.kit.reasons import Kind
+from featuremill.kit.text import clipped
 from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from featuremill.base import environment, faults
+from featuremill.kit import environment
+from featuremill.kit.errors import error_text
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.instructions import instructions
 from featuremill.workloads.esm2.kernels import reference
@@ -78,7 +79,7 @@ def _has_llvm() -> bool:
         log.warning(
             "llvmlite cannot be imported (%s), so PyTorch's slower operations stand in for what it "
             "would compile: about half the speed in bf16, three quarters of it in fp32.",
-            faults.one_line(error),
+            error_text(error),
         )
         return False
     return True

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+__all__ = ["NORM_EPSILON"]
 NORM_EPSILON = 1e-5
 
 SERIAL_ELEMENTS = 32_000

@@ -10,6 +10,8 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.store import ours
 from featuremill.store.files import sha256_of
 
+__all__ = ["read", "refuse_other_folder"]
+
 
 class Card(Protocol):
     """What the file in JSON says."""

@@ -13,6 +13,8 @@ from featuremill.step import Made, Project
 if TYPE_CHECKING:
     from featuremill.features import Listed
 
+__all__ = ["Table", "has_samples", "words_of"]
+
 
 class Table(NamedTuple):
     """The tables of one step."""

@@ -1,0 +1,35 @@
+"""Variables of the environment. `Variable(name, meaning)` makes one of your own."""
+
+from featuremill.base.environment import (
+    CACHE,
+    CUDA_VISIBLE_DEVICES,
+    FLASH_ATTENTION_CUTE_DSL_CACHE_DIR,
+    FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED,
+    OMP_NUM_THREADS,
+    OPENBLAS_NUM_THREADS,
+    QUIET,
+    TORCH_HOME,
+    TRITON_CACHE_DIR,
+    TRITON_HOME,
+    WITHOUT,
+    XDG_CACHE_HOME,
+    Variable,
+    of_child,
+)
+
+__all__ = [
+    "CACHE",
+    "CUDA_VISIBLE_DEVICES",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "QUIET",
+    "TORCH_HOME",
+    "TRITON_CACHE_DIR",
+    "TRITON_HOME",
+    "WITHOUT",
+    "XDG_CACHE_HOME",
+    "Variable",
+    "of_child",
+]

@@ -1,0 +1,48 @@
+"""Files that are written whole or not at all, their digests, typed JSON, and files of others.
+
+A result is written with `delivering`, `delivering_folder` or `write_json`, and removed with
+`discard` or `vacate`: a file that is not ours, or that a person changed, is then never lost.
+"""
+
+from featuremill.base.space import take_space
+from featuremill.store.files import (
+    TEMPORARY,
+    digest_of,
+    remove,
+    replacing,
+    sha256_of,
+    sync_folder,
+)
+from featuremill.store.json_file import JsonFile, Number
+from featuremill.store.json_file import Record as JsonRecord
+from featuremill.store.ours import (
+    delivering,
+    delivering_folder,
+    discard,
+    give_way,
+    is_beside,
+    note,
+    vacate,
+    write_json,
+)
+
+__all__ = [
+    "TEMPORARY",
+    "JsonFile",
+    "JsonRecord",
+    "Number",
+    "delivering",
+    "delivering_folder",
+    "digest_of",
+    "discard",
+    "give_way",
+    "is_beside",
+    "note",
+    "remove",
+    "replacing",
+    "sha256_of",
+    "sync_folder",
+    "take_space",
+    "vacate",
+    "write_json",
+]

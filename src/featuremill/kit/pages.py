@@ -1,0 +1,21 @@
+"""The page of a step, and its figures. Each name is loaded when it is used: altair is heavy."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from featuremill.report.chart import categories
+    from featuremill.report.page import write_of
+    from featuremill.workload.figures import Figure, Panel, drawn, specification, values
+
+__all__ = ["Figure", "Panel", "categories", "drawn", "specification", "values", "write_of"]
+_HOMES = {"categories": "report.chart", "write_of": "report.page"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = _HOMES.get(name, "workload.figures")
+    return getattr(import_module(f"featuremill.{home}"), name)

@@ -1,0 +1,15 @@
+"""This process: its version, its parent, and the commands that a message shows."""
+
+from featuremill.base.this_process import INTERRUPTS, SNAKEFILE, VERSION, die_with_parent, versions
+from featuremill.store.command_line import again as command_again
+from featuremill.store.command_line import told_variables
+
+__all__ = [
+    "INTERRUPTS",
+    "SNAKEFILE",
+    "VERSION",
+    "command_again",
+    "die_with_parent",
+    "told_variables",
+    "versions",
+]

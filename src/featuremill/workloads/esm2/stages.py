@@ -1,0 +1,167 @@
+"""The layers on one device, and the methods that compute them.
+
+Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
+head, P positions, f = d/2 pairs of a head, O outputs of a product.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featuremill.workloads.esm2 import lanes, packing
+from featuremill.workloads.esm2.attention import Backend
+from featuremill.workloads.esm2.copies import DIRECT, Copies
+from featuremill.workloads.esm2.kernels import Kernels
+from featuremill.workloads.esm2.matmul import OneDnnAmx, Product
+from featuremill.workloads.esm2.packing import Packed
+from featuremill.workloads.esm2.residual import Stream
+
+BLOCK_BYTES = 2**25
+"""A tensor of a block on a CPU stays below that: larger ones glibc maps afresh each time, and page
+faults took 10 % of the time (ESM C of 300M's width, fp32)."""
+
+
+class Norm(NamedTuple):
+    """Scale and shift of a LayerNorm, in fp32."""
+
+    weight_D: Tensor
+    bias_D: Tensor
+
+
+class Layer(NamedTuple):
+    """One pre-LayerNorm transformer block."""
+
+    attention_norm: Norm
+    qkv: Product
+    query_key_norm_2D: Tensor | None
+    """Weights of the LayerNorms of query and key, in fp32; None if there are none."""
+    out: Product
+    feed_forward_norm: Norm
+    up: Product
+    is_gated: bool
+    down: Product
+
+    def hidden(self, normed_TD: Tensor, kernels: Kernels) -> Tensor:
+        """Return hidden_TF, the tensor between the halves of the feed forward."""
+        return kernels.gate(self.up(normed_TD)) if self.is_gated else self.up.gelu(normed_TD)
+
+
+class Block(NamedTuple):
+    """Rows that are computed together between two attentions."""
+
+    rows: slice
+    stream: Stream
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Return its rows of a tensor of all rows; the tensor itself if these are all."""
+        return tensor if self.rows == slice(0, len(tensor)) else tensor[self.rows]
+
+
+class Stage(NamedTuple):
+    """The layers on one device, and the methods that compute them."""
+
+    device: torch.device
+    layers: list[Layer]
+    running_D: list[Tensor | None]
+    """Running sums in fp32 of the biases that were added to the residual stream on this device:
+    before the first layer (none), and after each added product."""
+    backend: Backend
+    form: type[Product]
+    kernels: Kernels
+    copies: Copies
+    """The method that copies tensors from the stage before."""
+
+    @property
+    def name(self) -> str:
+        """The methods that compute here, for the receipt."""
+        ways = {
+            "attention": self.backend.name,
+            "products": self.form.NAME,
+            "rest": self.kernels.name,
+            "copies between GPUs": self.copies.name,
+        }
+        if self.copies is DIRECT:
+            del ways["copies between GPUs"]
+        return "; ".join(f"{what}: {way}" for what, way in ways.items())
+
+    def turns_in_attention(self, layer: Layer) -> bool:
+        """Return whether the layer's attention turns query and key itself (rotary)."""
+        return self.backend.turn_and_attend is not None and layer.query_key_norm_2D is None
+
+    def attend(self, layer: Layer, qkv_T3Hd: Tensor, pack: Packed, turns_Pf2: Tensor) -> Tensor:
+        """Return context_THd; query and key are turned, unless attention does that itself."""
+        if self.backend.turn_and_attend is not None and self.turns_in_attention(layer):
+            return self.backend.turn_and_attend(qkv_T3Hd, pack, turns_Pf2)
+        return self.backend.attend(qkv_T3Hd, pack)
+
+    def append(self, layer: Layer) -> None:
+        """Append a layer."""
+        self.layers.append(layer)
+        for product in (layer.out, layer.down):
+            known_D, bias_D = self.running_D[-1], product.bias_O.float()
+            self.running_D.append(bias_D if known_D is None else known_D + bias_D)
+
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Return a tensor of the stage before, on this device."""
+        return self.copies.bring(tensor, self.device)
+
+    def current(self) -> contextlib.AbstractContextManager[object]:
+        """Make the device the one where Triton launches kernels."""
+        if self.device.type == "cuda":
+            return torch.cuda.device(self.device)
+        return contextlib.nullcontext()
+
+    def block_rows(self, num_rows: int) -> int:
+        """Return the rows of a block: all of them; on a CPU a share for each lane, of at most
+        `BLOCK_BYTES`, or as many as its product takes at once."""
+        if self.device.type != "cpu":
+            return num_rows
+        if issubclass(self.form, OneDnnAmx):
+            return self.form.ROWS
+        row_bytes = max((layer.up.bias_O.nbytes for layer in self.layers), default=1)  # the widest
+        return min(packing.shares(num_rows, lanes.number()), packing.below(BLOCK_BYTES, row_bytes))
+
+    def blocks(self, residual_TD: Tensor) -> list[Block]:
+        """Return the blocks of the residual stream, which will be overwritten."""
+        num_rows = len(residual_TD)
+        cut = packing.blocks(num_rows, self.block_rows(num_rows))
+        parts = [residual_TD] if len(cut) == 1 else [residual_TD[rows] for rows in cut]
+        streams = (self.form.STREAM(part, self.running_D) for part in parts)
+        return [Block(rows, stream) for rows, stream in zip(cut, streams, strict=True)]
+
+    def each(self, compute: Callable[[Block], None], blocks: list[Block]) -> None:
+        """Compute every block, on a CPU each in one of the lanes."""
+        if self.device.type == "cpu":
+            lanes.each(compute, blocks)
+        else:
+            for block in blocks:
+                compute(block)
+
+    def rows(
+        self,
+        compute: Callable[[Block, Tensor | None], Tensor],
+        blocks: list[Block],
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        into: Tensor | None = None,
+    ) -> Tensor:
+        """Return the rows of every block, each of that shape. With several blocks, each writes its
+        rows into a given tensor: `into`, if that is given."""
+        if len(blocks) == 1:
+            computed: list[Tensor] = []
+            self.each(lambda block: computed.append(compute(block, None)), blocks)
+            return computed[0]
+        if into is None:
+            into = torch.empty(blocks[-1].rows.stop, *shape, dtype=dtype, device=self.device)
+        rows = into
+
+        def put(block: Block) -> None:
+            compute(block, block.of(rows))
+
+        self.each(put, blocks)
+        return rows
