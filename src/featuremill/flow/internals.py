@@ -140,7 +140,7 @@ def only_looks() -> bool:
 
 
 def may_execute(workflow: Any) -> bool:
-    """Return whether this is the main process and is going to run jobs, or cannot know."""
+    """Return whether this main process is going to run jobs, or may be, as far as can be seen."""
     if is_main(workflow) and executes(workflow):
         return True
     return (is_main.gave_way or is_dry.gave_way) and not only_looks()
