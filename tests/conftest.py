@@ -125,6 +125,19 @@ NOT_IMPORTED = SimpleNamespace(is_main_snakefile=lambda: True)
 """The `modifier` of a pretended Snakemake whose workflow is no module of another one."""
 
 
+@pytest.fixture(autouse=True)
+def no_variable_is_left_behind():
+    """Take back what a test, or a workflow that it began in this process, set for its jobs."""
+    before = dict(os.environ)
+    yield
+    for name in os.environ.keys() - before.keys():
+        if name.startswith("FEATUREMILL_"):
+            del os.environ[name]
+    os.environ.update(
+        {name: text for name, text in before.items() if name != "PYTEST_CURRENT_TEST"}
+    )
+
+
 def in_tests():
     """Return an environment in which child processes find featuremill and the test plug-ins.
 

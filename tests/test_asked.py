@@ -403,7 +403,7 @@ def test_options_are_validated_once_in_each_command(desk, monkeypatch):
         calls.clear()
     workflow = SimpleNamespace(modifier=SimpleNamespace(parent_modifier=None))
     monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
-    monkeypatch.setattr(internals, "is_main", lambda workflow: True)
+    monkeypatch.setattr(internals, "is_main", internals.or_else(True)(lambda workflow: True))
     monkeypatch.setattr(sys, "argv", ["snakemake"])
     monkeypatch.setattr(preflight, "_claimed", {})
     begun = context.begin(workflow, CONFIG, Failures())

@@ -57,7 +57,7 @@ def test_a_reach_that_finds_nothing_gives_way_and_says_so_once(name, monkeypatch
     found = internals.REACHES[name]
     said = []
     monkeypatch.setattr(internals.log, "debug", said.append)
-    monkeypatch.setattr(found, "_is_told", False)
+    monkeypatch.setattr(found, "gave_way", False)
     for _ in range(2):
         found(*NOTHING.get(name, (object(),)))
     about = [text for text in said if f" {name}: " in text]

@@ -93,7 +93,7 @@ def test_long_work_says_how_far_it_is_off_a_terminal(verbs, monkeypatch, capsys)
     planned = hasty("plan", root, "--config", written(config))
     assert "plan │ reading: 8 records, " in planned
     assert "plan │ cutting new shards: 2 of 2 shards, " in planned
-    assert "plan │ writing the manifest: 8 of 8 records, " in planned
+    assert "plan │ writing records.parquet: 8 of 8 records, " in planned
     plan = json.loads(verbs.run_folder.plan.read_text())
     first, second = (shard["shard"] for shard in plan["shards"])
     alone = hasty("extract", root, first)

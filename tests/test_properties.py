@@ -727,7 +727,7 @@ class SampleRuns:
         new = [name for name in missing if not run.part(found.recipe, name).exists()]
         if sum(ends("extract", shard) for shard in missing) < len(missing):
             return False, new
-        if doomed == "merge" and not ends("merge", *told):
+        if doomed == "merge" and not ends("merge", "--outputs", *asked["outputs"]):
             return False, new
         merge(run, asked["outputs"], 0)
         return True, new

@@ -57,7 +57,7 @@ def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
     again = config.read(tmp_path / "demo.yaml")
     assert (again.run, again.device, again.max_failed) == ("demo", "cuda", 2)
     assert again.outputs == ("parquet", "per_protein_h5")
-    assert again.options["hydropathy"] is False
+    assert again.options.hydropathy is False
     assert "featuremill run demo.yaml --resources gpu=1" in page.text
 
 

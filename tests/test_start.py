@@ -79,9 +79,8 @@ def folder(tmp_path, environment):
 def test_without_the_extra_a_run_is_refused_before_it_plans(folder, bare):
     sentence = INSTALL.format(bare)
     said = folder.snakemake(python=bare, status=1)
-    assert (
-        f"\n{sentence} (or have Snakemake make environments for the jobs: --sdm conda).\n" in said
-    )
+    hint = "(or have Snakemake make environments for the jobs: --sdm conda)"
+    assert f"\nerror: {sentence} {hint}.\n" in said
     assert "Error" not in said and not folder.results.root.exists()
     # With environments of their own, jobs may have what Snakemake's has not.
     assert "is not installed" not in folder.snakemake("--sdm", "conda", python=bare, status=1)

@@ -54,7 +54,7 @@ def _changed(place: str) -> int | None:
         return None
 
 
-@functools.lru_cache(maxsize=3)
+@functools.lru_cache(maxsize=8)
 def _all(group: str, _: tuple[tuple[str, int | None], ...]) -> dict[str, EntryPoint]:
     """Read the metadata of all packages once: it is asked for dozens of times as a run begins."""
     return {point.name: point for point in entry_points(group=group)}

@@ -109,7 +109,7 @@ class RunOfRules:
 
     @property
     def weights_words(self) -> list[str]:
-        """What `featuremill plan` is told of them: `--weights=` and where their file is."""
+        """The option of `featuremill plan` that names their file."""
         return [f"--weights={self.here.weights_json}"] if self.weights else []
 
     @property
@@ -217,7 +217,11 @@ class Flow:
             and project.checks_records(asked)
         )
         """Whether steps are still to check the planned records."""
-        self._runs_jobs = internals.is_main(workflow) and internals.executes(workflow)
+        self._runs_jobs = internals.may_execute(workflow)
+        """Whether jobs of this process need run.json."""
+        is_ours = self._module is None and internals.is_main(workflow)
+        self._is_prepared = is_ours and internals.executes(workflow)
+        """Whether `preflight.prepare` writes it."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -308,12 +312,12 @@ class Flow:
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
         """Return what of the config, when it changes, runs the `verb` again. Snakemake asks for it
-        once it needs the job, and where another workflow imports this one, nothing says so before:
+        once it needs the job. Where another workflow imports this one, there is no earlier sign:
         what the job reads is written then."""
 
         def of_job(wildcards: Any) -> str:
             run = self.of(wildcards)
-            if self._module is not None and self._runs_jobs:
+            if self._runs_jobs and not self._is_prepared:
                 with screen.refusing():
                     preflight.write_run(run.here)
             return run.reruns(verb)

@@ -78,15 +78,17 @@ class Reach(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T], stock: Callable[P, T]) -> None:
         functools.update_wrapper(self, function)
-        self.function, self.stock, self._is_told = function, stock, False
+        self.function, self.stock = function, stock
+        self.gave_way = False
+        """Whether Snakemake's insides were not as expected."""
 
     def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
         """Return what is found inside, or what holds without it."""
         try:
             return self.function(*arguments, **named)
         except Exception as error:
-            if not self._is_told:  # once: the screen's filter would hear of itself
-                self._is_told = True
+            if not self.gave_way:  # once: the screen's filter would hear of itself
+                self.gave_way = True
                 name = getattr(self, "__name__", "")
                 log.debug(f"this Snakemake has other insides: {name}: {error!r}")
             return self.stock(*arguments, **named)
@@ -139,6 +141,13 @@ def is_dry(workflow: Any) -> bool:
 def only_looks() -> bool:
     """Return whether this Snakemake was called for something that never runs jobs of ours."""
     return any(map(LOOKING.match, sys.argv[1:]))
+
+
+def may_execute(workflow: Any) -> bool:
+    """Return whether this main process is going to run jobs, or may be, as far as can be seen."""
+    if is_main(workflow) and executes(workflow):
+        return True
+    return (is_main.gave_way or is_dry.gave_way) and not only_looks()
 
 
 def executes(workflow: Any) -> bool:

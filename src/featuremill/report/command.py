@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="TABLE",
         help="CSV, TSV or Parquet with an id column; its column --label colours the map "
-        "(default: as run.json says)",
+        "(default: as in run.json)",
     )
     parser.add_argument("--label", metavar="COLUMN", help="the column of --label-file")
     parser.add_argument(
