@@ -872,7 +872,6 @@ def cuda_that_computes_nothing(monkeypatch):
     )
     monkeypatch.setattr(kernels, "ways", lambda *_: [counted])
     monkeypatch.setattr(attention, "_capability", lambda _: (9, 0))
-    monkeypatch.setattr(attention, "_triton", lambda *_: ([], False))  # it compiles for a driver
     monkeypatch.setattr(torch, "_fused_sdp_choice", lambda *_: 1)
     monkeypatch.setattr(encoder, "fault_of", lambda *_: None)
     monkeypatch.setattr(stages.Stage, "current", lambda _: contextlib.nullcontext())

@@ -39,10 +39,9 @@ def _ways(device, weights, *_):
         os.kill(os.getpid(), signal.SIGSEGV)
     if comes_to:
         raise RuntimeError(comes_to)
-    names = {"attention": f"heads of {head_width}", "products": "torch", "kernels": "triton 3"}
     for why in _WORLD.get("why", {}).get(uuid, []):
         logging.getLogger("featuremill.workloads.esm2").warning(why)
-    return {"dtype": "bf16", **names}
+    return "bf16", f"heads of {head_width}", "torch", "triton 3"
 
 
 sys.modules["featuremill.workloads.esm2.probe"] = SimpleNamespace(ways=_ways)
