@@ -507,7 +507,7 @@ def soil(tmp_path, monkeypatch):
     """Be in a folder with a sheet of samples, and a table of labels."""
     monkeypatch.chdir(tmp_path)
     write_sheet(tmp_path, CONTIGS, site={sample: sample for sample in CONTIGS})
-    (tmp_path / "kinds.tsv").write_text("sample\tid\tkind\na\tc1\tx\n")
+    (tmp_path / "kinds.tsv").write_text("sample\tid\tkind\na\tc1\tx\nb\tc2\ty\n")
     return tmp_path
 
 
@@ -546,7 +546,7 @@ def test_features_are_of_the_sheets_that_translate_makes(soil):
     ],
 )  # fmt: skip
 def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem):
-    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\n")
+    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\nc2\ty\n")
     (soil / "gone.tsv").write_text("sample\tfile\na\tgone.fa\n")
     with pytest.raises((RefusedError, UserError)) as refused:
         begun({key: value for key, value in {**SOIL, **change}.items() if value})
@@ -555,7 +555,7 @@ def test_what_samples_lack_is_refused_before_the_first_job(soil, change, problem
     columns.append({**GC, "group": "id"})
     for head in columns:
         begun({**SOIL, "heads": {"gc": head}})
-    (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\n")
+    (soil / "kinds.tsv").write_text("sample\taccession\tkind\na\tc1\tx\nb\tc2\ty\n")
     for head in ({**GC, "group": "id"}, {**ALONE, "column": "site", "group": "id"}):
         begun({**SOIL, "heads": {"gc": head}})
 
@@ -597,7 +597,7 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
 
 def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):
     """Those of a finished run may have samples where the project has none, and the reverse."""
-    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\n")
+    (soil / "bare.tsv").write_text("id\tkind\nc1\tx\nc2\ty\n")
     known = soil / "results/known"
     known.mkdir(parents=True)
     (known / "manifest.json").touch()

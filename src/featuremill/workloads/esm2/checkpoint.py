@@ -12,6 +12,7 @@ from torch import Tensor
 
 from featuremill.workloads.esm2 import layout
 from featuremill.workloads.esm2.architecture import ESM2, Sizes
+from featuremill.workloads.esm2.catalogue import PUBLISHED
 from featuremill.workloads.esm2.conversion import (
     Checkpoint,
     check_tensors,
@@ -21,7 +22,6 @@ from featuremill.workloads.esm2.conversion import (
     width_of,
 )
 from featuremill.workloads.esm2.folder import ROTARY_BASE, unlike
-from featuremill.workloads.esm2.published import PUBLISHED
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}

@@ -26,10 +26,10 @@ from featuremill.workload.hugging_face import (
     how_to_get,
     place_of,
 )
+from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
+from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
 from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
-from featuremill.workloads.esm2.published import PUBLISHED as PUBLISHED
-from featuremill.workloads.esm2.published import SUGGESTED as SUGGESTED
 
 __all__ = [
     "NUMBERS",
