@@ -113,7 +113,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _noted(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    how = {"truncate": "truncated (long: full computes all)", "chunk": "in windows"}.get(
+    how = {"truncate": "truncated (full for option long computes all)", "chunk": "in windows"}.get(
         options.long
     )
     cut = f"longer than {options.max_residues} residues, {how}"

@@ -274,7 +274,7 @@ def _sized(record: Record, options: Options) -> Record:
     note = record.note
     if options.width(length) < length:
         is_cut = options.long == "truncate"
-        how = "truncated (long: full computes all)" if is_cut else "in windows"
+        how = "truncated (full for option long computes all)" if is_cut else "in windows"
         cut = f"longer than {options.limit} residues, {how}"
         note = "; ".join(filter(None, [note, cut]))
     return record._replace(note=note, length=length)
