@@ -357,11 +357,13 @@ def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
     done = translated(tmp_path)
     monkeypatch.chdir(tmp_path)
     paths = [f"./{entry.path}" for entry in done.inputs]
-    assert done.is_of_files(paths, [])
-    assert not done.is_of_files(paths[1:], [])
+    assert done.is_of_files(tmp_path, paths, [])
+    assert not done.is_of_files(tmp_path, paths[1:], [])
     letters = (tmp_path / "a.fa").read_text()
     (tmp_path / "a.fa").write_text(letters[:-2] + "G" + letters[-1])
-    assert done.is_of_files(paths, []) and not done.is_of_files(paths, ["./a.fa"])
+    assert done.is_of_files(tmp_path, paths, []) and not done.is_of_files(
+        tmp_path, paths, ["./a.fa"]
+    )
 
 
 def test_an_edited_sheet_translates_what_is_new(tmp_path):

@@ -15,6 +15,7 @@ from featuremill.store.files import (
 )
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
+from featuremill.store.known_digests import known_sha256_of
 from featuremill.store.ours import (
     delivering,
     delivering_folder,
@@ -37,6 +38,7 @@ __all__ = [
     "discard",
     "give_way",
     "is_beside",
+    "known_sha256_of",
     "note",
     "remove",
     "replacing",

@@ -164,7 +164,7 @@ def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
     found = Translation.find(folder / SUMMARY)
     if found is None or found.method != METHODS.get(found.by, 1):
         return True
-    return not found.is_of_files(inputs, late)
+    return not found.is_of_files(folder, inputs, late)
 
 
 def _made_by(folder: Path) -> Mapping[str, Any]:
