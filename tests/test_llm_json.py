@@ -233,19 +233,19 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(logits, temperature, data
     expected = np.where(allowed, np.exp(tensor.numpy().astype(float) / temperature), 0)
     expected /= expected.sum()
     numbers = [(2 * n + 1) * 2**53 for n in range(1024)]
-    drawn = [engines._choose(tensor, allowed, temperature, number) for number in numbers]
+    rows = tensor.expand(len(numbers), -1), np.tile(allowed, (len(numbers), 1))
+    drawn = engines._chosen(*rows, temperature, numbers)
     shares = np.bincount(drawn, minlength=len(logits)) / len(numbers)
     assert np.abs(shares - expected).max() <= 2 / len(numbers)
-    assert engines._choose(tensor, allowed, 0, 0) == np.argmax(
-        np.where(allowed, tensor.numpy(), -np.inf)
-    )
+    (likeliest,) = engines._chosen(tensor[None], allowed[None], 0, [0])
+    assert likeliest == np.argmax(np.where(allowed, tensor.numpy(), -np.inf))
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_network_that_overflows_gives_no_reply(temperature, wrong):
     with pytest.raises(RecordFailed, match="dtype: fp32") as failed:
-        engines._choose(torch.tensor([1.0, wrong]), np.array([True, True]), temperature, 0)
+        engines._chosen(torch.tensor([[1.0, wrong]]), np.array([[True, True]]), temperature, [0])
     assert failed.value.kind.name == "nan"
 
 
@@ -422,7 +422,7 @@ def test_of_an_error_nothing_is_told_but_its_class_and_place(place, monkeypatch)
     def short(*_):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(model.engine, "_reply", stumble)
+    monkeypatch.setattr(model.engine, "_choose", stumble)
     with pytest.raises(RuntimeError) as raised:
         values_of(llm_json, model, [b"a"], 1)
     assert MARKER not in str(raised.value) and "ValueError in stumble (test_" in str(raised.value)
