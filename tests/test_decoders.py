@@ -15,6 +15,7 @@ from decoder_models import NETWORKS, TEXTS, write
 from encoder_models import write as write_encoder
 from esm2_models import relative_l2
 from programs import Desk
+from real_llm import smollm2
 from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
@@ -266,6 +267,32 @@ def test_quantised_weights_are_refused(folders, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match="its weights are quantised"):
         asked(tmp_path / "small")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_published_network_is_that_of_transformers(tmp_path):
+    """SmolLM2-135M-Instruct: its own tokens, 30 layers, 3 heads of keys for 9 of queries."""
+    folder = smollm2(tmp_path)
+    texts = [*TEXTS, "Gene therapy of haemophilia B with a vector of AAV8. " * 12]
+    expected = theirs(folder, texts)
+    model = loaded(folder, max_tokens=2048)
+    far = 0.0
+    for most_filling in (0.0, 1.0):
+        for text, ours, (ids, states) in zip(
+            texts, all_layers(model, texts, most_filling), expected, strict=True
+        ):
+            assert model.vocabulary.tokens(text.encode()).tolist() == ids
+            far = max(far, *map(relative_l2, ours, states))
+    assert far <= FP32_L2
+    narrow = theirs(folder, texts, torch.bfloat16)
+    found = all_layers(loaded(folder, dtype="bf16", max_tokens=2048), texts, 1.0)
+    last = [
+        (relative_l2(ours[-1], exact[-1]), relative_l2(states[-1].float(), exact[-1]))
+        for ours, (_, states), (_, exact) in zip(found, narrow, expected, strict=True)
+    ]
+    print(f"fp32: relative L2 {far:.1e} at most; bf16, ours and transformers' by text: {last}")
+    assert all(ours < others for ours, others in last)
 
 
 @pytest.mark.slow
