@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT
+from decoder_models import NETWORKS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Desk
@@ -207,6 +208,77 @@ def test_a_reply_depends_on_its_row_alone(place, options):
         assert values_of(llm_json, model, [given[row]], 1).equals(together.slice(row, 1))
     again = values_of(llm_json, loaded(**options), given[:2], 1)
     assert again.equals(together.slice(0, 2))
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
+def test_rows_at_once_get_the_replies_that_they_get_alone(place, options):
+    """Of any number of slots: rows end at different tokens, and others take their place."""
+    given = payloads(place / "notes.csv")
+    alone = values_of(llm_json, loaded(batch_rows=1, **options), given, 1)
+    assert len({*alone["tokens_out"].to_pylist()}) > 1
+    for num_rows in (2, 3, 16):
+        model = loaded(batch_rows=num_rows, **options)
+        assert not model.engine._is_alone
+        assert values_of(llm_json, model, given, 10**9).equals(alone)
+
+
+def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
+    from featuremill.workloads.llm_json import slots
+
+    text = "Read the note of a visit, and say in the words of a physician what it is about. "
+    (place / "prompt.jinja").write_text(text + "{{ note }}")
+    given = payloads(place / "notes.csv")[:5]
+    alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
+    model = loaded(batch_rows=4)
+    begun = model.engine._begun.tokens
+    assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
+    computed, prefill = [], slots.prefill
+    monkeypatch.setattr(
+        slots, "prefill", lambda *given: computed.append(len(given[1])) or prefill(*given)
+    )
+    assert values_of(llm_json, model, given, 10**9).equals(alone)
+    lengths = alone["tokens_in"].to_pylist()
+    assert sorted(computed) == sorted(length - len(begun) for length in lengths)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
+    """Windows, scaled rotations and bent scores included; filling is never seen."""
+    import transformers
+
+    from featuremill.workloads.llm_json import slots
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, name)).eval()
+    rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
+    with torch.inference_mode():
+        assert slots.can_take(network)
+        begun = slots.begun(network, [9] * 20)
+        several = slots.Slots(network, 3, 40, begun)
+        for slot, row in enumerate(rows):
+            several.give(slot, row)
+        several.free(0)
+        rows = [rows[2], rows[1]]
+        several.give(2, rows[0][:4])
+        rows.append(rows[0][:4])
+        for number in range(8):
+            found = several.step([30 + number] * 3)
+            rows = [[*row, 30 + number] for row in rows]
+            for ours, row in zip(found, rows, strict=True):
+                logits = network(torch.tensor([row])).logits[0, -1]
+                assert float((ours - logits).norm() / logits.norm()) <= 1e-5
+
+
+def test_a_network_whose_state_is_no_keys_and_values_gets_a_row_at_a_time():
+    import transformers
+
+    from featuremill.workloads.llm_json import slots
+
+    config = transformers.MambaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4
+    )
+    network = transformers.MambaForCausalLM(config).eval()
+    with torch.inference_mode():
+        assert not slots.can_take(network)
 
 
 def test_another_seed_draws_others(place):
@@ -425,7 +497,7 @@ def test_of_an_error_nothing_is_told_but_its_class_and_place(place, monkeypatch)
         values_of(llm_json, model, [b"a"], 1)
     assert MARKER not in str(raised.value) and "ValueError in stumble (test_" in str(raised.value)
     assert raised.value.__suppress_context__
-    monkeypatch.setattr(model.engine, "_reply", short)
+    monkeypatch.setattr(model.engine, "_choose", short)
     with pytest.raises(torch.OutOfMemoryError):  # the core makes batches smaller for it
         values_of(llm_json, model, [b"a"], 1)
 

@@ -362,7 +362,8 @@ def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
         one, other = (_tokens(options, tokenizer, prompt.of(row)) for row in made_up)
     except Exception:  # a template can raise anything
         return []
-    return one[: next((n for n, pair in enumerate(zip(one, other)) if len({*pair}) > 1), 0)]
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)]
 
 
 def _without_clock(template: str) -> str:
