@@ -25,7 +25,7 @@ from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Listed, Planned, Record
 from featuremill.features.table import Matrix, Rows
 from featuremill.store.failed import Failure
-from featuremill.store.ledger import split_id
+from featuremill.store.records import split_id
 
 __all__ = [
     "NOWHERE",

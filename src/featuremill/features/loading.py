@@ -17,7 +17,7 @@ from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
-from featuremill.store.ledger import SAMPLE, full_ids
+from featuremill.store.records import SAMPLE, full_ids
 from featuremill.store.results import Results
 
 

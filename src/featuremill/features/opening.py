@@ -20,7 +20,7 @@ from featuremill.features.table import Matrix, Stored, Table, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.formats import bytes_of, outputs_of
-from featuremill.store.ledger import samples_of
+from featuremill.store.records import samples_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.features.columns import Column
-from featuremill.features.parts import LedgerRows, RecordVectors
+from featuremill.features.parts import RecordsRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table
-from featuremill.store import failed, ledger
+from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
-from featuremill.store.ledger import SAMPLE, full_ids, samples_of
 from featuremill.store.plan import Input, Plan
+from featuremill.store.records import SAMPLE, full_ids, read_records, samples_of
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -99,7 +99,7 @@ class Planned(Records):
     is_of_plan = True
 
     def __init__(self, run: str | Path) -> None:
-        """Read the ledger of `run`, such as "results/demo".
+        """Read the records.parquet of `run`, such as "results/demo".
 
         Raises:
             UserError: there is no plan.
@@ -108,11 +108,11 @@ class Planned(Records):
         folder = Results(Path(run))
         self.inputs = folder.read_plan().inputs
         first, ordinals = 0, [np.empty(0, np.int64)]
-        for batch in ledger.batches(folder.records, ["status"]):
+        for batch in read_records(folder.records, ["status"]):
             is_planned = pc.equal(batch["status"].cast(pa.string()), "planned")
             ordinals.append(first + pc.indices_nonzero(is_planned).to_numpy().astype(np.int64))
             first += batch.num_rows
-        super().__init__(folder, LedgerRows(folder.records, np.concatenate(ordinals)))
+        super().__init__(folder, RecordsRows(folder.records, np.concatenate(ordinals)))
 
     def failures(self) -> Iterator[Record]:
         """Yield the records without a vector, as far as they are known: those that are refused."""

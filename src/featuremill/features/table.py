@@ -21,7 +21,7 @@ from featuremill.base.arrays import matrix
 from featuremill.base.errors import IntegrityError
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
-from featuremill.store.ledger import SAMPLE
+from featuremill.store.records import SAMPLE
 
 ROWS_AT_ONCE = 4096
 """Rows that are decoded together."""

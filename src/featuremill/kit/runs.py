@@ -3,9 +3,8 @@
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import Group as FailedGroup
 from featuremill.store.failed import read_list as failed_groups
-from featuremill.store.ledger import SAMPLE, full_ids, samples_of, with_full_ids
-from featuremill.store.ledger import batches as ledger_batches
 from featuremill.store.plan import Settings
+from featuremill.store.records import SAMPLE, full_ids, read_records, samples_of, with_full_ids
 from featuremill.store.results import Results
 from featuremill.store.run_lock import working_folder
 
@@ -17,7 +16,7 @@ __all__ = [
     "Settings",
     "failed_groups",
     "full_ids",
-    "ledger_batches",
+    "read_records",
     "samples_of",
     "with_full_ids",
     "working_folder",

@@ -22,11 +22,11 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ledger
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS, Failure
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
+from featuremill.store.records import SAMPLE, STATUSES, full_ids
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
@@ -66,13 +66,13 @@ def account(
         failures.finish()
         failed = failures.num_rows
         lists = _Lists(rows, records, fasta.name, bool(gatherer.samples))
-        listed = (*LISTED_COLUMNS, *([ledger.SAMPLE] if gatherer.samples else []))
+        listed = (*LISTED_COLUMNS, *([SAMPLE] if gatherer.samples else []))
         if failed or pending or survey.counts["refused"]:
             for number, block in enumerate(gatherer.blocks(listed)):
                 shard = gatherer.shard_numbers(block)
                 late = np.flatnonzero(np.append(is_pending, False)[shard])  # shard -1: none
                 lists.add(block, failures.read(number), int(survey.edges[number]), late)
-    kinds = [survey.counts[kind] for kind in ledger.STATUSES]
+    kinds = [survey.counts[kind] for kind in STATUSES]
     planned, refused, duplicate = kinds
     return Accounts(
         input=sum(kinds),
@@ -133,7 +133,7 @@ class _Lists:
         listed = np.union1d(np.flatnonzero(is_refused), np.array(list(told), np.int64))
         if not len(listed):
             return
-        names = [ledger.SAMPLE] if self._has_samples else []
+        names = [SAMPLE] if self._has_samples else []
         rows = block.take(pa.array(listed)).select(["id", "source", "line", "reason", *names])
         for position, id, source, line, reason, *sample in zip(
             listed.tolist(), *(column.to_pylist() for column in rows.columns), strict=True
@@ -145,7 +145,7 @@ class _Lists:
         self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())
 
     def _add_fasta(self, rows: pa.Table, payloads: list[bytes]) -> None:
-        ids, descriptions = ledger.full_ids(rows).to_pylist(), rows["description"].to_pylist()
+        ids, descriptions = full_ids(rows).to_pylist(), rows["description"].to_pylist()
         for id, description, payload in zip(ids, descriptions, payloads, strict=True):
             if not self._takes_fasta:
                 return

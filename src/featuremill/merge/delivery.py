@@ -13,10 +13,11 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
-from featuremill.store import disk_space, ledger, ours
+from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import TEMPORARY, remove
 from featuremill.store.formats import files, format_of, sidecar_of, told
+from featuremill.store.records import with_full_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
 
@@ -70,7 +71,7 @@ def write(
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            named = ledger.with_full_ids(block)
+            named = with_full_ids(block)
             writing = [
                 pool.submit(writer.write, block if format_of(name).takes_samples else named)
                 for name, writer in zip(paths, writers, strict=True)

@@ -28,9 +28,9 @@ from featuremill.base.space import take_space
 from featuremill.merge.parallel import in_order
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ledger
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.parts import Part
+from featuremill.store.records import SAMPLE, read_records, samples_of
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(
@@ -123,9 +123,9 @@ class Gatherer:
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
         self._records_path = records_path
-        self.samples = ledger.samples_of(records_path)
+        self.samples = samples_of(records_path)
         """What is known of each sample, by column; nothing of a run without."""
-        named = [pa.field(ledger.SAMPLE, pa.string())] if self.samples else []
+        named = [pa.field(SAMPLE, pa.string())] if self.samples else []
         self._identity = pa.schema([*IDENTITY, *named])
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None
@@ -179,7 +179,7 @@ class Gatherer:
         """Yield these columns of the rows of records.parquet, block by block."""
         held: list[pa.RecordBatch] = []
         first, number = 0, 1
-        for batch in ledger.batches(self._records_path, columns):
+        for batch in read_records(self._records_path, columns):
             while first + batch.num_rows >= self.survey.edges[number]:
                 here = int(self.survey.edges[number]) - first
                 yield pa.Table.from_batches([*held, batch.slice(0, here)])
@@ -213,7 +213,7 @@ class Gatherer:
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
         columns = ["status", "shard", "length", "description", *(["row"] if self._sizes else [])]
-        for batch in ledger.batches(self._records_path, columns):
+        for batch in read_records(self._records_path, columns):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
@@ -243,7 +243,7 @@ class Gatherer:
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()
         first = 0
-        for batch in ledger.batches(self._records_path, ["shard", "row"]):
+        for batch in read_records(self._records_path, ["shard", "row"]):
             shard = self.shard_numbers(batch)
             planned = np.flatnonzero(shard >= 0)
             planned = planned[np.argsort(shard[planned], kind="stable")]

@@ -39,8 +39,8 @@ from featuremill.store import ours, shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
-from featuremill.store.ledger import SAMPLE
 from featuremill.store.plan import Input, Plan
+from featuremill.store.records import SAMPLE
 from featuremill.store.results import Results
 from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb

@@ -14,10 +14,9 @@ import pyarrow.parquet
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
-from featuremill.store import ledger
-from featuremill.store.ledger import READ_ROWS, STATUSES
 from featuremill.store.ours import delivering
 from featuremill.store.plan import PlannedShard
+from featuremill.store.records import READ_ROWS, STATUSES, schema_of
 
 log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
@@ -37,7 +36,7 @@ def write_records(
     `numbers` are the indices in `shards` of what `locations` call their shard, and `samples` what
     there is to say of each sample: nothing where there is no sheet.
     """
-    schema = ledger.schema_of(samples)
+    schema = schema_of(samples)
     names = pa.array([shard.shard for shard in shards], pa.string())
     sample_names = pa.array(samples.get("sample", ()), pa.string())
     shown = Progress(log, "writing records.parquet")

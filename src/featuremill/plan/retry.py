@@ -36,9 +36,9 @@ from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, ours, run_lock
 from featuremill.store.files import sha256_of
-from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.records import SAMPLE, samples_of
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard, read_verified
 from featuremill.workload import know_reasons

@@ -19,7 +19,7 @@ from featuremill.report.agreement import agreement
 from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
-from featuremill.store.ledger import SAMPLE
+from featuremill.store.records import SAMPLE
 from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"

@@ -25,7 +25,7 @@ from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.ledger import SAMPLE, with_full_ids
+from featuremill.store.records import SAMPLE, with_full_ids
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
 from featuremill.workload.figures import Figure

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 
 from featuremill.base.text import clipped
 from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, by_number, reason_of
-from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
+from featuremill.store.records import SAMPLE, full_ids
 from featuremill.store.results import Results
 
 

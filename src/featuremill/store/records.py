@@ -1,4 +1,4 @@
-"""records.parquet, the ledger of a run: one row for each input record, in input order.
+"""records.parquet of a run: one row for each input record, in input order.
 
 Each record is planned (a row of a shard gets its values), refused (with a reason), or a duplicate
 of another. plan writes it, and retry changes the shards of rows. Readers hold a part of it in
@@ -44,14 +44,14 @@ SAMPLE = "sample"
 
 
 def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """Return the schema of a ledger of these `samples`, the columns of their table."""
+    """Return the schema of records.parquet of these `samples`, the columns of their table."""
     if not samples:
         return SCHEMA
     return SCHEMA.append(pa.field(SAMPLE, NAMES)).with_metadata({SAMPLE: json.dumps(samples)})
 
 
 def samples_of(path: Path) -> dict[str, list[str]]:
-    """Return the table of samples in the ledger at `path`, by column; empty for a run without
+    """Return the table of samples in the records.parquet at `path`, by column; empty for a run without
     samples."""
     text: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
     samples: dict[str, list[str]] = json.loads(text)
@@ -81,7 +81,7 @@ def with_full_ids(rows: Rows) -> Rows:
     return named
 
 
-def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the ledger at `path`, `READ_ROWS` rows at a time, in input order."""
+def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield these columns of the records.parquet at `path`, `READ_ROWS` rows at a time, in input order."""
     with pq.ParquetFile(path, buffer_size=2**20) as file:
         yield from file.iter_batches(READ_ROWS, columns=list(columns))
