@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
@@ -269,6 +270,11 @@ class Run(Config):
             UserError: when the sheet cannot be read.
         """
         return files_named(self.inputs, self.samples)
+
+    @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its records look when they are written."""
+        return IdColumns.of_sheet(self.samples)
 
     @property
     def paths_of_options(self) -> dict[str, str]:

@@ -21,7 +21,6 @@ from featuremill.step import (
     ChecksRecords,
     MakesProteins,
     MakesRecords,
-    TakesSamples,
     finding,
     plain_name,
 )
@@ -122,14 +121,6 @@ def validate(
     checked = configs.checked(model, asked_of_steps, (), dict, origin)
     asked = {key: getattr(checked, key) for key in asked_of_steps}
     sections = {key: section for key, section in asked.items() if section}  # none of no names
-    if raw.get("samples"):
-        for key in sections:
-            step_of_key = step_of(key)
-            if not (isinstance(step_of_key, TakesSamples) and step_of_key.TAKES_SAMPLES):
-                raise UserError(
-                    f"{origin.of(key)}: {key}: this step takes no samples; leave it out, or name "
-                    "the files with inputs."
-                )
     features = {key: value for key, value in raw.items() if key not in asked_of_steps}
     project = _with_runs(features, origin, sections)
     _refuse_problems(project)

@@ -17,7 +17,7 @@ It knows columns of vectors, and no workload that makes them or step that takes 
 from featuremill.features.columns import Column, chosen, columns_of
 from featuremill.features.index import NOWHERE, Index
 from featuremill.features.opening import (
-    has_samples,
+    id_columns_of,
     open,  # noqa: A004  (features.open is its name)
     open_parts,
 )
@@ -25,7 +25,6 @@ from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Listed, Planned, Record
 from featuremill.features.table import Matrix, Rows
 from featuremill.store.failed import Failure
-from featuremill.store.records import split_id
 
 __all__ = [
     "NOWHERE",
@@ -41,8 +40,7 @@ __all__ = [
     "Rows",
     "chosen",
     "columns_of",
-    "has_samples",
+    "id_columns_of",
     "open",
     "open_parts",
-    "split_id",
 ]

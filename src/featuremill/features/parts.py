@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import WHOLE
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
 from featuremill.features.table import Matrix, Rows, Table, allow_open
@@ -27,7 +28,7 @@ from featuremill.store.files import digest_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of
 from featuremill.store.plan import Plan
-from featuremill.store.records import SAMPLE, full_ids, read_records, samples_of
+from featuremill.store.records import full_ids, id_columns_of, read_records
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -59,9 +60,8 @@ class Parts:
         self.root = folder.root
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
-        self.has_samples = bool(samples_of(folder.records))
-        self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
-        """Of records.parquet: `full_ids` makes the ids of them."""
+        self.id_columns = id_columns_of(folder.records)
+        """How its ids look when they are written."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]
@@ -179,8 +179,8 @@ class Parts:
 
     def records(self) -> Iterator[tuple[list[str], Rows]]:
         """Yield the ids of all records that have vectors, in the order of the input, and the row of
-        each; 100,000 at a time. Of a run with samples, an id is `<sample>/<id>`."""
-        for batch, rows in self._records([*self.id_columns, "shard", "row"]):
+        each; 100,000 at a time. Ids are whole."""
+        for batch, rows in self._records([*WHOLE, "shard", "row"]):
             places = self._places(rows)
             ids = full_ids(batch)
             yield ids.take(pa.array(places)).to_pylist(), rows[places]

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.id_columns import WHOLE
 from featuremill.features.columns import Column
 from featuremill.features.parts import RecordsRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table
@@ -18,7 +19,7 @@ from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
 from featuremill.store.plan import Input, Plan
-from featuremill.store.records import SAMPLE, full_ids, read_records, samples_of
+from featuremill.store.records import full_ids, read_records, samples_of
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -45,19 +46,18 @@ class Records:
         self.folder, self.table = folder, table
         self.name = str(folder.root)
         self.num_rows = table.num_rows
-        self.has_samples = SAMPLE in table.schema.names
-        self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
-        """Of the table: `full_ids` makes the ids of them."""
+        self.id_columns = table.id_columns
+        """How its ids look when they are written."""
 
     def samples(self) -> dict[str, list[str]]:
         """Return the names of the samples, and each other column of their sheet, as the last plan
-        has them; nothing of a run without."""
-        return samples_of(self.folder.records) if self.has_samples else {}
+        has them; nothing without a sheet."""
+        return samples_of(self.folder.records) if self.id_columns.keys else {}
 
     def ids_of(self, rows: Rows) -> list[str]:
-        """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
+        """Return the whole ids of `rows`: <sample>/<id>, or the id where the sample is empty."""
         ids_found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, self.id_columns):
+        for places, batch in self.table.pieces(rows, WHOLE):
             ids_found[places] = full_ids(batch).to_pylist()
         ids: list[str] = ids_found.tolist()
         return ids
@@ -68,7 +68,7 @@ class Records:
         row_of: dict[str, int] = {}
         wanted = set(ids)
         wanted_ids = pa.array(wanted, pa.string())
-        for first, batch in self.table.batches(self.id_columns) if wanted else ():
+        for first, batch in self.table.batches(WHOLE) if wanted else ():
             ids_there = full_ids(batch)
             places = pc.indices_nonzero(pc.is_in(ids_there, value_set=wanted_ids))
             names = ids_there.take(places).to_pylist()
@@ -82,14 +82,14 @@ class Records:
         records: dict[int, Record] = {}
         rows = np.unique(rows)
         others = Record._fields[1:]
-        for places, batch in self.table.pieces(rows, [*self.id_columns, *others]):
+        for places, batch in self.table.pieces(rows, [*WHOLE, *others]):
             columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
             records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return records
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
-        for _, batch in self.table.batches([*self.id_columns, "sha256"]):
+        for _, batch in self.table.batches([*WHOLE, "sha256"]):
             yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
 
@@ -117,7 +117,7 @@ class Planned(Records):
     def failures(self) -> Iterator[Record]:
         """Yield the records without a vector, as far as they are known: those that are refused."""
         every = Table(self.folder.records)
-        for _, batch in every.batches([*self.id_columns, "status"]):
+        for _, batch in every.batches([*WHOLE, "status"]):
             is_refused = pc.equal(batch["status"].cast(pa.string()), "refused")
             for id in full_ids(batch).filter(is_refused).to_pylist():
                 yield Record(id, 0, "", "")
@@ -196,13 +196,10 @@ class Features(Records):
 
     def failures(self) -> Iterator[Failure]:
         """Yield the records of the run that have no vector, and why, in the order of its input;
-        with samples, their ids are `<sample>/<id>`, as those of all rows."""
+        their ids are whole."""
         path = self.place.root / FAILED[0]
         failures = failed.read(path) if path.exists() else iter(())
-        return (
-            failure._replace(id=f"{failure.sample}/{failure.id}") if failure.sample else failure
-            for failure in failures
-        )
+        return (failure._replace(id=failure.whole_id) for failure in failures)
 
 
 Listed = Features | Planned

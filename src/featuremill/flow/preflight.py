@@ -601,12 +601,12 @@ def refuse_missing_here(run: Run) -> None:
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
-        told = bool(run.samples), run.labels.id_column
+        ids = run.id_columns, run.labels.id_column
         with refusing(f"{run.origin.of('labels', key)}: labels"):
-            labels.check(Path(table), column, *told)
+            labels.check(Path(table), column, *ids)
         if is_other:  # a job is going to read it
             with refusing(f"{run.origin.of('labels', 'file')}: labels"):
-                labels.read_ahead(Path(table), column, None, *told, wanted=())
+                labels.read_ahead(Path(table), column, None, *ids, wanted=())
 
 
 def refuse_store(run: Run) -> None:

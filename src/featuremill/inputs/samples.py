@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import SAMPLE as SAMPLE
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
 from featuremill.inputs import NamedColumns, columns, is_table, labels, rows, source
 from featuremill.workload import Record
 from featuremill.workload.outputs import ABOUT
 
-SAMPLE, FILE = "sample", "file"
-"""The columns that a sheet has; all others are the samples' own."""
+FILE = "file"
+"""The column of files; all but this and SAMPLE are the samples' own."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
 """What samples.tsv has of each sample besides."""
 MOST_SAID = 5

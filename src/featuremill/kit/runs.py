@@ -4,12 +4,11 @@ from featuremill.store.delivery import Accounts
 from featuremill.store.failed import Group as FailedGroup
 from featuremill.store.failed import read_list as failed_groups
 from featuremill.store.plan import Settings
-from featuremill.store.records import SAMPLE, full_ids, read_records, samples_of, with_full_ids
+from featuremill.store.records import full_ids, read_records, with_full_ids, with_keys
 from featuremill.store.results import Results
 from featuremill.store.run_lock import working_folder
 
 __all__ = [
-    "SAMPLE",
     "Accounts",
     "FailedGroup",
     "Results",
@@ -17,7 +16,7 @@ __all__ = [
     "failed_groups",
     "full_ids",
     "read_records",
-    "samples_of",
     "with_full_ids",
+    "with_keys",
     "working_folder",
 ]

@@ -12,8 +12,9 @@ from featuremill.step import Made, Project
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
+from featuremill.kit.ids import IdColumns
 
-__all__ = ["Table", "has_samples", "words_of"]
+__all__ = ["Table", "id_columns_of", "words_of"]
 
 
 class Table(NamedTuple):
@@ -85,13 +86,13 @@ def words_of(options: Mapping[str, object]) -> list[str]:
     return [f"--{key}={value}" for key, value in given]
 
 
-def has_samples(project: Project, folder: str) -> bool:
-    """Return whether the features in `folder` are of samples: those of the project, or of a
-    finished run elsewhere."""
+def id_columns_of(project: Project, folder: str) -> IdColumns:
+    """Return how ids of the features in `folder` look: those of the project, or of a finished run
+    elsewhere."""
     from featuremill import features  # here: it loads pyarrow
 
     is_ours = folder in project.features.values()
-    return bool(project.samples) if is_ours else features.has_samples(folder)
+    return project.id_columns if is_ours else features.id_columns_of(folder)
 
 
 def stands(made: Sequence[Made], label: str) -> bool:

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import SAMPLE
 from featuremill.merge.gather import Gatherer
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
 from featuremill.store.parts import Part
-from featuremill.store.records import SAMPLE, read_records
+from featuremill.store.records import read_records
 
 
 def write(

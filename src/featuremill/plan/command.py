@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from featuremill.base import run_log
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import SAMPLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
@@ -40,7 +41,6 @@ from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.plan import Input, Plan
-from featuremill.store.records import SAMPLE
 from featuremill.store.results import Results
 from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb

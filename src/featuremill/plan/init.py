@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{output}: it exists already; add --force to overwrite it, or --output.")
     sheet = output.with_suffix(".tsv")
     if len(paths) == 1:
-        has_samples = not opens_any and is_sheet(paths[0])
-        records = {"samples": str(paths[0])} if has_samples else {"inputs": [str(paths[0])]}
+        is_a_sheet = not opens_any and is_sheet(paths[0])
+        records = {"samples": str(paths[0])} if is_a_sheet else {"inputs": [str(paths[0])]}
         _write(arguments, name, output, records)
         return
     if sheet.exists() and not arguments.force:

@@ -12,9 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from featuremill.base.id_columns import ID, KEYS, SAMPLE, IdColumns
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 STATUSES = ("planned", "refused", "duplicate")
@@ -38,50 +41,68 @@ SCHEMA = pa.schema(
         "row": pa.int32(),
     }
 )
-"""`shard` and `row` locate the values; they are null for a record without its own. A run with
-samples has one more column, and the table of samples in the schema's metadata."""
-SAMPLE = "sample"
+"""`shard` and `row` locate the values; they are null for a record without its own. A run of a
+sheet of samples has one more column, and the sheet's other columns in the schema's metadata."""
 
 
 def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """Return the schema of records.parquet of these `samples`, the columns of their table."""
+    """Return the schema of the records of these `samples`, the columns of their table."""
     if not samples:
         return SCHEMA
     return SCHEMA.append(pa.field(SAMPLE, NAMES)).with_metadata({SAMPLE: json.dumps(samples)})
 
 
 def samples_of(path: Path) -> dict[str, list[str]]:
-    """Return the table of samples in the records.parquet at `path`, by column; empty for a run without
-    samples."""
+    """Return the table of samples in the records.parquet at `path`, by column; empty without a
+    sheet."""
     text: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
     samples: dict[str, list[str]] = json.loads(text)
     return samples
 
 
+def id_columns_of(path: Path) -> IdColumns:
+    """Return the columns of ids in the records.parquet at `path`."""
+    return IdColumns.among(pq.read_schema(path).names)
+
+
+def with_keys(rows: Rows) -> Rows:
+    """Return `rows` with each of the KEYS of ids; those that they lack are empty."""
+    for key in KEYS:
+        if key not in rows.schema.names:
+            empty = pa.DictionaryArray.from_arrays(np.zeros(rows.num_rows, np.int32), [""])
+            rows = rows.append_column(key, empty)
+    return rows
+
+
 def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
-    """Return an id of each of the `rows` that is unique in the run: its id; with samples
-    <sample>/<id>, as names of samples have no "/"."""
-    if SAMPLE not in rows.schema.names:
-        return rows["id"]
-    return pc.binary_join_element_wise(rows[SAMPLE].cast(pa.string()), rows["id"], "/")
+    """Return the whole id of each of the `rows`, which have the columns `WHOLE`."""
+    ids = rows[ID]
+    for key in reversed(KEYS):
+        ids = pc.binary_join_element_wise(_before_id(rows[key]), ids, "")
+    return ids
 
 
-def split_id(full: str) -> tuple[str, str]:
-    """Return the sample and the id of a full id, in a run with samples."""
-    sample, _, id = full.partition("/")
-    return sample, id
+def _before_id(key: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """Return what stands in front of an id: `<sample>/`, nothing for the empty sample."""
+    if isinstance(key, pa.ChunkedArray):
+        return pa.chunked_array(list(map(_before_id, key.chunks)), pa.string())
+    names = key if isinstance(key, pa.DictionaryArray) else key.dictionary_encode()
+    known = names.dictionary
+    before = pc.if_else(pc.equal(known, ""), "", pc.binary_join_element_wise(known, "/", ""))
+    return before.take(names.indices)
 
 
 def with_full_ids(rows: Rows) -> Rows:
-    """Return `rows` with full ids in place of the ids, and without the column of samples."""
-    if SAMPLE not in rows.schema.names:
-        return rows
-    place = rows.schema.get_field_index("id")
-    named: Rows = rows.set_column(place, "id", full_ids(rows)).drop_columns([SAMPLE])
-    return named
+    """Return `rows` with whole ids in place of the ids, and without their keys."""
+    named: Rows = rows.set_column(rows.schema.get_field_index(ID), ID, full_ids(rows))
+    return named.drop_columns(list(KEYS))
 
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield these columns of the records.parquet at `path`, `READ_ROWS` rows at a time, in input order."""
+    """Yield these columns of the records.parquet at `path`, `READ_ROWS` rows at a time, in input
+    order; keys of ids are empty where the run has no sheet."""
+    there = pq.read_schema(path).names
     with pq.ParquetFile(path, buffer_size=2**20) as file:
-        yield from file.iter_batches(READ_ROWS, columns=list(columns))
+        asked = [name for name in columns if name in there or name not in KEYS]
+        for batch in file.iter_batches(READ_ROWS, columns=asked):
+            yield with_keys(batch).select(list(columns))

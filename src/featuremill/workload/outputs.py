@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID, ID_ALONE, KEYS, IdColumns
 from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import Format as Format
 from featuremill.store.formats import Kind, module_of
@@ -31,13 +32,14 @@ class Target(NamedTuple):
     provenance: dict[str, str]
     """Workload, model, recipe and versions, for the attributes of the file."""
     samples: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """In a run with samples: the names of the samples, and the values of each other column of the
-    sheet."""
+    """Of a sheet of samples: the names of the samples, and the values of each other column."""
+    id_columns: IdColumns = ID_ALONE
+    """How ids look in a table."""
 
     @property
     def about(self) -> tuple[str, ...]:
         """The names of the columns before the values."""
-        return (*ABOUT, "sample") if self.samples else ABOUT
+        return (*ABOUT, *self.id_columns.keys)
 
     def of_kind(self, kind: Kind) -> list[str]:
         """Return the names of the columns of values of one kind (`KINDS` has them)."""
@@ -56,8 +58,9 @@ class Writer(Protocol):
     """One open result file, which gets blocks of finished rows in input order."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length and sha256 (as 32 bytes), then the values. A run
-        with samples also has `sample`, and the rows of a sample are adjacent."""
+        """Append a block: id, description, length, sha256 (as 32 bytes) and sample, then the values.
+        Ids are whole; `own_ids` and `by_owner` take the sample out of them. The rows of a sample
+        are adjacent; it is empty where there is no sheet."""
 
     def close(self) -> None:
         """Finish the file."""
@@ -73,19 +76,34 @@ def open_writer(name: str, target: Target) -> Writer:
     return writer
 
 
-def by_sample(block: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the name and the rows of each sample in a block, in order; in a run without samples, ""
-    and all rows."""
-    if "sample" not in block.column_names:
-        yield "", block
-        return
+def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
+    """Yield whose they are, and the rows of each sample in a block, in order: {"sample": "a"}, {}
+    for the empty one. Their ids are their own, as those of records without samples."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
-    runs = pc.run_end_encode(block["sample"].combine_chunks())
+    columns = [block[key].combine_chunks() for key in KEYS]
+    runs = pc.run_end_encode(pc.binary_join_element_wise(*columns, "/"))
     start = 0
-    for name, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        yield name, block.slice(start, end - start)
-        start = end
+    for owner, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        rows, start = block.slice(start, end - start), end
+        values = dict(zip(KEYS, owner.split("/"), strict=True))
+        if keys := {key: value for key, value in values.items() if value}:
+            length = len("/".join(keys.values())) + 1
+            own = {ID: pc.utf8_slice_codeunits(rows[ID], length)}
+            own |= {key: pa.repeat("", rows.num_rows) for key in KEYS}
+            columns = [own.get(name, rows[name]) for name in rows.column_names]
+            rows = pa.table(columns, names=rows.column_names)
+        yield keys, rows
+
+
+def own_ids(block: pa.Table) -> pa.ChunkedArray:
+    """Return the ids of a block as its samples have them."""
+    import pyarrow as pa
+
+    pieces = [rows[ID] for _, rows in by_owner(block)]
+    whole = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pa.string())
+    return pa.chunked_array([whole.combine_chunks()])
 
 
 def need(columns: list[str], output: str, what: str) -> list[str]:
