@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -272,6 +272,25 @@ class Run(Config):
         return files_named(self.inputs, self.samples)
 
     @property
+    def named(self) -> tuple[str, ...]:
+        """What says where the records are: the inputs, or the sheet of samples alone."""
+        return (self.samples,) if self.samples else self.inputs
+
+    @property
+    def key_of_named(self) -> str:
+        return "samples" if self.samples else "inputs"
+
+    @property
+    def files_of_records(self) -> list[str]:
+        """The files with the records, as `files` has them."""
+        return self.files[1:] if self.samples else self.files
+
+    def reading(self, named: Sequence[str]) -> Run:
+        """Return the run with other inputs or, of samples, another sheet."""
+        update = {"samples": named[0]} if self.samples else {"inputs": tuple(named)}
+        return self.model_copy(update=update)
+
+    @property
     def id_columns(self) -> IdColumns:
         """How ids of its records look when they are written."""
         return IdColumns.of_sheet(self.samples)
@@ -441,7 +460,7 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
 def refuse_patterns(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
     names: dict[str, Iterable[Any]] = {
-        "samples" if run.samples else "inputs": run.files,
+        run.key_of_named: run.files,
         "options": run.options_given.values(),
         "labels": [run.labels.file],
     }

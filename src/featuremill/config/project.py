@@ -188,14 +188,12 @@ def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, An
     if FEATURES not in raw:
         _refuse_path(runs[0].run, origin)
     first = runs[0]
-    inputs = first.inputs or (first.samples,)
     by_name = {run.run: run for run in runs}
     name = first.run.partition("/")[0]
-    project = Project(name, inputs, by_name, sections, first.samples, origin)
+    project = Project(name, first.named, by_name, sections, first.samples, origin)
     if files := _records(project.for_steps):
         reading = [
-            run.model_copy(update=_reading(_file_of(kind, run, files), project.samples))
-            for kind, run in zip(kinds, runs, strict=True)
+            run.reading([_file_of(kind, run, files)]) for kind, run in zip(kinds, runs, strict=True)
         ]
         project = project._replace(runs={run.run: run for run in reading})
     return project
@@ -240,11 +238,6 @@ def _records(project: step.Project) -> dict[str, str]:
         for key, one in _makers(project.sections).items()
         for kind, file in one.records(project.sections[key], project).items()
     }
-
-
-def _reading(file: str, samples: str) -> dict[str, Any]:
-    """Return what of a run has it read `file`, which a step makes: of samples, a sheet."""
-    return {"samples": file} if samples else {"inputs": (file,)}
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:

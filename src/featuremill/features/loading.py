@@ -18,7 +18,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
-from featuremill.store.records import full_ids, with_keys
+from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
@@ -61,7 +61,7 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     schema = _dataset(path).schema
     selected = chosen(schema, column, path)
     its_ids = _read(path, columns=IdColumns.among(schema.names).names)
-    ids: list[str] = full_ids(with_keys(its_ids)).to_pylist()
+    ids: list[str] = whole_ids(with_keys(its_ids)).to_pylist()
     if path != Path(run) and format_of("npy").file in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, selected.start : selected.start + selected.width]

@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.base.words import counted
 from featuremill.features.columns import CHOOSING, chosen
 from featuremill.features.parts import Parts
@@ -21,7 +20,6 @@ from featuremill.features.table import Matrix, Stored, Table, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.formats import bytes_of, outputs_of
-from featuremill.store.records import id_columns_of as columns_in
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -70,12 +68,6 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
     folder = Results(Path(run))
     _, delivery = _delivered(folder, False)
     return _parts(folder, delivery, column, "--vectors", True)
-
-
-def id_columns_of(run: str | Path) -> IdColumns:
-    """Return how ids of the records of `run` look, if it was planned."""
-    records = Results(Path(run)).records
-    return columns_in(records) if records.exists() else ID_ALONE
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:

@@ -28,7 +28,7 @@ from featuremill.store.files import digest_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of
 from featuremill.store.plan import Plan
-from featuremill.store.records import full_ids, id_columns_of, read_records
+from featuremill.store.records import id_columns_of, read_records, whole_ids
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -182,7 +182,7 @@ class Parts:
         each; 100,000 at a time. Ids are whole."""
         for batch, rows in self._records([*WHOLE, "shard", "row"]):
             places = self._places(rows)
-            ids = full_ids(batch)
+            ids = whole_ids(batch)
             yield ids.take(pa.array(places)).to_pylist(), rows[places]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:

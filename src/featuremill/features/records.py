@@ -19,7 +19,7 @@ from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED
 from featuremill.store.plan import Input, Plan
-from featuremill.store.records import full_ids, read_records, samples_of
+from featuremill.store.records import read_records, samples_of, whole_ids
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -58,7 +58,7 @@ class Records:
         """Return the whole ids of `rows`: <sample>/<id>, or the id where the sample is empty."""
         ids_found = np.empty(len(rows), object)
         for places, batch in self.table.pieces(rows, WHOLE):
-            ids_found[places] = full_ids(batch).to_pylist()
+            ids_found[places] = whole_ids(batch).to_pylist()
         ids: list[str] = ids_found.tolist()
         return ids
 
@@ -69,7 +69,7 @@ class Records:
         wanted = set(ids)
         wanted_ids = pa.array(wanted, pa.string())
         for first, batch in self.table.batches(WHOLE) if wanted else ():
-            ids_there = full_ids(batch)
+            ids_there = whole_ids(batch)
             places = pc.indices_nonzero(pc.is_in(ids_there, value_set=wanted_ids))
             names = ids_there.take(places).to_pylist()
             row_of.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
@@ -83,14 +83,14 @@ class Records:
         rows = np.unique(rows)
         others = Record._fields[1:]
         for places, batch in self.table.pieces(rows, [*WHOLE, *others]):
-            columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
+            columns = (_plain(each) for each in (whole_ids(batch), *map(batch.column, others)))
             records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return records
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
         for _, batch in self.table.batches([*WHOLE, "sha256"]):
-            yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
+            yield from zip(whole_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
 
 class Planned(Records):
@@ -119,7 +119,7 @@ class Planned(Records):
         every = Table(self.folder.records)
         for _, batch in every.batches([*WHOLE, "status"]):
             is_refused = pc.equal(batch["status"].cast(pa.string()), "refused")
-            for id in full_ids(batch).filter(is_refused).to_pylist():
+            for id in whole_ids(batch).filter(is_refused).to_pylist():
                 yield Record(id, 0, "", "")
 
 

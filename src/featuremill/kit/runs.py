@@ -4,7 +4,7 @@ from featuremill.store.delivery import Accounts
 from featuremill.store.failed import Group as FailedGroup
 from featuremill.store.failed import read_list as failed_groups
 from featuremill.store.plan import Settings
-from featuremill.store.records import full_ids, read_records, with_full_ids, with_keys
+from featuremill.store.records import read_records, whole_ids, with_keys, with_whole_ids
 from featuremill.store.results import Results
 from featuremill.store.run_lock import working_folder
 
@@ -14,9 +14,9 @@ __all__ = [
     "Results",
     "Settings",
     "failed_groups",
-    "full_ids",
     "read_records",
-    "with_full_ids",
+    "whole_ids",
     "with_keys",
+    "with_whole_ids",
     "working_folder",
 ]

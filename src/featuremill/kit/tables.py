@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.step import Made, Project
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
-from featuremill.kit.ids import IdColumns
 
 __all__ = ["Table", "id_columns_of", "words_of"]
 
@@ -87,12 +87,15 @@ def words_of(options: Mapping[str, object]) -> list[str]:
 
 
 def id_columns_of(project: Project, folder: str) -> IdColumns:
-    """Return how ids of the features in `folder` look: those of the project, or of a finished run
-    elsewhere."""
-    from featuremill import features  # here: it loads pyarrow
+    """Return how ids of the features in `folder` look: those of the project, or of a run
+    elsewhere, if it was planned."""
+    from featuremill.store import records  # here: it loads pyarrow
+    from featuremill.store.results import Results
 
-    is_ours = folder in project.features.values()
-    return project.id_columns if is_ours else features.id_columns_of(folder)
+    if folder in project.features.values():
+        return project.id_columns
+    path = Results(Path(folder)).records
+    return records.id_columns_of(path) if path.exists() else ID_ALONE
 
 
 def stands(made: Sequence[Made], label: str) -> bool:

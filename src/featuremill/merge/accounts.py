@@ -27,7 +27,7 @@ from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
-from featuremill.store.records import STATUSES, full_ids
+from featuremill.store.records import STATUSES, whole_ids
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
@@ -144,7 +144,7 @@ class _Lists:
         self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())
 
     def _add_fasta(self, rows: pa.Table, payloads: list[bytes]) -> None:
-        ids, descriptions = full_ids(rows).to_pylist(), rows["description"].to_pylist()
+        ids, descriptions = whole_ids(rows).to_pylist(), rows["description"].to_pylist()
         for id, description, payload in zip(ids, descriptions, payloads, strict=True):
             if not self._takes_fasta:
                 return

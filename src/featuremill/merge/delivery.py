@@ -18,7 +18,7 @@ from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import TEMPORARY, remove
 from featuremill.store.formats import files, format_of, sidecar_of, told
-from featuremill.store.records import full_ids
+from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
 
@@ -74,7 +74,7 @@ def write(
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
             place = block.schema.get_field_index(ID)
-            named = block.set_column(place, ID, full_ids(block))
+            named = block.set_column(place, ID, whole_ids(block))
             writing = [pool.submit(writer.write, named) for writer in writers]
             wait(writing)  # for all: none may still write when another's failure ends this
             for name, future in zip(paths, writing, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.workload.outputs import Format, Target, by_owner, need
+from featuremill.workload.outputs import Format, Target, by_owner, need, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class Writer:
         from featuremill.kit.arrays import side_by_side
 
         for keys, rows in by_owner(block):
-            self._file.add(rows["id"], side_by_side(rows, self._columns), [*keys.values()])
+            self._file.add(own_ids(rows), side_by_side(rows, self._columns), [*keys.values()])
 
     def close(self) -> None:
         """Close the file."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featuremill.outputs.per_protein_h5 import ONE_BY_ONE
-from featuremill.workload.outputs import Format, Target, by_owner, need
+from featuremill.workload.outputs import Format, Target, by_owner, need, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class Writer:
             several = len(columns) > 1
             rows = zip(*columns, strict=True)
             values = (np.stack(row) if several else row[0] for row in rows)
-            self._file.add(few["id"], values, [*keys.values()])
+            self._file.add(own_ids(few), values, [*keys.values()])
 
     def close(self) -> None:
         """Close the file."""

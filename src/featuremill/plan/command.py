@@ -181,7 +181,7 @@ class Planning(NamedTuple):
         spooled, inputs = self._read(sheet)
         repeats = spooled.repeats
         if spooled.tally.is_nucleotides:
-            nucleotides.refuse(self.run.inputs or [self.run.samples], log)
+            nucleotides.refuse(self.run.named, log)
         cut = self._cut(spooled)
         write_records(
             self.folder.records,

@@ -202,7 +202,7 @@ def _look(checked: config.Run) -> Survey:
 
 def _paths(checked: config.Run) -> list[Path]:
     """Return the files with the records."""
-    return [Path(path) for path in checked.files[bool(checked.samples) :]]
+    return [*map(Path, checked.files_of_records)]
 
 
 def _outputs(checked: config.Run, unfilled: Collection[str]) -> list[str]:

@@ -19,7 +19,7 @@ from featuremill.report.agreement import agreement
 from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
-from featuremill.store.records import full_ids
+from featuremill.store.records import whole_ids
 from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"
@@ -67,7 +67,7 @@ def read(table: Table) -> Projection | str:
     rows = _sample(table, width)
     ids, lengths, vectors = list[str](), list[int](), np.empty((len(rows), width), np.float32)
     for places, batch in table.pieces(rows, [*WHOLE, "length", column]):
-        ids += full_ids(batch).to_pylist()
+        ids += whole_ids(batch).to_pylist()
         lengths += batch["length"].to_pylist()
         vectors[places] = matrix(batch[column])
     xy, explained = principal_plane(vectors)

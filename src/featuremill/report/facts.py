@@ -26,7 +26,7 @@ from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.records import with_full_ids
+from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
 from featuremill.workload.figures import Figure
@@ -180,7 +180,7 @@ def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield some columns of a table; ids are whole."""
     keys = KEYS if ID in columns else ()
     for _, batch in table.batches([*columns, *keys]):
-        yield with_full_ids(batch) if keys else batch
+        yield with_whole_ids(batch) if keys else batch
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.id_columns import ID_ALONE, IdColumns
-from featuremill.base.matching import Matcher
 from featuremill.base.text import clipped
 from featuremill.inputs import labels
 
@@ -79,11 +78,9 @@ def read(
     """
     wanted = {*ids, *(id_columns.accession(id) for id in ids)}
     found, _ = labels.read(path, column, None, id_columns, id_column, wanted, log)
-    lines = {name: label.line for name, label in found.items()}
-    names = Matcher(path, lines, "record on the map", id_columns).match(ids)
-    names.check()
-    text_of = {id: found[name].name for name, id in names.id_of.items()}
-    texts = [text_of.get(id) for id in ids]
+    named = labels.NamedRecords("record on the map", id_columns, None)
+    label_of = labels.of_ids(found, path, ids, named)
+    texts = [label_of[id].name if id in label_of else None for id in ids]
     if not ids or found:
         return Labels(column, path, texts, id_column=id_column)
     example = labels.first_id(path, id_columns, id_column)

@@ -16,7 +16,7 @@ from featuremill.base.text import clipped
 from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, by_number, reason_of
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
-from featuremill.store.records import full_ids, with_keys
+from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
@@ -84,7 +84,7 @@ def _found_in(
                 break
             shown = [pair for pair in failures if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
-                ids = full_ids(with_keys(file.read_row_group(group, id_columns.names)))
+                ids = whole_ids(with_keys(file.read_row_group(group, id_columns.names)))
             for at, reason in shown:
                 if len(examples[reason]) < MOST_EXAMPLES:
                     examples[reason].append(Example(clipped(ids[at].as_py())))

@@ -74,7 +74,7 @@ def with_keys(rows: Rows) -> Rows:
     return rows
 
 
-def full_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
+def whole_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
     """Return the whole id of each of the `rows`, which have the columns `WHOLE`."""
     ids = rows[ID]
     for key in reversed(KEYS):
@@ -92,9 +92,9 @@ def _before_id(key: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
     return before.take(names.indices)
 
 
-def with_full_ids(rows: Rows) -> Rows:
+def with_whole_ids(rows: Rows) -> Rows:
     """Return `rows` with whole ids in place of the ids, and without their keys."""
-    named: Rows = rows.set_column(rows.schema.get_field_index(ID), ID, full_ids(rows))
+    named: Rows = rows.set_column(rows.schema.get_field_index(ID), ID, whole_ids(rows))
     return named.drop_columns(list(KEYS))
 
 

@@ -58,9 +58,9 @@ class Writer(Protocol):
     """One open result file, which gets blocks of finished rows in input order."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length, sha256 (as 32 bytes) and sample, then the values.
-        Ids are whole; `own_ids` and `by_owner` take the sample out of them. The rows of a sample
-        are adjacent; it is empty where there is no sheet."""
+        """Append a block: id, description, length, sha256 (as 32 bytes) and sample, which is empty
+        without a sheet; then the values. Ids are whole, so no two records have the same;
+        `own_ids` has those of the samples. The rows of a sample are adjacent."""
 
     def close(self) -> None:
         """Finish the file."""
@@ -77,33 +77,28 @@ def open_writer(name: str, target: Target) -> Writer:
 
 
 def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
-    """Yield whose they are, and the rows of each sample in a block, in order: {"sample": "a"}, {}
-    for the empty one. Their ids are their own, as those of records without samples."""
-    import pyarrow as pa
+    """Yield the rows of each sample in a block, in order, and whose they are: {"sample": "a"}, {}
+    for the empty one."""
     import pyarrow.compute as pc
 
     columns = [block[key].combine_chunks() for key in KEYS]
     runs = pc.run_end_encode(pc.binary_join_element_wise(*columns, "/"))
     start = 0
     for owner, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        rows, start = block.slice(start, end - start), end
-        values = dict(zip(KEYS, owner.split("/"), strict=True))
-        if keys := {key: value for key, value in values.items() if value}:
-            length = len("/".join(keys.values())) + 1
-            own = {ID: pc.utf8_slice_codeunits(rows[ID], length)}
-            own |= {key: pa.repeat("", rows.num_rows) for key in KEYS}
-            columns = [own.get(name, rows[name]) for name in rows.column_names]
-            rows = pa.table(columns, names=rows.column_names)
-        yield keys, rows
+        values = zip(KEYS, owner.split("/"), strict=True)
+        yield {key: value for key, value in values if value}, block.slice(start, end - start)
+        start = end
 
 
 def own_ids(block: pa.Table) -> pa.ChunkedArray:
     """Return the ids of a block as its samples have them."""
-    import pyarrow as pa
+    import pyarrow.compute as pc
 
-    pieces = [rows[ID] for _, rows in by_owner(block)]
-    whole = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], pa.string())
-    return pa.chunked_array([whole.combine_chunks()])
+    ids = block[ID]
+    for key in KEYS:
+        own = pc.replace_substring_regex(ids, "^[^/]*/", "")
+        ids = pc.if_else(pc.equal(block[key], ""), ids, own)
+    return ids
 
 
 def need(columns: list[str], output: str, what: str) -> list[str]:

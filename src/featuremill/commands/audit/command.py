@@ -131,7 +131,7 @@ def _asked(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."
         )
-    named = run.files[bool(run.samples) :] if run else ()
+    named = run.files_of_records if run else ()
     inputs = arguments.inputs or [Path(name) for name in dict.fromkeys(named)]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")

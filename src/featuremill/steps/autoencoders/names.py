@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.kit.ids import WHOLE
-from featuremill.kit.runs import full_ids, read_records
+from featuremill.kit.runs import read_records, whole_ids
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 SHARED = 3
@@ -58,7 +58,7 @@ def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
 def _descriptions(records_path: Path) -> Iterator[tuple[str, str]]:
     for batch in read_records(records_path, [*WHOLE, "description"]):
         yield from zip(
-            full_ids(batch).to_pylist(),
+            whole_ids(batch).to_pylist(),
             (text or "" for text in batch["description"].to_pylist()),
             strict=True,
         )

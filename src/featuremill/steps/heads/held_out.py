@@ -16,7 +16,7 @@ import numpy.typing as npt
 from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import sha256_of
 from featuremill.kit.ids import ID_ALONE, IdColumns
-from featuremill.kit.runs import full_ids, with_keys
+from featuremill.kit.runs import whole_ids, with_keys
 from featuremill.steps.heads.card import HELD_OUT, Card
 from featuremill.steps.heads.joined import Source
 
@@ -73,7 +73,7 @@ def read(folder: Path, card: Card) -> HeldOut | None:
         raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
     table = pq.read_table(path)
     scores = [table[f"score_{name}"].to_numpy() for name in card.classes]
-    ids = full_ids(with_keys(table)).to_pylist()
+    ids = whole_ids(with_keys(table)).to_pylist()
     sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))
     return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))
 

@@ -22,7 +22,7 @@ from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import WHOLE, accessions
-from featuremill.kit.runs import full_ids
+from featuremill.kit.runs import whole_ids
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
 from featuremill.steps.search.recipe import Recipe
@@ -130,7 +130,7 @@ class Reader:
         for _, batch in self._searched.table.batches(WHOLE) if words else ():
             here = accessions(batch["id"])
             places = pc.indices_nonzero(pc.is_in(here, value_set=wanted))
-            ids = full_ids(batch).take(places).to_pylist()
+            ids = whole_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
                 if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
                     of_word.append(id)

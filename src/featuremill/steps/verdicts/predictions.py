@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, WHOLE, IdColumns
-from featuremill.kit.runs import with_full_ids, with_keys
+from featuremill.kit.runs import with_keys, with_whole_ids
 from featuremill.kit.text import listed
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import fragments as fragments_of
@@ -59,11 +59,11 @@ class Predictions(NamedTuple):
             if self.path.suffix == ".parquet":
                 with pq.ParquetFile(self.path) as file:
                     for batch in file.iter_batches(BLOCK_ROWS, columns=self.columns):
-                        yield with_full_ids(with_keys(pa.table(batch)))
+                        yield with_whole_ids(with_keys(pa.table(batch)))
                 return
             with _tsv(self.path, self.columns) as reader:
                 for batch in reader:
-                    yield with_full_ids(with_keys(pa.table(batch)))
+                    yield with_whole_ids(with_keys(pa.table(batch)))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
                 f"{self.path}: a row is no prediction ({error}); predict again."

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.workload.outputs import Format, Target, by_owner, refuse_outputs
+from featuremill.workload.outputs import Format, Target, by_owner, own_ids, refuse_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -92,7 +92,7 @@ class Writer:
             matrices(column) if pa.types.is_list(column.type) else matrix(column)
             for column in (block[name] for name in self._columns)
         ]
-        texts = (block[name].to_pylist() for name in ("id", "description"))
+        texts = (column.to_pylist() for column in (own_ids(block), block["description"]))
         for id, description, *rows in zip(*texts, *values, strict=True):
             label = f"{id} {description}" if description else id
             result: dict[str, Any] = {"label": label}
