@@ -7,7 +7,7 @@ and no other record of the run has it: `<sample>/<id>`, or the id alone where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from featuremill.base.accession import accession
@@ -26,10 +26,9 @@ class IdColumns(NamedTuple):
     """Those of KEYS that the table has."""
 
     @classmethod
-    def among(cls, names: Iterable[str]) -> IdColumns:
+    def among(cls, names: Collection[str]) -> IdColumns:
         """Return those of a table with columns of these `names`."""
-        there = {*names}
-        return cls(tuple(key for key in KEYS if key in there))
+        return cls(tuple(key for key in KEYS if key in names))
 
     @classmethod
     def of_sheet(cls, sheet: str) -> IdColumns:

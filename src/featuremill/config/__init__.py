@@ -241,7 +241,6 @@ class Run(Config):
 
     @property
     def module(self) -> Workload:
-        """The workload."""
         return find_workload(self.workload)
 
     @property
@@ -281,9 +280,8 @@ class Run(Config):
         return "samples" if self.samples else "inputs"
 
     @property
-    def files_of_records(self) -> list[str]:
-        """The files with the records, as `files` has them."""
-        return self.files[1:] if self.samples else self.files
+    def paths_of_records(self) -> list[Path]:
+        return [*map(Path, self.files[1:] if self.samples else self.files)]
 
     def reading(self, named: Sequence[str]) -> Run:
         """Return the run with other inputs or, of samples, another sheet."""

@@ -33,9 +33,8 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
     """Return what `config` asks for otherwise than what was planned. Its paths are seen from
     `folder`."""
     changes = []
-    planned, now = [entry.path for entry in plan.inputs], list(dict.fromkeys(config.named))
-    if config.samples:
-        del planned[1:]  # of the sheet's files, the sheet says it
+    now = list(dict.fromkeys(config.named))
+    planned = [entry.path for entry in plan.inputs][: 1 if config.samples else None]
     if list(map(Path, planned)) != list(map(Path, now)):
         changes.append(Change(config.key_of_named, planned, now))
     if plan.workload != config.workload:

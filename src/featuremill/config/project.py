@@ -89,7 +89,6 @@ class Project(NamedTuple):
 
     @property
     def for_steps(self) -> step.Project:
-        """The project as steps see it."""
         folders = {run.rpartition("/")[2]: f"results/{run}" for run in self.runs}
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
@@ -177,7 +176,6 @@ def _sentences(
 
 
 def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, Any]) -> Project:
-    """Return the project with its runs."""
     has_kinds = bool(_makers(sections))
     besides = finding.known() if FEATURES in raw else [FEATURES, *finding.known()]
     runs, kinds = [], []

@@ -79,7 +79,6 @@ def _dataset(path: Path) -> ds.Dataset:
 def _read(
     path: Path, samples: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the table at `path`, or what it has of some `samples`."""
     table = _dataset(path)
     if samples is None:
         return table.to_table(columns=columns and list(columns))

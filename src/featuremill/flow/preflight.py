@@ -511,7 +511,6 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
 
 
 def is_forced() -> bool:
-    """Return whether rules are forced."""
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
 
@@ -633,7 +632,6 @@ def refuse_unknown_labels(run: Run, sheet: str) -> None:
 
 
 def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
-    """Refuse an input that is not there or cannot be read."""
     hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
     with refusing(f"{origin.of('inputs')}: inputs", hint):
         source.check(Path(path))

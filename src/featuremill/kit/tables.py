@@ -87,8 +87,7 @@ def words_of(options: Mapping[str, object]) -> list[str]:
 
 
 def id_columns_of(project: Project, folder: str) -> IdColumns:
-    """Return how ids of the features in `folder` look: those of the project, or of a run
-    elsewhere, if it was planned."""
+    """Return how ids of features look: those of the project, or of a planned run elsewhere."""
     from featuremill.store import records  # here: it loads pyarrow
     from featuremill.store.results import Results
 

@@ -55,7 +55,6 @@ log = logging.getLogger("featuremill.merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill merge`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
         "--outputs",
@@ -73,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill merge`."""
     folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed

@@ -94,8 +94,6 @@ def _seconds(part: Part | None) -> float:
 
 
 def _numbers(rows: pa.RecordBatch, names: list[str]) -> npt.NDArray[np.int64]:
-    """Return the number of each row's sample."""
-    sample = rows.column(SAMPLE)
-    known = pc.index_in(sample.dictionary, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
-    numbers: npt.NDArray[np.int64] = known[sample.indices.to_numpy()].astype(np.int64)
+    known = pc.index_in(rows.column(SAMPLE).cast(pa.string()), value_set=pa.array(names))
+    numbers: npt.NDArray[np.int64] = known.to_numpy().astype(np.int64)
     return numbers

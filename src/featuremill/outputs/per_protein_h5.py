@@ -47,5 +47,4 @@ class Writer:
             self._file.add(own_ids(rows), side_by_side(rows, self._columns), [*keys.values()])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -47,5 +47,4 @@ class Writer:
             self._file.add(own_ids(few), values, [*keys.values()])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -63,5 +63,4 @@ class Writer:
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

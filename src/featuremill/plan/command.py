@@ -249,7 +249,6 @@ class Planning(NamedTuple):
         return Assigned(cutter, stores, offer, has_new, cut.why)
 
     def _plan(self, spooled: Spooled, inputs: list[Input], cut: Assigned) -> Plan:
-        """Return what plan.json says."""
         run, sizing, tally, last = self.run, self.sizing, spooled.tally, self.last
         taken = cut.offer.taken(cut.cutter.shards)
         from_stores: dict[str, Any] = {}

@@ -77,7 +77,6 @@ class Chunk(NamedTuple):
     """The number of each one's sample; 0 where there are none."""
 
     def good_lengths(self) -> list[int]:
-        """Return the length of each record that is not refused."""
         return self.good(self.lengths)
 
     def good(self, column: Sequence[Value]) -> list[Value]:

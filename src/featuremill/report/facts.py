@@ -33,8 +33,6 @@ from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """All facts on the page and in the figures."""
-
     delivery: Delivery
     lengths: Lengths
     shards: list[Shard]

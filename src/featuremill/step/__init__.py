@@ -99,8 +99,7 @@ class Project(NamedTuple):
         return f"{self.folder}/logs"
 
     def sheet_of(self, folder: str) -> Path | None:
-        """Return the sheet of samples of the features in `folder`; None where there is none, and
-        of a finished run elsewhere."""
+        """Return the sheet of samples of the features in `folder`, unless they are elsewhere."""
         is_ours = folder in self.features.values()
         return Path(self.samples) if is_ours and self.samples else None
 

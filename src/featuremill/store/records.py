@@ -53,8 +53,7 @@ def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
 
 
 def samples_of(path: Path) -> dict[str, list[str]]:
-    """Return the table of samples in the records.parquet at `path`, by column; empty without a
-    sheet."""
+    """Return the sheet of samples in the records at `path`, by column; empty without one."""
     text: bytes = (pq.read_schema(path).metadata or {}).get(SAMPLE.encode(), b"{}")
     samples: dict[str, list[str]] = json.loads(text)
     return samples
