@@ -82,7 +82,7 @@ def whole_ids(rows: pa.Table | pa.RecordBatch) -> pa.Array | pa.ChunkedArray:
 
 
 def _before_id(key: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
-    """Return what stands in front of an id: `<sample>/`, nothing for the empty sample."""
+    """Return the beginning of whole ids: `<sample>/`, nothing for the empty sample."""
     if isinstance(key, pa.ChunkedArray):
         return pa.chunked_array(list(map(_before_id, key.chunks)), pa.string())
     names = key if isinstance(key, pa.DictionaryArray) else key.dictionary_encode()
