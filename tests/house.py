@@ -45,7 +45,9 @@ OTHER_SAMPLES = {
         "numbers of a signal",
     ),
     **dict.fromkeys(("workloads.pac.filters", "workloads.pac.signals"), "numbers of a signal"),
-    "report.embedding": "rows that are drawn",
+    **dict.fromkeys(("report.embedding", "steps.autoencoders.training"), "rows that are drawn"),
+    "workloads.esm2.fallbacks": "rows that are drawn",
+    "steps.virnucpro.command": "a run of VirNucPro",
 }
 """The modules in which a sample is no column of a sheet, and what it is there."""
 
@@ -220,9 +222,9 @@ def words_in(tree):
         for field in ("id", "attr", "arg", "name", "asname", "module"):
             if isinstance(word := getattr(node, field, None), str):
                 yield word
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            if not re.search(r"\s", node.value):
-                yield node.value
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and not re.search(r"\s", text):
+            yield text
 
 
 def table():

@@ -67,7 +67,7 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
     found = [samples.read(tmp_path / f"s.{suffix}") for suffix in ("csv", "tsv", "parquet")]
     for sheet in found:
         assert sheet.about == {"sample": ["a", "b"], "year": ["2", "01"]}
-        assert [(row.sample, row.file) for row in sheet.rows] == [
+        assert [(row.owner, row.file) for row in sheet.rows] == [
             (0, "x.fa"),
             (0, "b.fa"),
             (1, "b.fa"),
@@ -180,7 +180,7 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
         return [
             one
             for chunk in found
-            for one in zip(chunk.samples, chunk.ids, chunk.payloads, strict=True)
+            for one in zip(chunk.owners, chunk.ids, chunk.payloads, strict=True)
         ]
 
     letters = {"1": b"MKV", "2": b"MAV"}
@@ -211,7 +211,7 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
     chunks = reading._chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
     found = [
-        one for chunk in chunks for one in zip(chunk.samples, chunk.sources, chunk.ids, strict=True)
+        one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
     ]
     assert found == [
         (number, f"{file}.fa", id)

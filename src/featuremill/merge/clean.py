@@ -255,7 +255,6 @@ def _is_beside(path: Path) -> bool:
 
 
 def _said_of(staying: Sequence[Path]) -> str:
-    """Return the line about what stays."""
     named = ", ".join(map(str, staying[:MOST_NAMED]))
     more = f" and {len(staying) - MOST_NAMED:,} more" if len(staying) > MOST_NAMED else ""
     return (

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from featuremill.kit.ids import KEYS
 from featuremill.outputs.parquet import hexadecimal
-from featuremill.workload.outputs import Format, Target, need, own_ids
+from featuremill.workload.outputs import Format, Target, need, own_ids, owners
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -87,20 +88,19 @@ class Writer:
         rows = slice(self._num_rows, self._num_rows + block.num_rows)
         self._num_rows = rows.stop
         ids = own_ids(block)
-        columns = (
-            {"id": ids}
-            | {name: block[name] for name in ("description", "length")}
-            | {
-                "accession": accessions(ids),
-                "sha256": hexadecimal(block["sha256"]),
-                "name": block["id"],
-                "sample": block["sample"],
-            }
-        )
+        columns = {
+            "id": ids,
+            "description": block["description"],
+            "length": block["length"],
+            "accession": accessions(ids),
+            "sha256": hexadecimal(block["sha256"]),
+            "name": block["id"],
+            **{key: block[key] for key in KEYS},
+        }
         columns = {name: column for name, column in columns.items() if name in self._about}
         if self._own:
-            known = pa.array(self._samples["sample"], pa.string())
-            number = pc.index_in(block["sample"], value_set=known)
+            known = pa.table([self._samples[key] for key in KEYS], names=list(KEYS))
+            number = pc.index_in(owners(block), value_set=owners(known))
             columns |= {name: pa.array(self._samples[name]).take(number) for name in self._own}
         texts = sum(column.nbytes for column in columns.values())
         self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.kit.ids import ID_ALONE
+from featuremill.kit.ids import ID_ALONE, KEYS
 from featuremill.outputs import parquet
 from featuremill.workload.outputs import Format, Target, by_owner
 
@@ -21,7 +21,7 @@ FORMAT = Format(
     "the same, a million rows a file",
     110,
     is_folder=True,
-    holds=("part-*.parquet", "sample=*/part-*.parquet"),
+    holds=("part-*.parquet", "/".join([*(f"{key}=*" for key in KEYS), "part-*.parquet"])),
 )
 ROWS_A_FILE = 1_000_000
 

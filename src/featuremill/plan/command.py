@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from featuremill.base import run_log
 from featuremill.base.errors import UserError
-from featuremill.base.id_columns import SAMPLE
+from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
@@ -48,7 +48,7 @@ from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settled
 
 PLAN_VERSION = 1
-RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
+RESERVED = {*ABOUT, *WHOLE, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
 MAX_SHARED = 3
 """Files of several samples that are said one by one."""

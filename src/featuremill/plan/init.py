@@ -182,8 +182,8 @@ def _look(checked: config.Run) -> Survey:
     """Read the input and say what it holds; refuse one without a good record."""
     workload, paths = find_workload(checked.workload), checked.paths_of_records
     options = checked.options
-    samples = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
-    survey = surveyed(paths, checked.workload, workload, options, samples)
+    owners = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
+    survey = surveyed(paths, checked.workload, workload, options, owners)
     for line in survey.describe(paths, workload, options):
         log.info("%s", line)
     if not survey.lengths:

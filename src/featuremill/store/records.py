@@ -45,11 +45,10 @@ SCHEMA = pa.schema(
 sheet of samples has one more column, and the sheet's other columns in the schema's metadata."""
 
 
-def schema_of(samples: Mapping[str, Sequence[str]]) -> pa.Schema:
-    """Return the schema of the records of these `samples`, the columns of their table."""
-    if not samples:
-        return SCHEMA
-    return SCHEMA.append(pa.field(SAMPLE, NAMES)).with_metadata({SAMPLE: json.dumps(samples)})
+def schema_of(about: Mapping[str, Sequence[str]]) -> pa.Schema:
+    """Return the schema of records; `about` has the columns of their sheet of samples."""
+    keys = [pa.field(key, NAMES) for key in IdColumns.among(about).keys]
+    return pa.schema([*SCHEMA, *keys], {SAMPLE: json.dumps(about)} if keys else None)
 
 
 def samples_of(path: Path) -> dict[str, list[str]]:

@@ -81,13 +81,19 @@ def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
     for the empty one."""
     import pyarrow.compute as pc
 
-    columns = [block[key].combine_chunks() for key in KEYS]
-    runs = pc.run_end_encode(pc.binary_join_element_wise(*columns, "/"))
+    runs = pc.run_end_encode(owners(block))
     start = 0
     for owner, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
         values = zip(KEYS, owner.split("/"), strict=True)
         yield {key: value for key, value in values if value}, block.slice(start, end - start)
         start = end
+
+
+def owners(rows: pa.Table) -> pa.Array:
+    """Return whose each row is: its sample."""
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*(rows[key].combine_chunks() for key in KEYS), "/")
 
 
 def own_ids(block: pa.Table) -> pa.ChunkedArray:

@@ -198,7 +198,7 @@ def _translated_samples(
     sheet.refuse_missing()
     files: dict[int, list[Path]] = {}
     for row in sheet.rows:
-        files.setdefault(row.sample, []).append(Path(row.file))
+        files.setdefault(row.owner, []).append(Path(row.file))
     every = dict.fromkeys(chain.from_iterable(files.values()))
     place.check(folder, [path, *every])
     known = sheet.about[samples.SAMPLE]
