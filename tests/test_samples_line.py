@@ -24,6 +24,7 @@ from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.flow import preflight
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
@@ -445,7 +446,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     done = translated(tmp_path, of_sample)
     ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
     score = {"a": 0.75, "b": 0.25}
-    rows = [(*features.split_id(id), score[id[0]]) for id in ids]
+    rows = [(*id.split("/", 1), score[id[0]]) for id in ids]
     path = predict(tmp_path / "p.tsv", rows)
     write(tmp_path / "out", path, tmp_path / "v.tsv", by="mean")
     assert [(r["sample"], r["contig"], r["verdict"]) for r in rows_of(tmp_path / "v.tsv")] == [
@@ -476,7 +477,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
 def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
     translated(tmp_path)
     found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
-    of, num_without = of_fragments(found, tmp_path / "kinds.csv", tmp_path / "out", True)
+    of, num_without = of_fragments(found, tmp_path / "kinds.csv", tmp_path / "out", IdColumns(KEYS))
     assert {id.partition("_")[0] for id in of} == {"a/c1"}
     assert num_without == 1
     assert set(of.values()) == {found["a/c1"]}

@@ -467,7 +467,8 @@ def test_ids_are_found_again_in_hdf5(output, tmp_path):
     path.touch()  # as merge does
     writer = open_writer(output, Target(path, values, len(rows), {}))
     columns = [pa.array(PRINTABLE), pa.array(cells, values.field("v").type)]
-    writer.write(pa.table(columns, names=["id", "v"]))
+    columns.append(pa.array([""] * len(rows)))
+    writer.write(pa.table(columns, names=["id", "v", "sample"]))
     writer.close()
     with h5py.File(path) as file:
         for number, id in enumerate(PRINTABLE):

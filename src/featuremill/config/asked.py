@@ -33,11 +33,10 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
     """Return what `config` asks for otherwise than what was planned. Its paths are seen from
     `folder`."""
     changes = []
-    planned, now = [entry.path for entry in plan.inputs], list(dict.fromkeys(config.inputs))
-    if config.samples:
-        planned, now = planned[:1], [config.samples]
+    now = list(dict.fromkeys(config.named))
+    planned = [entry.path for entry in plan.inputs][: 1 if config.samples else None]
     if list(map(Path, planned)) != list(map(Path, now)):
-        changes.append(Change("samples" if config.samples else "inputs", planned, now))
+        changes.append(Change(config.key_of_named, planned, now))
     if plan.workload != config.workload:
         return [*changes, Change("workload", plan.workload, config.workload)]
     changes += _changed_options(plan, options_asked(config))

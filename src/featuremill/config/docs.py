@@ -169,7 +169,6 @@ def _default(setting: Setting[Any]) -> str:
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for cells in rows:

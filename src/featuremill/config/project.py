@@ -21,7 +21,6 @@ from featuremill.step import (
     ChecksRecords,
     MakesProteins,
     MakesRecords,
-    TakesSamples,
     finding,
     plain_name,
 )
@@ -90,7 +89,6 @@ class Project(NamedTuple):
 
     @property
     def for_steps(self) -> step.Project:
-        """The project as steps see it."""
         folders = {run.rpartition("/")[2]: f"results/{run}" for run in self.runs}
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
@@ -122,14 +120,6 @@ def validate(
     checked = configs.checked(model, asked_of_steps, (), dict, origin)
     asked = {key: getattr(checked, key) for key in asked_of_steps}
     sections = {key: section for key, section in asked.items() if section}  # none of no names
-    if raw.get("samples"):
-        for key in sections:
-            step_of_key = step_of(key)
-            if not (isinstance(step_of_key, TakesSamples) and step_of_key.TAKES_SAMPLES):
-                raise UserError(
-                    f"{origin.of(key)}: {key}: this step takes no samples; leave it out, or name "
-                    "the files with inputs."
-                )
     features = {key: value for key, value in raw.items() if key not in asked_of_steps}
     project = _with_runs(features, origin, sections)
     _refuse_problems(project)
@@ -186,7 +176,6 @@ def _sentences(
 
 
 def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, Any]) -> Project:
-    """Return the project with its runs."""
     has_kinds = bool(_makers(sections))
     besides = finding.known() if FEATURES in raw else [FEATURES, *finding.known()]
     runs, kinds = [], []
@@ -197,14 +186,12 @@ def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, An
     if FEATURES not in raw:
         _refuse_path(runs[0].run, origin)
     first = runs[0]
-    inputs = first.inputs or (first.samples,)
     by_name = {run.run: run for run in runs}
     name = first.run.partition("/")[0]
-    project = Project(name, inputs, by_name, sections, first.samples, origin)
+    project = Project(name, first.named, by_name, sections, first.samples, origin)
     if files := _records(project.for_steps):
         reading = [
-            run.model_copy(update=_reading(_file_of(kind, run, files), project.samples))
-            for kind, run in zip(kinds, runs, strict=True)
+            run.reading([_file_of(kind, run, files)]) for kind, run in zip(kinds, runs, strict=True)
         ]
         project = project._replace(runs={run.run: run for run in reading})
     return project
@@ -249,11 +236,6 @@ def _records(project: step.Project) -> dict[str, str]:
         for key, one in _makers(project.sections).items()
         for kind, file in one.records(project.sections[key], project).items()
     }
-
-
-def _reading(file: str, samples: str) -> dict[str, Any]:
-    """Return what of a run has it read `file`, which a step makes: of samples, a sheet."""
-    return {"samples": file} if samples else {"inputs": (file,)}
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:

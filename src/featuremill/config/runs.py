@@ -31,7 +31,6 @@ class Runs(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What each is called in the config."""
         return [folder.name for folder in self.folders]
 
     @property

@@ -24,7 +24,6 @@ wrapped = partial(text.wrapped, width=WIDTH)
 
 
 def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
-    """Return the readiness of this machine."""
     torch, host = findings.torch_trial, findings.host
     return {
         "version": VERSION,

@@ -61,7 +61,6 @@ class Shard:
         return sum(len(payload.as_buffer()) for payload in self._payloads)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
-        """Return the payloads of `rows`."""
         # One by one, as `take` would import pyarrow.compute.
         return [self._payloads[row].as_py() for row in rows]
 
@@ -80,7 +79,6 @@ class Shard:
         return self._of_part(rows, values, given)
 
     def commit_failed(self, row: int, reason: str) -> None:
-        """Commit a failed row."""
         self.commit(self._of_part([row], compute.failed(self.values, 1), [reason]))
 
     def _of_part(
@@ -89,7 +87,6 @@ class Shard:
         return compute.rows_of_part([self._digest(row) for row in rows], values, given)
 
     def commit(self, batch: pa.RecordBatch) -> None:
-        """Commit rows of the part."""
         start = time.monotonic()
         self.journal.commit(batch)
         self.num_batches += 1

@@ -107,7 +107,6 @@ class Recorder:
             self._sampler.worker = process
 
     def record_progress(self, progress: dict[str, Any]) -> None:
-        """Record the worker's progress."""
         self._sampler.progress = {**self._sampler.progress, **progress}
 
     @property
@@ -132,7 +131,6 @@ class Recorder:
 
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
-    """Return a device as its event has it."""
     entry: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")

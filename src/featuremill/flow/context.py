@@ -144,11 +144,9 @@ class RunOfRules:
 
     @property
     def extract_gpus(self) -> int:
-        """The GPUs that one extract job asks for."""
         return 0 if self.asked.device == "cpu" else self.asked.gpus
 
     def extract_threads(self) -> int:
-        """Return the threads of one extract job."""
         return jobs.extract_threads(self._workflow, self.asked.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:
@@ -303,7 +301,6 @@ class Flow:
         return {Path(path).stem: run for run in runs for path in run.weights}
 
     def of(self, wildcards: Any) -> RunOfRules:
-        """Return the run that a job is about."""
         return self.runs[getattr(wildcards, "run", self.run)]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:

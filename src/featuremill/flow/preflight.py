@@ -511,7 +511,6 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
 
 
 def is_forced() -> bool:
-    """Return whether rules are forced."""
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
 
@@ -601,12 +600,12 @@ def refuse_missing_here(run: Run) -> None:
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
-        told = bool(run.samples), run.labels.id_column
+        ids = run.id_columns, run.labels.id_column
         with refusing(f"{run.origin.of('labels', key)}: labels"):
-            labels.check(Path(table), column, *told)
+            labels.check(Path(table), column, *ids)
         if is_other:  # a job is going to read it
             with refusing(f"{run.origin.of('labels', 'file')}: labels"):
-                labels.read_ahead(Path(table), column, None, *told, wanted=())
+                labels.read_ahead(Path(table), column, None, *ids, wanted=())
 
 
 def refuse_store(run: Run) -> None:
@@ -633,7 +632,6 @@ def refuse_unknown_labels(run: Run, sheet: str) -> None:
 
 
 def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
-    """Refuse an input that is not there or cannot be read."""
     hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
     with refusing(f"{origin.of('inputs')}: inputs", hint):
         source.check(Path(path))

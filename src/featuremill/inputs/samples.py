@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import SAMPLE as SAMPLE
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
 from featuremill.inputs import NamedColumns, columns, is_table, labels, rows, source
 from featuremill.workload import Record
 from featuremill.workload.outputs import ABOUT
 
-SAMPLE, FILE = "sample", "file"
-"""The columns that a sheet has; all others are the samples' own."""
+FILE = "file"
+"""The column of files; all but this and SAMPLE are the samples' own."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
 """What samples.tsv has of each sample besides."""
 MOST_SAID = 5
@@ -31,8 +32,8 @@ RESERVED = {"name", *ABOUT, *COUNTED}
 
 
 class Row(NamedTuple):
-    sample: int
-    """Its number, from 0, in the order of names."""
+    owner: int
+    """The number of its sample, from 0, in the order of names."""
     file: str
     line: int
     """Of the sheet."""
@@ -56,15 +57,15 @@ class Sheet(NamedTuple):
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
     def passes(self) -> Iterator[dict[str, int]]:
-        """Yield the files in their order, and the sample of each; so many together that none of
+        """Yield the files in their order, and the owner of each; so many together that none of
         them stands there twice."""
-        samples: dict[str, int] = {}
+        owners: dict[str, int] = {}
         for row in self.rows:
-            if row.file in samples:
-                yield samples
-                samples = {}
-            samples[row.file] = row.sample
-        yield samples
+            if row.file in owners:
+                yield owners
+                owners = {}
+            owners[row.file] = row.owner
+        yield owners
 
     def refuse_unknown(self, column: str) -> None:
         columns.find_named(self.path, list(self.about), column)

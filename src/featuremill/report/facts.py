@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.inputs import columns
@@ -25,15 +26,13 @@ from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.ledger import SAMPLE, with_full_ids
+from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
 from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
 from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """All facts on the page and in the figures."""
-
     delivery: Delivery
     lengths: Lengths
     shards: list[Shard]
@@ -119,13 +118,14 @@ def read(
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
         shown = facts.embedding
-        colours = labels.read(label_file, label, shown.ids, shown.samples, id_column)
+        colours = labels.read(label_file, label, shown.ids, shown.id_columns, id_column)
         facts = facts._replace(labels=colours)
     elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
         path, column = place.root / SAMPLES, label or SAMPLE
         columns.find_named(path, list(facts.samples[0]), column)
         of_sample = {row[SAMPLE]: row[column] or None for row in facts.samples}
-        texts = [of_sample[sample] for sample in facts.embedding.samples]
+        shown = facts.embedding
+        texts = [of_sample[shown.id_columns.owner(id)] for id in shown.ids]
         facts = facts._replace(labels=Labels(column, path, texts))
     return facts
 
@@ -175,10 +175,10 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
 
 
 def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a table; an id is `<sample>/<id>` where it has samples."""
-    of_sample = [SAMPLE] if SAMPLE in table.schema.names and "id" in columns else []
-    for _, batch in table.batches([*columns, *of_sample]):
-        yield with_full_ids(batch) if of_sample else batch
+    """Yield some columns of a table; ids are whole."""
+    keys = KEYS if ID in columns else ()
+    for _, batch in table.batches([*columns, *keys]):
+        yield with_whole_ids(batch) if keys else batch
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:

@@ -15,8 +15,6 @@ MUCH_WAITING = 0.1
 
 
 class Kind(NamedTuple):
-    """One kind of trouble."""
-
     name: str
     count: Callable[[Shard], int]
     remedy: str
@@ -86,7 +84,6 @@ def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
 
 
 def sentence(shards: Sequence[Shard]) -> str:
-    """Return the sentence for shards without trouble."""
     if len(shards) == 1:
         return "The one shard did not run out of memory, lose its worker or have to be resumed."
     return (

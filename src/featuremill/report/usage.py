@@ -63,7 +63,7 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
     """Return how the `shards` used their devices; None where nothing was recorded."""
     points: list[Point] = []
     stopped: list[Piece] = []
-    has_samples = False
+    is_sampled = False
     is_few = len(shards) <= MAX_FILES
     chosen = shards if is_few else evenly(shards, MAX_POINTS // 2)
     most = max(2, MAX_POINTS // max(1, len(chosen)))
@@ -77,12 +77,12 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
             for n, attempt in enumerate(attempts)
             for point in _sampled(attempt, shard, n, share)
         ]
-        has_samples = has_samples or bool(own)
+        is_sampled = is_sampled or bool(own)
         own = own or _of_receipt(shard)
         stopped += _stopped(attempts, shard)
         points += own
         names |= {shard.name} if own else set()
-    return Usage(points, stopped, has_samples, len(names)) if points else None
+    return Usage(points, stopped, is_sampled, len(names)) if points else None
 
 
 def _of_receipt(shard: Shard) -> list[Point]:

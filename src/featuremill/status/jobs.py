@@ -131,7 +131,6 @@ class Job:
         return 1 - self.cost_left / self.cost if self.cost else 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
         return {**asdict(self), "silent_seconds": round(self.silent_seconds, 1)}
 
 

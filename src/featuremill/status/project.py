@@ -56,7 +56,6 @@ class ProjectState:
 
     @property
     def begun(self) -> list[RunState]:
-        """The runs that were started."""
         return [state for state in self.states.values() if state.is_begun]
 
     @property

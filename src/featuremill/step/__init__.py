@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Wit
 from featuremill.base.change import Change
 from featuremill.base.errors import UserError
 from featuremill.base.file_times import came_at
+from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
 
@@ -70,7 +71,7 @@ class Project(NamedTuple):
     name: str
     """The config's `run`."""
     inputs: Sequence[str]
-    """The files of its records; in a project with samples, the sheet only."""
+    """The files of its records; of a sheet of samples, the sheet only."""
     features: Mapping[str, str]
     """The folder of each set of features by its name in the config; without sets, the folder of the
     run by the run's name."""
@@ -80,8 +81,12 @@ class Project(NamedTuple):
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
-    """The sheet of samples, in a project with one. Ids are then unique within a sample, and
-    `Features.ids_of` returns `<sample>/<id>`."""
+    """The sheet of samples, in a project with one."""
+
+    @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its records look when they are written; inside they are whole."""
+        return IdColumns.of_sheet(self.samples)
 
     @property
     def folder(self) -> str:
@@ -92,6 +97,11 @@ class Project(NamedTuple):
     def logs(self) -> str:
         """The folder of the logs of its steps, each in a folder named by its KEY."""
         return f"{self.folder}/logs"
+
+    def sheet_of(self, folder: str) -> Path | None:
+        """Return the sheet of samples of the features in `folder`, unless they are elsewhere."""
+        is_ours = folder in self.features.values()
+        return Path(self.samples) if is_ours and self.samples else None
 
     def features_of(self, name: str | None) -> str:
         """Return the folder of the features called `name`. A config without sets needs no name; a
@@ -210,13 +220,6 @@ class Step(Protocol):
 
     def made(self, asked: Any, project: Project) -> Sequence[Made]:
         """Return what is made, in order."""
-
-
-@runtime_checkable
-class TakesSamples(Protocol):
-    """A step that is allowed in a project with a sheet of samples."""
-
-    TAKES_SAMPLES: bool
 
 
 @runtime_checkable

@@ -180,7 +180,6 @@ def all_shelves(store: Path) -> list[Shelf]:
 
 
 def publishers(store: Path) -> list[Path]:
-    """Return the folders of all users in `store`."""
     try:
         return sorted(Path(e.path) for e in os.scandir(store) if e.is_dir() and e.name[0] != ".")
     except OSError:

@@ -76,8 +76,6 @@ class Checkpoint(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """The result of a conversion."""
-
     name: str
     """Part of the recipe, so it must not depend on a path or on a name that a user chose."""
     sha256: str

@@ -43,7 +43,6 @@ _log = logging.getLogger("featuremill.weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill weights`."""
     parser.add_argument("model", help="a model's name, or the path of its file or folder")
     parser.add_argument(
         "--workload", default=DEFAULT, metavar="NAME", help=f"whose weights they are ({DEFAULT})"
@@ -134,7 +133,6 @@ def suggested(workload: str) -> str:
 
 
 def command_for(model: str, workload: str, output: str) -> str:
-    """Return the command that makes the JSON `output`."""
     of_workload = [] if workload == DEFAULT else ["--workload", workload]
     return shlex.join(["featuremill", "weights", model, *of_workload, "--output", output])
 
@@ -169,12 +167,10 @@ def lost(path: Path) -> Weights | None:
 
 
 def weights_of(record: WeightsFile) -> Weights:
-    """Return the weights that a JSON file describes."""
     return Weights(record.name, Path(record.path), record.sha256, record.metadata)
 
 
 def cache_folder(given: Path | None = None) -> Path:
-    """Return the folder of converted weights."""
     if given:
         return given
     if named := environment.CACHE.value():

@@ -25,7 +25,6 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill search`."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add("run_folder", type=Path, help="results/<run>")
@@ -54,7 +53,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `featuremill search`."""
     _calm_blas()
     from featuremill.features.nearest import metric_of
     from featuremill.kit.files import give_way

@@ -23,7 +23,6 @@ from featuremill.steps.translate.names import (
 )
 
 KEY = "translate"
-TAKES_SAMPLES = True
 ABOUT = (
     "How the inputs, contigs or reads, are cut into fragments (docs/translate.md), of which "
     "features are computed: `results/<run>/translate/`."

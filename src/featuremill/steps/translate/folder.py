@@ -31,6 +31,7 @@ from featuremill.kit.files import (
     sha256_of,
     vacate,
 )
+from featuremill.kit.ids import ID_ALONE, KEYS, IdColumns
 from featuremill.kit.locks import claimed, is_still_there
 from featuremill.kit.text import one_line
 from featuremill.steps.translate.fragments import Fragment
@@ -101,6 +102,11 @@ class Translation(JsonFile):
     """The sha256 of each other file; of samples, of the sheets and of each one's translate.json."""
     samples: list[str] | None = None
     """Their names, in their order, where contigs are of samples."""
+
+    @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its contigs look when they are written; inside they are whole."""
+        return ID_ALONE if self.samples is None else IdColumns(KEYS)
 
     @property
     def places(self) -> list[tuple[str, str]]:
