@@ -20,7 +20,7 @@ from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
 from featuremill.plan import speeds
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.shard_cost import Sizing
 from featuremill.report import troubles
 from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
