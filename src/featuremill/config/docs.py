@@ -18,7 +18,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
-from featuremill.step import ReadsVariables, finding
+from featuremill.step import finding, optional
 from featuremill.store import files
 from featuremill.workload import DEFAULT, find_workload, plugin_errors
 
@@ -150,7 +150,7 @@ def environment_page() -> str:
         if not setting.is_internal
     )
     steps = map(finding.step_of, finding.built_in())
-    read = [one.VARIABLES for one in steps if isinstance(one, ReadsVariables)]
+    read = [optional(each, "VARIABLES") for each in steps]
     known = itertools.chain(environment.OF_OTHERS, *read)
     groups = itertools.groupby(known, lambda variable: variable.meaning)
     others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)

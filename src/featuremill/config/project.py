@@ -19,7 +19,6 @@ from featuremill.config.yaml_lines import Places
 from featuremill.step import (
     ChecksFiles,
     ChecksRecords,
-    MakesProteins,
     MakesRecords,
     TakesSamples,
     finding,
@@ -291,7 +290,7 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
     """Return what to type to have proteins made of nucleotides, and the file of these; None where
     no step does that."""
     steps = (step_of(key) for key in finding.built_in())
-    return next((s.proteins_of(paths) for s in steps if isinstance(s, MakesProteins)), None)
+    return next(filter(None, (step.optional(each, "proteins_of")(paths) for each in steps)), None)
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

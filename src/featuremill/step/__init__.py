@@ -175,7 +175,11 @@ class Made(NamedTuple):
 
 
 class Command(NamedTuple):
-    """A command of a step, or of a module that is an entry point of `featuremill.commands`."""
+    """A command of a step, or of a module that is an entry point of `featuremill.commands`.
+
+    `error_status` and `words` are for one that stands in for a program of others, as `virnucpro`
+    does and as one for fair-esm's `esm-extract` would: with the words and statuses of that.
+    """
 
     summary: str
     module: str
@@ -219,20 +223,23 @@ class TakesSamples(Protocol):
     TAKES_SAMPLES: bool
 
 
-@runtime_checkable
-class MakesProteins(Protocol):
-    """A step that makes proteins of nucleotides, for who gave the one where the other is read."""
+class OptionalAttributes:
+    """Attributes that a step may have, each with its default."""
 
-    def proteins_of(self, paths: Sequence[str]) -> tuple[str, str]:
-        """Return what to type, and the file of proteins that it makes."""
+    VARIABLES: Sequence[Variable] = ()
+    """Variables of the environment that other programs set and it reads, for
+    docs/environment.md."""
+
+    @staticmethod
+    def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:  # noqa: ARG004
+        """Return what to type to have proteins made of files of nucleotides, and the file of
+        these, for who gave the one where the other is read; None if it makes none."""
+        return None
 
 
-@runtime_checkable
-class ReadsVariables(Protocol):
-    """A step that reads variables of the environment which other programs set."""
-
-    VARIABLES: Sequence[Variable]
-    """For docs/environment.md."""
+def optional(step: Step, name: str) -> Any:
+    """Return the step's attribute `name` of `OptionalAttributes`, or the default."""
+    return getattr(step, name, getattr(OptionalAttributes, name))
 
 
 @runtime_checkable
@@ -259,7 +266,8 @@ class ChecksRecords(Protocol):
 
 @runtime_checkable
 class MakesRecords(Protocol):
-    """A step before the features: these are computed from its files instead of the inputs."""
+    """A step before the features: these are computed from its files instead of the inputs, as
+    `translate` does; one that cuts proteins into domains, or leaves out near copies, is another."""
 
     def records(self, asked: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set reads the kind
