@@ -4,6 +4,7 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 `discard` or `vacate`: a file that is not ours, or that a person changed, is then never lost.
 """
 
+from featuremill.base.readable import check as refuse_unreadable
 from featuremill.base.space import take_space
 from featuremill.store.files import (
     TEMPORARY,
@@ -38,6 +39,7 @@ __all__ = [
     "give_way",
     "is_beside",
     "note",
+    "refuse_unreadable",
     "remove",
     "replacing",
     "sha256_of",

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base import faults, reasons, this_process
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
 from featuremill.commands.audit.contract import IsAudited
 from featuremill.commands.audit.sample import Protein
+from featuremill.kit import reasons
+from featuremill.kit.errors import UserError, is_out_of_memory
+from featuremill.kit.processes import free_memory_mb
+from featuremill.kit.text import Progress
 from featuremill.workload import (
     Device,
     EstimatesMemory,
@@ -129,7 +130,7 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     needed_mb = NUM_COPIES * batch_cost * task.values_bytes // 2**20
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
-    if needed_mb > (free_mb := this_process.free_memory_mb()):
+    if needed_mb > (free_mb := free_memory_mb()):
         option = optional(task.workload, "REMEDIES").get("smaller batches")
         lower = f"lower {option} in the config, " if option else ""
         raise UserError(
@@ -234,7 +235,7 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
         with plugin_errors.attributed_to(task.name, "load"):
             model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
-        if faults.is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise UserError(
                 f"audit: {task.weights.name} in {dtype} takes about {task.memory_mb(dtype, 0):,} "
                 f"MB, and {task.device.name} has not so much free; audit where it fits (such as "

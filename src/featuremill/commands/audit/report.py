@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base import this_process
-from featuremill.base.text import clipped, wrapped
-from featuremill.base.words import counted
 from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
 from featuremill.commands.audit.sample import Protein, Sample
+from featuremill.kit.processes import versions
+from featuremill.kit.text import clipped, counted, wrapped
 from featuremill.workload import Kind
 
 WIDTH = 100
@@ -160,7 +159,7 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
         options=task.options.model_dump(mode="json"),
         batch_tokens=task.budget,
         device={"kind": task.device.kind, "name": task.device.name},
-        versions=this_process.versions(),
+        versions=versions(),
         reference={
             "dtype": REFERENCE,
             "backend": reference.backend,
