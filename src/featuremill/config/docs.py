@@ -125,8 +125,8 @@ def readme(installed: bool = False) -> str:
     for key in keys:
         schema = finding.sections([key]).model_json_schema()
         inside = schema["properties"][key].get("additionalProperties", schema["properties"][key])
-        named = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
-        sections += ["", f"### {named}`{key}`\n"]
+        each_entry = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
+        sections += ["", f"### {each_entry}`{key}`\n"]
         definition = schema["$defs"][inside["$ref"].rpartition("/")[2]]
         sections += _lines(HEAD, _rows(definition, schema["$defs"], ""))
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
@@ -181,9 +181,9 @@ def run_schema(installed: bool = False) -> Schema:
     depends on its workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
-    one = Set.model_json_schema()
-    definitions["Set"] = {key: told for key, told in one.items() if key != "$defs"}
-    schema["properties"][OF] = one["properties"][OF]
+    of_set = Set.model_json_schema()
+    definitions["Set"] = {key: value for key, value in of_set.items() if key != "$defs"}
+    schema["properties"][OF] = of_set["properties"][OF]
     schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
     steps = finding.sections(_steps(installed)).model_json_schema()
     schema["properties"] |= steps["properties"]

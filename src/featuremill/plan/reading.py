@@ -120,8 +120,8 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    named = (str(sheet.path),) if sheet else config.inputs
-    return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
+    named_files = (str(sheet.path),) if sheet else config.inputs
+    return Spooled(named_files, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
 def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk]:

@@ -46,7 +46,9 @@ class Range:
 
     @classmethod
     def sum(cls, ranges: Iterable[Range]) -> Range:
-        low, middle, high = zip(*((one.low, one.middle, one.high) for one in ranges), strict=True)
+        low, middle, high = zip(
+            *((each.low, each.middle, each.high) for each in ranges), strict=True
+        )
         return cls(sum(low), sum(middle), sum(high))
 
     def map(self, change: Callable[[float], float]) -> Range:
@@ -176,7 +178,7 @@ def find(
     weights: Weights | None,
     mean_cost: float,
     stand_in: str = "",
-    given: float | None = None,
+    given_rate: float | None = None,
     cores: int = 1,
 ) -> Speed:
     """Return the best that is known of the speed `asked` for.
@@ -187,7 +189,7 @@ def find(
         weights: of the model, of which the metadata count; None for workloads without.
         mean_cost: of a record, on which it may depend what a unit of cost takes.
         stand_in: card of the table whose speed is assumed of a GPU that nobody names.
-        given: cost a second that somebody names, which goes before all else.
+        given_rate: cost a second that somebody names, which goes before all else.
         cores: of a job on a CPU, where any number is asked for and nothing was measured.
 
     Raises:
@@ -197,10 +199,10 @@ def find(
     """
     known = measured(asked, results)
     startup = known.startup_seconds if known else GPU_STARTUP if asked.is_gpu else CPU_STARTUP
-    if given:
+    if given_rate:
         source = "as given with --tokens-per-second"
         device = asked.device or "a GPU"
-        return Speed(device, Range.of(given), startup, bool(known), "given", source)
+        return Speed(device, Range.of(given_rate), startup, bool(known), "given", source)
     if known:
         return known
     name = asked.device or (stand_in if asked.is_gpu else "")
@@ -232,9 +234,11 @@ def find(
             )
         name, rate = cards[0].name, on_card(work, precision, cards[0])
         share, reached_on = share_on(work, precision, cards[0])
-        of = share.map(lambda each: 100 * each)
-        source = f"{of.middle:.0f} % ({of.low:.0f} to {of.high:.0f} %) of what the data sheet of "
-        source += f"{name} allows"
+        percent = share.map(lambda each: 100 * each)
+        source = (
+            f"{percent.middle:.0f} % ({percent.low:.0f} to {percent.high:.0f} %) of what the data "
+            f"sheet of {name} allows"
+        )
         if reached_on:
             source += f", as {reached_on} reached (docs/performance.md)"
         if rate.low >= work.host_per_second:
@@ -363,16 +367,16 @@ def _answers_of(run: Results, asked: Asked) -> list[Receipt]:
         return []
 
 
-def is_alike(one: Settings, other: Settings) -> bool:
+def is_alike(settings: Settings, other: Settings) -> bool:
     """Tell whether two settings cost a device the same time, nearly: other layers and pools of the
     same network do."""
-    if (one.workload, one.version) != (other.workload, other.version):
+    if (settings.workload, settings.version) != (other.workload, other.version):
         return False
-    keys = optional(find_workload(one.workload), "SPEED_OPTIONS")
+    keys = optional(find_workload(settings.workload), "SPEED_OPTIONS")
     if keys is None:  # then anything may tell on it
-        told = {"options", "weights_sha256", "files"}
-        return one.model_dump(include=told) == other.model_dump(include=told)
-    return all(one.options.get(key) == other.options.get(key) for key in keys)
+        values = {"options", "weights_sha256", "files"}
+        return settings.model_dump(include=values) == other.model_dump(include=values)
+    return all(settings.options.get(key) == other.options.get(key) for key in keys)
 
 
 def _answers(receipt: Receipt, asked: Asked) -> bool:

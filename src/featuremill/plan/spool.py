@@ -274,6 +274,6 @@ class Spool(ExitStack):
         keys = np.empty(len(accepted), ID_KEY)
         keys["ordinal"] = ordinals
         # The hash of an id is that of one record in each sample.
-        named = zip(chunk.good(chunk.ids), chunk.good(chunk.samples), strict=True)
-        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in named]
+        ids_and_samples = zip(chunk.good(chunk.ids), chunk.good(chunk.samples), strict=True)
+        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in ids_and_samples]
         self._ids.write(keys.tobytes())

@@ -165,10 +165,10 @@ class Made(NamedTuple):
         """Return the input files that differ from what the files were made of, as far as that is
         known; those that are gone do not."""
         made = Path(self.files[-1]).stat().st_mtime
-        there = [path for path in self.made_of if Path(path).exists()]
+        existing = [path for path in self.made_of if Path(path).exists()]
         if self.is_other is None:
-            return [path for path in there if Path(path).stat().st_mtime > made]
-        late = [path for path in there if came_at(Path(path)) > made]
+            return [path for path in existing if Path(path).stat().st_mtime > made]
+        late = [path for path in existing if came_at(Path(path)) > made]
         if not self.is_other(late):
             return []
         return [p for p in late[:MOST_NAMED] if self.is_other([p])] or late or [*self.made_of]
@@ -208,11 +208,11 @@ class Step(Protocol):
     `conda:` runs in Snakemake's environment, which has the step's package."""
     COMMANDS: Mapping[str, Command]
 
-    def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    def problems(self, section: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield errors of the section `asked` that would end a job: the key below KEY, and a
         sentence. Opens no file that a job may make."""
 
-    def made(self, asked: Any, project: Project) -> Sequence[Made]:
+    def made(self, section: Any, project: Project) -> Sequence[Made]:
         """Return what is made, in order."""
 
 
@@ -247,7 +247,7 @@ class ChecksFiles(Protocol):
     """A step that checks files before the first job."""
 
     def problems_of_files(
-        self, asked: Any, project: Project
+        self, section: Any, project: Project
     ) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield, as `problems` does, errors in existing files that would end a job. Missing files
         are skipped: another rule may make them."""
@@ -258,7 +258,7 @@ class ChecksRecords(Protocol):
     """A step that checks what it is given against the records, before any of these is computed."""
 
     def problems_of_records(
-        self, asked: Any, project: Project
+        self, section: Any, project: Project
     ) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield, as `problems` does, errors that would end a job and show in the records' ids. All
         sets of features are planned: `features.Planned` has the records of each."""
@@ -269,10 +269,10 @@ class MakesRecords(Protocol):
     """A step before the features: these are computed from its files instead of the inputs, as
     `translate` does; one that cuts proteins into domains, or leaves out near copies, is another."""
 
-    def records(self, asked: Any, project: Project) -> Mapping[str, str]:
+    def records(self, section: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set reads the kind
         that its `of` names, else the kind of its own name, else the first. In a project with
         samples each is a sheet of such files; if one of them changes, the sheet changes."""
 
-    def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
+    def records_now(self, section: Any, project: Project, folder: Path) -> Mapping[str, Path]:
         """Return the same files, made in `folder` if they are missing or outdated."""

@@ -216,8 +216,8 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
 def refuse_unwritable(asked: Sequence[str]) -> None:
     """Refuse names of stores of which the first is an address."""
     if remote := next(filter(is_remote, layers(asked)[:1]), ""):
-        named = "store" if asked else STORE
-        raise UserError(f"{named}: {remote}: it is only read; name a folder of yours before it.")
+        key = "store" if asked else STORE
+        raise UserError(f"{key}: {remote}: it is only read; name a folder of yours before it.")
 
 
 def _try_to_write(store: Path) -> None:

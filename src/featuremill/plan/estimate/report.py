@@ -169,11 +169,11 @@ class Case:
     work: Work
 
     def estimate(
-        self, slots: Sequence[int], given: float | None = None, startup: float | None = None
+        self, slots: Sequence[int], given_rate: float | None = None, startup: float | None = None
     ) -> Estimate:
         """Return all of it for each of these numbers of `slots`.
 
-        A `given` speed of a job, in cost a second, and its `startup` in seconds go before what is
+        A `given_rate` of a job, in cost a second, and its `startup` in seconds go before what is
         known of them.
 
         Raises:
@@ -188,7 +188,8 @@ class Case:
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
         rows, works = zip(
-            *(self._row(number, values, around, given, startup) for number in slots), strict=True
+            *(self._row(number, values, around, given_rate, startup) for number in slots),
+            strict=True,
         )
         work = works[0]  # what follows hardly depends on the number of slots
         device_mb, weights_mb = 0, 0.0
@@ -272,13 +273,13 @@ class Case:
         slots: int,
         values: pa.Schema,
         around: Mapping[str, float],
-        given: float | None,
+        given_rate: float | None,
         startup: float | None,
     ) -> tuple[Row, Work]:
         """Return what so many slots come to, and the work as it is cut for them."""
         work, plan, asked = self.work, self.work.plan, self._asked(slots)
         results = self.folder.root.parent
-        speed = speeds.find(asked, results, self.weights, work.mean_cost, given=given)
+        speed = speeds.find(asked, results, self.weights, work.mean_cost, given_rate=given_rate)
         if startup is not None:
             speed = replace(speed, startup_seconds=Range.of(startup), is_startup_measured=True)
         jobs, best, advice = slots // asked.num_devices, None, ""
