@@ -39,7 +39,6 @@ log = logging.getLogger("featuremill.extract")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill extract`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument("shard", help="name of the shard, as in plan.json")
     parser.add_argument("--recipe", help="refuse to run when plan.json has another one")
@@ -52,7 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `featuremill extract`."""
     stall_seconds = arguments.stall_seconds
     if stall_seconds is None:
         stall_seconds = STALL_SECONDS.value()

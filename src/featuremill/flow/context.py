@@ -148,7 +148,6 @@ class RunOfRules:
         return 0 if self.asked.device == "cpu" else self.asked.gpus
 
     def extract_threads(self) -> int:
-        """Return the threads of one extract job."""
         return jobs.extract_threads(self._workflow, self.asked.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:

@@ -515,7 +515,6 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
 
 
 def is_forced() -> bool:
-    """Return whether rules are forced."""
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
 

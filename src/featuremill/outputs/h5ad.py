@@ -104,7 +104,6 @@ class Writer:
             dataset[rows] = matrix(block[name])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

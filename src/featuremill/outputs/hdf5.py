@@ -142,5 +142,4 @@ class DatasetFile:
         attribute.write(np.array(id, TEXT))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

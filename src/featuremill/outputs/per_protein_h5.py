@@ -48,5 +48,4 @@ class Writer:
             self._file.add(rows["id"], side_by_side(rows, self._columns), sample)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

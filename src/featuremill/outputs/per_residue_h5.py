@@ -48,5 +48,4 @@ class Writer:
             self._file.add(few["id"], values, sample)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -68,5 +68,4 @@ class Writer:
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

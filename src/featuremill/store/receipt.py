@@ -43,8 +43,6 @@ class Usage(Record):
 
 
 class Receipt(JsonFile):
-    """The receipt of one part."""
-
     NEWEST: ClassVar[int] = 2
     """1 had one `device` in place of `devices`."""
 

@@ -141,7 +141,6 @@ class Queue:
         return sum(self.cost(rows) for rows, _ in self._waiting)
 
     def cost(self, rows: Iterable[int]) -> int:
-        """Return the cost of `rows`."""
         return sum(self._costs[row] for row in rows)
 
     def _lower(self, batch: Batch) -> None:

@@ -43,7 +43,6 @@ _log = logging.getLogger("featuremill.weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill weights`."""
     parser.add_argument("model", help="a model's name, or the path of its file or folder")
     parser.add_argument(
         "--workload", default=DEFAULT, metavar="NAME", help=f"whose weights they are ({DEFAULT})"

@@ -42,7 +42,6 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill audit`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "inputs",

@@ -63,8 +63,6 @@ class Worst(BaseModel):
 
 
 class Audited(BaseModel):
-    """One dtype."""
-
     dtype: str
     backend: str
     records_not_finite: int
