@@ -30,8 +30,8 @@ def check(path: Path) -> None:
             ) from None
         kind = "is a link to a file that is gone" if path.is_symlink() else "does not exist"
         where = f" (seen from where the command is started: {Path.cwd()})"
-        seen = "" if path.is_absolute() else where
-        raise UserError(f"{path}: this file {kind}; check the path{seen}.") from None
+        note = "" if path.is_absolute() else where
+        raise UserError(f"{path}: this file {kind}; check the path{note}.") from None
     except PermissionError:
         raise _unreadable(path) from None
     except OSError as error:

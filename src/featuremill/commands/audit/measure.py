@@ -166,8 +166,8 @@ def compared(row: int, column: str, found_VD: Matrix, expected_VD: Matrix) -> Co
     if not np.isfinite(found_VD).all():
         return Compared(row, column, False, len(found_VD), 0.0, -1.0, np.inf)
     cosines, l2 = _cosines(found_VD, expected_VD), _relative_l2(found_VD, expected_VD)
-    told = len(found_VD), float(cosines.sum()), float(cosines.min())
-    return Compared(row, column, True, *told, l2)
+    sums = len(found_VD), float(cosines.sum()), float(cosines.min())
+    return Compared(row, column, True, *sums, l2)
 
 
 def _cosines(found: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
@@ -187,8 +187,8 @@ def _relative_l2(found: Matrix, expected: Matrix) -> float:
     return distance / max(size, float(np.finfo(np.float32).tiny))
 
 
-def _sums(one: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
-    sums: npt.NDArray[np.float64] = np.einsum("rd,rd->r", one, other, dtype=np.float64)
+def _sums(first: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
+    sums: npt.NDArray[np.float64] = np.einsum("rd,rd->r", first, other, dtype=np.float64)
     return sums
 
 
