@@ -168,7 +168,8 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "To choose such GPUs, name a feature of their nodes: constraint (sinfo -o '%f %G').",
         )
     away = [
-        f"{partition.name} {(bad := partition.unusable_gpus)} of {bad + sum(partition.gpus.values())}"
+        f"{partition.name} {(bad := partition.unusable_gpus)} of "
+        f"{bad + sum(partition.gpus.values())}"
         for partition in found
         if partition.unusable_gpus
     ]
