@@ -15,14 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.config import (
-    Run,
-    check_outputs,
-    load,
-    project,
-    refuse_patterns,
-    without_effect,
-)
+from featuremill.config import Run, check_outputs, load, project, refuse_patterns, without_effect
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources

@@ -6,14 +6,7 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 
 from featuremill.base.readable import check as refuse_unreadable
 from featuremill.base.space import take_space
-from featuremill.store.files import (
-    TEMPORARY,
-    digest_of,
-    remove,
-    replacing,
-    sha256_of,
-    sync_folder,
-)
+from featuremill.store.files import TEMPORARY, digest_of, remove, replacing, sha256_of, sync_folder
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
 from featuremill.store.ours import (

@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.environment import (
-    CUDA_DEVICE_ORDER,
-    CUDA_VISIBLE_DEVICES,
-    LEASED,
-    Variable,
-)
+from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
