@@ -37,7 +37,7 @@ UNKNOWN_MINUTES = 60
 SAFETY = 2.0
 """On top of the slowest speed that is known or assumed."""
 SLOWEST = "Tesla T4"
-"""Stands in for a GPU that nobody named: limits made with it are too long rather than too short."""
+"""Stands in for a GPU that no profile names: limits by it are too long rather than too short."""
 
 
 class JobResources(NamedTuple):
