@@ -167,7 +167,7 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     told = " ".join(said.split())
-    share = "an assumption: 65 % (60 to 70 %) of what the data sheet of"
+    share = "from other runs: 65 % (60 to 70 %) of what the data sheet of"
     assert f"{share} {DEVICE} allows, as NVIDIA H200 reached (docs/performance.md)" in told
     known = " ".join(estimates("--device", "h200").split())
     assert f"{share} NVIDIA H200 allows, as NVIDIA H200 reached" in known

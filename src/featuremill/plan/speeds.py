@@ -218,35 +218,40 @@ def find(
             "compute a shard or two there first, or give --tokens-per-second."
         )
     unit = find_workload(asked.settings.workload).COST_UNIT
-    if not asked.is_gpu:
+    if asked.is_gpu:
+        name, rate, source = _of_card(work, precision, name, unit)
+    else:
+        rate = on_cpu(work, precision, asked.threads or cores)
         source = (
-            f"{work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
+            f"an assumption: {work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
             f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
             "short run of a shard or two here has it measured"
         )
-        rate = on_cpu(work, precision, asked.threads or cores)
-    else:
-        if not (cards := cards_called(name)):
-            known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
-            raise UserError(
-                f"the speed of a GPU called {name!r} is unknown: no earlier run used one, and "
-                f"the table has only {known_cards}; give --tokens-per-second."
-            )
-        name, rate = cards[0].name, on_card(work, precision, cards[0])
-        share, reached_on = share_on(work, precision, cards[0])
-        percent = share.map(lambda each: 100 * each)
-        source = (
-            f"{percent.middle:.0f} % ({percent.low:.0f} to {percent.high:.0f} %) of what the data "
-            f"sheet of {name} allows"
+    return Speed(name, rate, startup, False, "assumption", source)
+
+
+def _of_card(work: UnitWork, precision: str, name: str, unit: str) -> tuple[str, Range, str]:
+    """Return the card that `name` means, its assumed speed, and where that is from, in words."""
+    if not (cards := cards_called(name)):
+        known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
+        raise UserError(
+            f"the speed of a GPU called {name!r} is unknown: no earlier run used one, and "
+            f"the table has only {known_cards}; give --tokens-per-second."
         )
-        if reached_on:
-            source += f", as {reached_on} reached (docs/performance.md)"
-        if rate.low >= work.host_per_second:
-            source = (
-                f"the host limits it, whatever the card, to the {rate.low:,} {unit} a second that "
-                "one thread of it prepares"
-            )
-    return Speed(name, rate, startup, False, "assumption", f"an assumption: {source}")
+    card, rate = cards[0], on_card(work, precision, cards[0])
+    if rate.low >= work.host_per_second:
+        most = f"the {rate.low:,} {unit} a second that one thread of it prepares"
+        source = f"an assumption: the host limits it, whatever the card, to {most}"
+        return card.name, rate, source
+    share, reached_on = share_on(work, precision, card)
+    percent = share.map(lambda each: 100 * each)
+    source = (
+        f"{'from other runs' if reached_on else 'an assumption'}: {percent.middle:.0f} % "
+        f"({percent.low:.0f} to {percent.high:.0f} %) of what the data sheet of {card.name} allows"
+    )
+    if reached_on:
+        source += f", as {reached_on} reached (docs/performance.md)"
+    return card.name, rate, source
 
 
 def find_first(
