@@ -12,20 +12,26 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "featuremill"
 ROOMS = (
-    *("base", "lease", "store", "features"),
-    *("workload", "inputs", "step", "config", "plan", "extract"),
-    *(
-        "merge",
-        "status",
-        "doctor",
-        "report",
-        "kit",
-        "flow",
-        "outputs",
-        "commands",
-        "steps",
-        "workloads",
-    ),
+    "base",
+    "lease",
+    "store",
+    "features",
+    "workload",
+    "inputs",
+    "step",
+    "config",
+    "plan",
+    "extract",
+    "merge",
+    "status",
+    "doctor",
+    "report",
+    "kit",
+    "flow",
+    "outputs",
+    "commands",
+    "steps",
+    "workloads",
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 PLUGINS = ("commands", "steps", "workloads")

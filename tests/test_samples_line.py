@@ -33,7 +33,7 @@ from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
-from featuremill.steps.search.command import search
+from featuremill.steps.transfer.search.command import search
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole

@@ -225,7 +225,7 @@ class Origin:
     def of(self, *key: str) -> str:
         """Return where `key` stands, or the nearest key around it whose place is known."""
         around = (key[:length] for length in range(len(key), 0, -1))
-        return next((self.places[one] for one in around if one in self.places), self.source)
+        return next((self.places[outer] for outer in around if outer in self.places), self.source)
 
 
 class Run(Config):
@@ -256,9 +256,9 @@ class Run(Config):
     @property
     def model_key(self) -> tuple[str, ...]:
         """The key of the config that names the model: that of the option with this value."""
-        named = (("options", key) for key, value in self.options_given.items())
+        keys = (("options", key) for key, value in self.options_given.items())
         model = self.model
-        return next((key for key in named if self.options_given[key[1]] == model), ("workload",))
+        return next((key for key in keys if self.options_given[key[1]] == model), ("workload",))
 
     @property
     def files(self) -> list[str]:
@@ -326,8 +326,8 @@ def validate(
     except UserError as error:
         raise UserError(f"{origin.of('workload')}: {error}") from None
     if has_options:
-        given, elsewhere = config.options, partial(_others, workload)
-        options = checked(module.Options, given, ("options",), elsewhere, origin)
+        raw_options, elsewhere = config.options, partial(_others, workload)
+        options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
     else:
         options = module.Options.model_construct(**config.options)
     values = {**dict(config), "options": options, "origin": origin}

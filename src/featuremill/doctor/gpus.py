@@ -128,12 +128,12 @@ def _gpus(number: int) -> Iterator[Gpu]:
         yield whole
     elif not slices:
         yield whole.model_copy(update={"is_divided": True})
-    for index, one in (slices or {}).items():
+    for index, slice_ in (slices or {}).items():
         # What a slice does not tell, its GPU does.
-        known = {"mig": index, "uuid": tell(pynvml.nvmlDeviceGetUUID, one)}
+        known = {"mig": index, "uuid": tell(pynvml.nvmlDeviceGetUUID, slice_)}
         known |= {"capability": whole.capability, "compute_mode": whole.compute_mode}
         if known["uuid"]:
-            yield _describe(one, Gpu(id=number, **known))
+            yield _describe(slice_, Gpu(id=number, **known))
 
 
 def _describe(handle: Any, known: Gpu) -> Gpu:
@@ -153,8 +153,8 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
             pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot
         ),
     }  # fmt: skip
-    told = {name: value for name, value in found.items() if value is not None}
-    return Gpu.model_validate(known.model_dump() | told)
+    values = {name: value for name, value in found.items() if value is not None}
+    return Gpu.model_validate(known.model_dump() | values)
 
 
 def _processes(handle: Any) -> list[Process]:
@@ -187,9 +187,9 @@ def _command(pid: int) -> str:
 
 def _with_visibility(gpus: list[Gpu], offered: Offer) -> list[Gpu]:
     """Mark what the outside hides, by the same rule as every lease."""
-    given = {device.uuid for device in offered.devices}
+    visible = {device.uuid for device in offered.devices}
     return [
-        gpu.model_copy(update={"is_visible": not gpu.uuid or gpu.is_divided or gpu.uuid in given})
+        gpu.model_copy(update={"is_visible": not gpu.uuid or gpu.is_divided or gpu.uuid in visible})
         for gpu in gpus
     ]
 

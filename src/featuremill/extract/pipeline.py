@@ -65,7 +65,6 @@ class Shard:
         return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
-        """Return whether the journal has the row."""
         return self._digest(row) in self.journal.rows_done
 
     def _digest(self, row: int) -> bytes:

@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.environment import (
-    CUDA_DEVICE_ORDER,
-    CUDA_VISIBLE_DEVICES,
-    LEASED,
-    Variable,
-)
+from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
@@ -120,8 +115,8 @@ def count_slots(request: Request) -> int:
     request.check()
     with nvml():
         conditions = [condition.look(device) for device in offer(request).devices]
-    working = [one for one in conditions if not one.problem]
-    return sum(1 if one.is_exclusive else request.slots_per_gpu for one in working)
+    working = [state for state in conditions if not state.problem]
+    return sum(1 if state.is_exclusive else request.slots_per_gpu for state in working)
 
 
 def _no_gpu(offered: Offer) -> str:
@@ -148,7 +143,10 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             taken.append(taking.slot)
         else:
             level = logging.INFO if _is_first_to_say(where / f"{name}.said") else logging.DEBUG
-            users = [f"{one.user}'s process {one.pid}: {one.command}" for one in taking.in_the_way]
+            users = [
+                f"{process.user}'s process {process.pid}: {process.command}"
+                for process in taking.in_the_way
+            ]
             log.log(
                 level,
                 "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "

@@ -33,8 +33,8 @@ from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
+from featuremill.plan.shard_cost import Cut, Sizing, is_better
 from featuremill.plan.shards import Cutter
-from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.plan.taken import NOTHING, Lookup, Offer, look_up
 from featuremill.store import ours, shared
 from featuremill.store.files import sha256_of

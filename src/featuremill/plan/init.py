@@ -111,8 +111,8 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
     if not path.is_dir():
         return [path]
     known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
-    there = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
-    if readable := [file for file in there if opens_any or file.suffix.lower() in known]:
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
+    if readable := [file for file in files if opens_any or file.suffix.lower() in known]:
         return readable
     raise UserError(f"{path}: no file in this folder can be read; name files.")
 

@@ -168,12 +168,12 @@ def retry(
 
 
 def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
-    there = set(samples_of(folder.records).get(SAMPLE, ()))
-    if unknown := [sample for sample in samples if sample not in there]:
+    known = set(samples_of(folder.records).get(SAMPLE, ()))
+    if unknown := [sample for sample in samples if sample not in known]:
         raise UserError(
             f"--sample {unknown[0]}: {folder.root} has no such sample; records.parquet there has "
-            f"{listed(sorted(there)[:MOST_NAMED])}."
-            if there
+            f"{listed(sorted(known)[:MOST_NAMED])}."
+            if known
             else f"--sample {unknown[0]}: {folder.root} is a run without samples; leave it out."
         )
 

@@ -273,6 +273,6 @@ class Spool(ExitStack):
         keys = np.empty(len(accepted), ID_KEY)
         keys["ordinal"] = ordinals
         # The hash of an id is that of one record in each sample.
-        named = zip(chunk.good(chunk.ids), chunk.good(chunk.owners), strict=True)
-        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in named]
+        ids_and_owners = zip(chunk.good(chunk.ids), chunk.good(chunk.owners), strict=True)
+        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in ids_and_owners]
         self._ids.write(keys.tobytes())

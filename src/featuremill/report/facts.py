@@ -28,7 +28,7 @@ from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
 from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
-from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload import find_workload, optional, plugin_errors, workloads
 from featuremill.workload.figures import Figure
 
 
@@ -167,11 +167,10 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     here."""
     if name not in workloads():
         return ()
-    workload = find_workload(name)
-    if not isinstance(workload, DrawsFigures):
-        return ()
+    figures = optional(find_workload(name), "figures")
     with plugin_errors.attributed_to(name, "figures"):
-        return workload.figures(table.schema.names, partial(_columns, table))
+        drawn: Sequence[Figure] = figures(table.schema.names, partial(_columns, table))
+    return drawn
 
 
 def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

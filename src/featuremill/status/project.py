@@ -126,10 +126,10 @@ class ProjectReader:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        asked: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
+        configs: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
         self._readers = [
             RunReader(folder, runs.given, run)
-            for folder, run in zip(runs.folders, asked, strict=True)
+            for folder, run in zip(runs.folders, configs, strict=True)
         ]
 
     def look(self) -> ProjectState:

@@ -124,10 +124,10 @@ def suggested(workload: str) -> str:
     if checkpoints is None:
         return ""
     for model in checkpoints.SUGGESTED:
-        named = WeightsFile.find(Path(json_of(model, workload)))
+        entry = WeightsFile.find(Path(json_of(model, workload)))
         converted = cache_folder() / checkpoints.LAYOUT / f"{model}.safetensors"
         places = (converted, checkpoints.locate(model).path)
-        if (named and named.is_there) or any(path.exists() for path in places):
+        if (entry and entry.is_there) or any(path.exists() for path in places):
             return model
     return ""
 
@@ -170,11 +170,11 @@ def weights_of(record: WeightsFile) -> Weights:
     return Weights(record.name, Path(record.path), record.sha256, record.metadata)
 
 
-def cache_folder(given: Path | None = None) -> Path:
-    if given:
-        return given
-    if named := environment.CACHE.value():
-        return named
+def cache_folder(folder: Path | None = None) -> Path:
+    if folder:
+        return folder
+    if chosen := environment.CACHE.value():
+        return chosen
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 

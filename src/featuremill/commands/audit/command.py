@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import config
-from featuremill.base.errors import UserError
 from featuremill.commands.audit.contract import IsAudited
 from featuremill.commands.audit.sample import Sample, draw
 from featuremill.config import project
-from featuremill.lease.devices import devices_for, with_processors
+from featuremill.kit.devices import devices_for, with_processors
+from featuremill.kit.errors import UserError
 from featuremill.workload import (
     DEFAULT,
     Device,

@@ -24,7 +24,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
-        "featuremill.steps.search.command",
+        "featuremill.steps.transfer.search.command",
     ),
     "transfer": Command(
         "give each record the label of its nearest labelled records",

@@ -25,7 +25,7 @@ from featuremill.kit.ids import WHOLE, accessions
 from featuremill.kit.runs import whole_ids
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
-from featuremill.steps.search.recipe import Recipe
+from featuremill.steps.transfer.search.recipe import Recipe
 
 MOST_NAMED = 5
 """Queries without a vector that a message lists one by one."""

@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
     _calm_blas()
     from featuremill.features.nearest import metric_of
     from featuremill.kit.files import give_way
-    from featuremill.steps.search import hits, view
+    from featuremill.steps.transfer.search import hits, view
 
     if arguments.output:
         give_way(arguments.output, is_named=True)
@@ -119,7 +119,7 @@ def search(
     import pandas as pd
 
     from featuremill.features.nearest import metric_of
-    from featuremill.steps.search import hits
+    from featuremill.steps.transfer.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
         query: hits.QueryInput = queries
