@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base.text import one_line, plain
+from featuremill.base.words import device
 
 NAME = "run.log"
 MOST_LETTERS = 500
@@ -72,10 +73,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    named = [
-        device["name"] + (f" {device['uuid']}" if device["kind"] == "cuda" else "")
-        for device in devices
-    ]
+    named = [device(one["kind"], one["uuid"], one["name"], one.get("number")) for one in devices]
     return " + ".join(named) or "no device"
 
 

@@ -240,7 +240,8 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
 
 
 def _outcome(receipt: Receipt) -> str:
-    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s"]
+    on = f" on {receipt.gpus}" if receipt.is_on_gpu else ""
+    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s{on}"]
     if receipt.failed:
         parts.append(f"{receipt.failed:,} failed")
     if receipt.resumed_batches:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.store.receipt import Receipt, UsedDevice, name_of_devices
+from featuremill.store.receipt import Receipt, UsedDevice, gpus_of, name_of_devices
 
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Clocks are read before and after the lock: shards that overlap by less ran one after another."""
@@ -70,10 +70,9 @@ class Piece(NamedTuple):
 
 
 def lane_of(devices: Sequence[UsedDevice], host: str) -> str:
-    """Return the devices that held one model together: model, identity and host."""
-    uuids = "+".join(sorted(device.uuid.removeprefix("GPU-")[:8] for device in devices))
-    identity = f" {clipped(uuids)}" if devices[0].kind == "cuda" else ""
-    return f"{clipped(name_of_devices(devices))}{identity} · {host}"
+    """Return the devices that held one model together: what they are called, model and host."""
+    names = filter(None, (gpus_of(devices), clipped(name_of_devices(devices)), host))
+    return " · ".join(names)
 
 
 def shard_of(receipt: Receipt) -> Shard:

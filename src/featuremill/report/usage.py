@@ -157,7 +157,7 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
     """Return the devices that an event describes completely."""
     return [
-        UsedDevice(kind=device["kind"], uuid=device["uuid"], name=device["name"])
+        UsedDevice(**{key: device[key] for key in UsedDevice.model_fields if key in device})
         for device in event.get("devices", ())
         if {"kind", "uuid", "name"} <= set(device)
     ]
