@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -190,7 +191,17 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
     child = int(leases(run=["sh", "-c", script])[0])
     assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
     heading, row = leases.list()
-    assert heading.split() == "GPU STATE SLOT PID USER SINCE COMMAND OR REASON".split()
+    assert heading.split() == [
+        "GPU",
+        "STATE",
+        "SLOT",
+        "PID",
+        "USER",
+        "SINCE",
+        "COMMAND",
+        "OR",
+        "REASON",
+    ]
     assert f" {child} " in row and "left by" in row
     os.kill(child, signal.SIGKILL)
     wait_for(lambda: leases.num_held() == 0)

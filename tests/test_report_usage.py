@@ -42,8 +42,8 @@ def test_samples_become_curves_on_the_timelines_axis(tmp_path: Path) -> None:
     assert panels(page) == OF_GPUS
     power = rows_of(page, "usage-power")
     assert {row["device"] for row in power} == {
-        "NVIDIA H200 1f0c2a3b · node01",
-        "NVIDIA L4 9f0c2a3b · node01",
+        "GPU 0 (1f0c) · NVIDIA H200 · node01",
+        "GPU (9f0c) · NVIDIA L4 · node01",
     }
     assert 500 < max(row["value"] for row in power) < 700
     bars = rows_of(page, "timeline")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from featuremill.base.text import one_line
-
 NBSP = "\u00a0"
 """Between a number and its unit, where no line may end: on the page."""
 
@@ -107,19 +105,6 @@ def share(part: float, whole: float) -> str:
     if 0 < percent < 1:
         return f"under 1{NBSP}%"
     return f"{percent:.0f}{NBSP}%"
-
-
-def gpu(uuid: str, number: float | None = None) -> str:
-    """Return the one name of a GPU, "GPU 0 (3a9f)": nvidia-smi's number and where its UUID begins;
-    of a slice "GPU 0 (MIG 3a9f)". What is unknown is left out."""
-    part = "MIG " if uuid.startswith("MIG-") else ""
-    head = one_line(uuid).removeprefix("GPU-").removeprefix("MIG-")[:4]
-    return ("GPU" if number is None else f"GPU {number}") + (f" ({part}{head})" if head else "")
-
-
-def device(kind: str, uuid: str, name: str, number: float | None = None) -> str:
-    """Return a GPU with its model, "GPU 0 (3a9f) NVIDIA L4"; a CPU is its model."""
-    return f"{gpu(uuid, number)} {one_line(name)}" if kind == "cuda" else one_line(name)
 
 
 def listed(words: Iterable[str]) -> str:

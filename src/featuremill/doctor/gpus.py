@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 from pydantic import BaseModel, ConfigDict
 
-from featuremill.base import words
+from featuremill.base import gpu_name
 from featuremill.doctor.children import ask
 from featuremill.lease import condition, nvml
 from featuremill.lease.devices import BF16_CAPABILITY
@@ -64,7 +64,7 @@ class Gpu(BaseModel):
 
     @property
     def label(self) -> str:
-        return words.gpu(self.uuid or "", self.id)
+        return gpu_name.gpu(self.uuid or "", self.id)
 
 
 class Node(BaseModel):

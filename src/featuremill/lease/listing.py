@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base.words import gpu
+from featuremill.base.gpu_name import gpu
 from featuremill.lease import folder
 from featuremill.lease.condition import Failures, look, strangers_on, used_by_others
 from featuremill.lease.devices import Device, survey

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base import words
+from featuremill.base import gpu_name, words
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, plain_duration
 from featuremill.status.jobs import DeviceNow, Job
@@ -140,7 +140,7 @@ def _label(device: DeviceNow) -> str:
     if device.uuid == "cpu":
         return "CPU"
     model = one_line(device.name).removeprefix("NVIDIA ").removeprefix("GeForce ")
-    text = f"{words.gpu(device.uuid, device.number)} {model}".strip()
+    text = f"{gpu_name.gpu(device.uuid, device.number)} {model}" if device.uuid else model
     text = text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 1]}…"
     number, _, count = one_line(device.slot).partition("of")
     return f"{text} {int(number) + 1}/{count}" if number.isdecimal() and count != "1" else text

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from featuremill.base import words
+from featuremill.base import gpu_name
 from featuremill.store.json_file import JsonFile, Number, Record
 
 MOST_PARTS = 50
@@ -25,7 +25,7 @@ class UsedDevice(Record):
     """As nvidia-smi had it then; None in early receipts and of a CPU."""
 
     def __str__(self) -> str:
-        return words.device(self.kind, self.uuid, self.name, self.number)
+        return gpu_name.device(self.kind, self.uuid, self.name, self.number)
 
 
 class Usage(Record):
@@ -133,7 +133,7 @@ class Receipt(JsonFile):
 
 def gpus_of(devices: Sequence[UsedDevice]) -> str:
     """Return what the GPUs among `devices` are called."""
-    return " + ".join(words.gpu(one.uuid, one.number) for one in devices if one.kind == "cuda")
+    return " + ".join(gpu_name.gpu(one.uuid, one.number) for one in devices if one.kind == "cuda")
 
 
 def name_of_devices(devices: Sequence[UsedDevice]) -> str:
