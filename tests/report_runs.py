@@ -23,7 +23,6 @@ from featuremill.store.plan import Counts, Input, Lengths, Settings
 from featuremill.store.receipt import Receipt, Usage, UsedDevice
 from featuremill.store.results import Results
 
-FIGURES = {"accounting", "timeline", "usage", "throughput", "stages", "lengths", "embeddings"}
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
 STARTED = datetime.datetime(2026, 11, 20, 10, tzinfo=datetime.UTC)
 RECIPE = "0123456789abcdef" * 2

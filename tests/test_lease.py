@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import re
 import shlex
 import signal
 import subprocess

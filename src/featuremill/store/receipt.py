@@ -100,11 +100,6 @@ class Receipt(JsonFile):
         return self.devices[0].kind == "cuda"
 
     @property
-    def gpus(self) -> str:
-        """What its GPUs are called, "GPU 0 (3a9f)"; empty on a CPU."""
-        return gpus_of(self.devices)
-
-    @property
     def device_name(self) -> str:
         """The model of the devices, such as "NVIDIA L4" or "2 × NVIDIA L4"."""
         return name_of_devices(self.devices)
@@ -132,7 +127,7 @@ class Receipt(JsonFile):
 
 
 def gpus_of(devices: Sequence[UsedDevice]) -> str:
-    """Return what the GPUs among `devices` are called."""
+    """Return what the GPUs among `devices` are called, "GPU 0 (3a9f)"; empty on a CPU."""
     return " + ".join(gpu_name.gpu(one.uuid, one.number) for one in devices if one.kind == "cuda")
 
 
