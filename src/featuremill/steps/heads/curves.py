@@ -94,7 +94,7 @@ def roc(found: Sequence[Curve]) -> Figure:
     )
     guide = alt.Chart(values([{"x": end, "y": end} for end in (0, 1)]))
     rows = _rows(shown, lambda one: (one.false_T, one.recall_T))
-    titles = "share of the others above it", "share of the class above it"
+    titles = "share of the others above the threshold", "share of the class above it"
     return drawn(
         "roc", "ROC curve" + "s" * (len(shown) > 1), sentence, _chart(guide, rows, titles, "linear")
     )
@@ -109,8 +109,8 @@ def precision_recall(found: Sequence[Curve]) -> Figure:
     ]
     sentence = (
         "Of the records above a threshold, how many are of the class, and how many of the class "
-        f"these are. The average precision is {listed(told)}. For a rare class, read this curve "
-        "and not the ROC curve."
+        f"these are. The average precision is {listed(told)}. A dashed line is guessing. For a "
+        "rare class, read this curve and not the ROC curve."
     )
     levels = [{"x": x, "y": one.share, "n": n} for n, one in enumerate(shown) for x in (0, 1)]
     guide = alt.Chart(values(levels)).encode(detail="n:N")

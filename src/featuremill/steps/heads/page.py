@@ -69,8 +69,8 @@ CELL_PIXELS = (24, 64)
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
 """The least side of a cell with a count, in pixels."""
-MOST_PIXELS = 130
-"""Of a class's name beside the confusion matrix: a phone has 340 for both."""
+LABEL_PIXELS = {"expr": "windowSize()[0] < 600 ? 110 : 220"}
+"""The most of a class's name beside the confusion matrix: a phone has 340 for both."""
 MANY = 8
 """Classes from which on their names stand steeply."""
 
@@ -189,7 +189,7 @@ def _scores(card: Card) -> Figure:
     tooltip = ["figure:N", *(alt.Tooltip(f"{key}:Q", format=".3f") for key in ("value", "guess"))]
     chart = (
         base.mark_bar(size=4, opacity=0.5).encode(
-            x=alt.X("low:Q", title="score", scale=scale), x2="high:Q"
+            x=alt.X("low:Q", title="score", scale=scale, axis=alt.Axis(tickCount=5)), x2="high:Q"
         )
         + base.mark_tick(style="guide", thickness=2, size=ROW_PIXELS - 8).encode(
             x=alt.X("guess:Q", scale=scale), tooltip=tooltip
@@ -278,12 +278,13 @@ def confusion_figure(
     least, most = CELL_PIXELS
     side = max(least, min(most, MATRIX_PIXELS // len(names)))
     angle = -30 if len(names) < MANY else -60
-    x_axis = alt.Axis(labelAngle=angle, labelLimit=MOST_PIXELS, domain=False, ticks=False)
-    y_axis = alt.Axis(labelLimit=MOST_PIXELS, domain=False)
+    x_axis = alt.Axis(labelAngle=angle, labelLimit=LABEL_PIXELS, domain=False, ticks=False)
+    y_axis = alt.Axis(labelLimit=LABEL_PIXELS, domain=False)
     x = alt.X("predicted:N", title="predicted", sort=names, axis=x_axis)
-    y = alt.Y("true:N", title="class", sort=names, axis=y_axis)
+    y = alt.Y("true:N", title=None, sort=names, axis=y_axis)
     base = alt.Chart(values(rows)).encode(x=x, y=y)
-    legend = alt.Legend(title="share of the row", format=".0%", values=[0, 0.5, 1], offset=20)
+    marks = {"format": ".0%", "values": [0, 0.5, 1], "gradientLength": 110, "offset": 12}
+    legend = alt.Legend(title="share of the row", titleOrient="top", **marks)
     color = alt.Color("share:Q", legend=legend, scale=alt.Scale(range="heatmap", domain=[0, 1]))
     tooltip = ["true:N", "predicted:N", "records:Q", alt.Tooltip("share:Q", format=".1%")]
     chart = base.mark_rect(style="cell-bar").encode(color=color, tooltip=tooltip)
