@@ -19,5 +19,5 @@ def device(kind: str, uuid: str, name: str, number: float | None = None) -> str:
 
 
 def _safe(text: str) -> str:
-    """Return what a file of anybody's says, fit for a screen."""
+    """Return an untrusted text, fit for a screen."""
     return one_line(plain(text))

@@ -101,7 +101,7 @@ class Process(NamedTuple):
 
     @property
     def command(self) -> str:
-        """The program's name only: arguments may hold what nobody should read."""
+        """The program's name only: its arguments may be secret."""
         try:
             return plain(Path(f"/proc/{self.pid}/comm").read_text(errors="replace").strip())
         except OSError:
