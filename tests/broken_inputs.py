@@ -406,7 +406,7 @@ BROKEN: list[Case] = [
         "csv without sequence",
         _file("id,length\nP1,76\n", "in.csv"),
         "error",
-        "no column is the sequence column among 'id', 'length'",
+        "no column of sequences is found (columns: 'id', 'length')",
     ),
     Case(
         "csv with two sequences",

@@ -970,9 +970,21 @@ def test_the_pages_figures_are_those_of_scikit_learn(runs, tmp_path, kinds):
     wrong = told[told["label"] != predicted]
     assert f"{len(wrong)} predictions are wrong" in page
     margin = scores.max(1) - scores[np.arange(120), [classes.index(one) for one in told["label"]]]
-    worst = told["id"][np.argsort(-margin, kind="stable")[:20]].tolist()
+    worst = told["id"][np.argsort(-margin, kind="stable")[: min(20, len(wrong))]].tolist()
     table = page.partition('id="errors"')[2].partition("</section>")[0]
     assert re.findall(r'"text reason"><bdi>(\w+)</bdi>', table) == worst
+
+
+def test_a_curve_takes_equal_scores_together_as_scikit_learn_does():
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        score, is_it = rng.integers(0, 6, 40) / 5, rng.random(40) < 0.4
+        one = curves.curve("x", score, is_it)
+        assert one.area == pytest.approx(metrics.roc_auc_score(is_it, score))
+        assert one.average_precision == pytest.approx(metrics.average_precision_score(is_it, score))
+        precision, recall, _ = metrics.precision_recall_curve(is_it, score)
+        np.testing.assert_allclose([one.precision_T, one.recall_T], [precision[::-1], recall[::-1]])
+        assert (one.records, one.share) == (is_it.sum(), is_it.mean())
 
 
 def test_figures_of_a_draw_without_a_class_or_of_one_prediction_are_scikit_learns():
