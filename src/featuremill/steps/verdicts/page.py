@@ -260,10 +260,12 @@ def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
         .mark_bar(style="shard", height=ROW_PIXELS // 2)
         .encode(
             y=alt.Y("contig:N", title=None, sort=None, axis=alt.Axis(labelLimit=MOST_PIXELS)),
-            x=alt.X("start:Q", title="nucleotides from the contig's start"),
+            x=alt.X("start:Q", title="nucleotides"),
             x2="end:Q",
             color=alt.Color(
-                "score:Q", scale=alt.Scale(range="heatmap", domain=[0, 1]), title="score"
+                "score:Q",
+                scale=alt.Scale(range="heatmap", domain=[0, 1]),
+                legend=alt.Legend(title="score", gradientLength=110),
             ),
             tooltip=["contig:N", "start:Q", "end:Q", alt.Tooltip("score:Q", format=".3f")],
         )
