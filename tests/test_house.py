@@ -338,7 +338,7 @@ FOR_PLUGINS = {
     "commands": {"step", "config", "workload", "kit"},
 }
 """What those who write plug-ins may rely on, and ours as they do."""
-FOR_LEASE = {"base.errors", "base.environment"}
+FOR_LEASE = {"base.errors", "base.environment", "base.gpu_name"}
 """lease is a product of its own."""
 MAX_ARROWS = 131
 """Pairs of units (a room, the root, a step, a workload) of which one imports the other. A new unit

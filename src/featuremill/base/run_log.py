@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.gpu_name import device
 from featuremill.base.text import one_line, plain
 
 NAME = "run.log"
@@ -72,11 +73,8 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    names = [
-        device["name"] + (f" {device['uuid']}" if device["kind"] == "cuda" else "")
-        for device in devices
-    ]
-    return " + ".join(names) or "no device"
+    named = [device(one["kind"], one["uuid"], one["name"], one.get("number")) for one in devices]
+    return " + ".join(named) or "no device"
 
 
 def _number(facts: Mapping[str, Any], key: str, width: int = 7) -> str:

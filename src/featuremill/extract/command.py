@@ -33,7 +33,7 @@ from featuremill.lease import Request
 from featuremill.store import journal_log, lock_holder, shared
 from featuremill.store.files import sync
 from featuremill.store.plan import Plan
-from featuremill.store.receipt import Receipt
+from featuremill.store.receipt import Receipt, gpus_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.extract")
@@ -239,7 +239,8 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
 
 
 def _outcome(receipt: Receipt) -> str:
-    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s"]
+    on = f" on {gpus_of(receipt.devices)}" if receipt.is_on_gpu else ""
+    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s{on}"]
     if receipt.failed:
         parts.append(f"{receipt.failed:,} failed")
     if receipt.resumed_batches:

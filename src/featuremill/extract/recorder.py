@@ -131,7 +131,8 @@ class Recorder:
 
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
-    entry: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+    """Return a device as its event has it."""
+    entry = device.identity
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
         is_alone = bool(name) and set(SLOTS.findall(name)) == {"1"}

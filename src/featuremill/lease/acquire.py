@@ -143,18 +143,14 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             taken.append(taking.slot)
         else:
             level = logging.INFO if _is_first_to_say(where / f"{name}.said") else logging.DEBUG
-            users = [
-                f"{process.user}'s process {process.pid}: {process.command}"
-                for process in taking.in_the_way
-            ]
             log.log(
                 level,
-                "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "
+                "%s, which %s gives this job, is leased to others too%s: jobs take longer, and "
                 "its memory is for all of them; if that is too little, wait until they have ended, "
                 "or start fewer at once.",
-                device.number,
+                device.label,
                 offered.given_by,
-                f" ({'; '.join(users)})" if users else "",
+                f" ({'; '.join(map(str, taking.in_the_way))})" if taking.in_the_way else "",
             )
     held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
@@ -192,7 +188,7 @@ def _lease(
         CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
         LEASED.name: ",".join(slot.name for slot in taken),
     }
-    how = ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
+    how = ", ".join(device.label for device in chosen)
     return Lease(chosen, tuple(taken), environment, time.monotonic(), how)
 
 
@@ -223,7 +219,7 @@ class _Waiting:
             raise self._too_late("others came first and still wait") from None
         for free in passed.chosen:
             if free.note:
-                log.info("GPU %d: %s", free.device.number, free.note)
+                log.info("%s: %s", free.device.label, free.note)
         chosen = tuple(free.device for free in passed.chosen)
         return _lease(self._request, chosen, [free.slot for free in passed.chosen])
 
@@ -240,9 +236,9 @@ class _Waiting:
             time.sleep(POLL_SECONDS_USED_BY_OTHERS if passed.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
-        names = {device.uuid: f"GPU {device.number}" for device in self._devices}
+        names = {device.uuid: device.label for device in self._devices}
         held = [
-            f"{names[holder.device]} held by pid {holder.pid} ({holder.user})"
+            f"{names[holder.device]}: held by {holder}"
             for holder in (slots.holders(self._folder) if self._is_time() else ())
             if holder.device in names
         ]

@@ -21,7 +21,7 @@ from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
+from featuremill.report.shards import Piece, Shard, busy_seconds, numbered, shard_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
@@ -68,14 +68,15 @@ class Facts(NamedTuple):
         return sorted({piece.lane for piece in self.pieces})
 
     @property
+    def on_devices(self) -> str:
+        """On how many of what the shards were computed."""
+        kinds = {"GPU" if shard.receipt.is_on_gpu else "CPU" for shard in self.shards}
+        return f"on {words.counted(len(self.lanes), kinds.pop() if len(kinds) == 1 else 'device')}"
+
+    @property
     def cost_unit(self) -> str:
         """What the workload counts, such as "tokens"; early manifests do not say."""
         return clipped(self.delivery.cost_unit) or "cost"
-
-    @property
-    def cost(self) -> int:
-        """Of all shards."""
-        return sum(shard.receipt.cost for shard in self.shards)
 
     @property
     def energy(self) -> Energy | None:
@@ -141,7 +142,7 @@ def _samples(place: Results) -> list[dict[str, str]]:
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
-    shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
+    shards = sorted(map(shard_of, numbered(delivery.receipts)), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )

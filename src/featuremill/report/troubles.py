@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from featuremill.base.words import counted
 from featuremill.report.shards import Shard
 from featuremill.workload import optional_of
 
@@ -81,12 +80,3 @@ def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
             remedy = kind.remedy.format_map(options)
             troubles.append(Trouble(kind.name, times, len(hit), remedy, examples))
     return troubles
-
-
-def sentence(shards: Sequence[Shard]) -> str:
-    if len(shards) == 1:
-        return "The one shard did not run out of memory, lose its worker or have to be resumed."
-    return (
-        f"None of the {counted(len(shards), 'shard')} ran out of memory, lost its worker or "
-        "had to be resumed."
-    )

@@ -22,6 +22,7 @@ from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.fitting import (
     Classifier,
     Logistic,
@@ -176,7 +177,8 @@ def train(chosen: Chosen) -> card.Card:
             versions=versions(),
         )
         by_sample = _by_sample(examples, scores_NC, joined.id_columns)
-        write_page(folder / card.PAGE, chosen.output.name, made, by_sample)
+        made_of = Judged(examples.ids, examples.y_N, scores_NC, scores_NC.argmax(1))
+        write_page(folder / card.PAGE, chosen.output.name, made, made_of, by_sample)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
     return made
@@ -376,7 +378,9 @@ def judged(
     gain_N = (predicted_N == y_N).astype(np.float64) - is_most_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
+        "balanced_accuracy": lambda i: figures.balanced_accuracy(predicted_N[i], y_N[i]),
         "macro_f1": lambda i: figures.macro_f1(predicted_N[i], y_N[i]),
+        "mcc": lambda i: figures.mcc(predicted_N[i], y_N[i]),
         "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i], folds_N[i]),
         "brier": lambda i: figures.brier(scores_NC[i], y_N[i]),
     }
