@@ -9,18 +9,19 @@ what its name says, of another kind) is a `UserError`. Nothing here knows what a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 from pydantic import BaseModel
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, kinds, letters, source
+from featuremill.inputs import columns, fasta, kinds, letters, source
+from featuremill.inputs.fasta import Piece
 from featuremill.workload import Record as Record
 from featuremill.workload import WorkloadOptions
 
@@ -119,30 +120,30 @@ class NamedColumns(RowOptions):
         return self.names
 
 
-def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Iterator[Record]:
+def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Stream:
     """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
 
     `options` say which columns of tables count. Memory is bounded by the longest record. All files
     are looked at before the first one is read, so that a wrong last name doesn't cost the time of
     the others.
     """
-    return _stream(inputs, _kind(options or TableOptions()))
+    return Stream(inputs, _kind(options or TableOptions()))
 
 
 def nucleotides(
     inputs: Sequence[Path],
     options: NucleotideOptions | None = None,
     fasta: str = kinds.NUCLEOTIDES.fasta,
-) -> Iterator[Record]:
+) -> Stream:
     """Stream the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper
     case, U as T; of FASTQ, the qualities are dropped. `fasta` is a module whose
     `read(path, kind)` reads FASTA in another way."""
-    return _stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
+    return Stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
 
 
-def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Record]:
+def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Stream:
     """Stream the records of `inputs` as `proteins` or `nucleotides` does, as `options` say."""
-    return _stream(inputs, _kind(options))
+    return Stream(inputs, _kind(options))
 
 
 def spelled(
@@ -150,17 +151,17 @@ def spelled(
     make: letters.Make,
     options: TableOptions,
     fasta: str = kinds.PROTEINS.fasta,
-) -> Iterator[Record]:
+) -> Stream:
     """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
     them (`featuremill.inputs.letters.maker`). `fasta` is a module as of `nucleotides`."""
     chosen = columns.Named(options.id_column, options.sequence_column)
-    return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
+    return Stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
 
 
-def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:
+def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Stream:
     """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
     the values of `options.payload_columns()` (`featuremill.inputs.cells` says how)."""
-    return _stream(inputs, _kind_of(options or RowOptions()))
+    return Stream(inputs, _kind_of(options or RowOptions()))
 
 
 def columns_taken(path: Path, options: BaseModel) -> str:
@@ -288,15 +289,52 @@ def _refuse_no_table(path: Path, format: Format) -> None:
     )
 
 
-def _stream(inputs: Sequence[Path], kind: kinds.Kind) -> Iterator[Record]:
-    for path in inputs:
-        source.check(path)
-        format_of(path)
-    for path in inputs:
-        yield from _read(path, kind)
+class Stream(Iterator[Record]):
+    """Stream the records of files, or their pieces: others can make the records of those."""
+
+    def __init__(self, inputs: Sequence[Path], kind: kinds.Kind) -> None:
+        self._inputs, self._kind = inputs, kind
+        self._change: Callable[[Record], Record] | None = None
+        self._records = self._all()
+
+    def __iter__(self) -> Iterator[Record]:
+        return self._records
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def each(self, change: Callable[[Record], Record]) -> Stream:
+        """Have `change` made of every record, whoever makes it."""
+        self._change = change
+        return self
+
+    def pieces(self) -> Iterator[Piece | Record]:
+        """Yield what the files hold, in order: pieces of FASTA, and the records of other files."""
+        for path in self._inputs:
+            source.check(path)
+            format_of(path)
+        for path in self._inputs:
+            for piece in _read(path, self._kind):
+                yield piece if isinstance(piece, Piece) else self._changed(piece)
+
+    def records_of(self, piece: Piece) -> Iterator[Record]:
+        records = fasta.records_of(piece, cast("kinds.Sequences", self._kind))
+        if piece.is_first:
+            records = _refusing_proteins(piece.path, records)
+        return map(self._change, records) if self._change else records
+
+    def _changed(self, record: Record) -> Record:
+        return self._change(record) if self._change else record
+
+    def _all(self) -> Iterator[Record]:
+        for piece in self.pieces():
+            if isinstance(piece, Piece):
+                yield from self.records_of(piece)
+            else:
+                yield piece
 
 
-def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record]:
+def _refusing_proteins(path: Path | str, records: Iterator[Record]) -> Iterator[Record]:
     """Return `records`; refuse the file where the first one is a protein and should be none."""
     first = next(records, None)
     if first is None:
@@ -310,12 +348,16 @@ def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record
     return chain([first], records)
 
 
-def _read(path: Path, kind: kinds.Kind) -> Iterator[Record]:
+def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     num_records = 0
     try:
-        for record in _refusing_proteins(path, _reader(path, kind).read(path, kind)):
-            num_records += 1
-            yield record
+        reader = _reader(path, kind)
+        found = _refusing_proteins(path, reader.read(path, kind)) if reader is not fasta else (
+            fasta.pieces(path, kind)
+        )
+        for each in found:
+            num_records += each.num_records if isinstance(each, Piece) else 1
+            yield each
     except source.DamagedError as damage:
         where = f"at about record {num_records + 1:,}"
         raise UserError(f"{path}: this file {damage.problem} {where}; {damage.remedy}.") from None

@@ -7,6 +7,7 @@ however that ends. What they are given to do does not depend on how many they ar
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -76,13 +77,28 @@ class Processes:
         """
         if not self._processes:
             return [function(*arguments[0], stream)]
-        for process, each in zip(self._processes, arguments, strict=True):
-            process.send((function, each, True))
-        for number, value in enumerate(stream):
-            self._processes[number % len(self._processes)].send(value)
-        for process in self._processes:
-            process.send(None)
-        return [process.answer() for process in self._processes]
+        failed: list[tuple[int, BaseException]] = []
+        number = -1
+        try:
+            for process, each in zip(self._processes, arguments, strict=True):
+                process.send((function, each, True))
+            for number, value in enumerate(stream):
+                self._processes[number % len(self._processes)].send(value)
+        except BrokenPipeError:  # one has failed, and its answer says how
+            pass
+        except KNOWN as error:
+            failed.append((number + 1, error))
+        results = []
+        for place, process in enumerate(self._processes):
+            with contextlib.suppress(BrokenPipeError):
+                process.send(None)
+            try:
+                results.append(process.answer())
+            except KNOWN as error:  # that of the first value that fails, as of one process
+                failed.append((place + len(self._processes) * process.num_done, error))
+        if failed:
+            raise min(failed, key=lambda each: each[0])[1]
+        return results
 
     def map(
         self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]
@@ -101,7 +117,8 @@ class Processes:
     def _carry_out(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         process = self._idle.get()
         try:
-            process.send((function, arguments, False))
+            with contextlib.suppress(BrokenPipeError):
+                process.send((function, arguments, False))
             return process.answer()
         finally:
             self._idle.put(process)
@@ -113,6 +130,8 @@ class Processes:
 
 class _Process:
     def __init__(self) -> None:
+        self.num_done = 0
+        """Values of a stream that were done when the answer came."""
         their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
         self._answers, their_answers = SPAWN.Pipe(duplex=False)
         self.handle = SPAWN.Process(
@@ -130,12 +149,12 @@ class _Process:
         their_answers.close()
 
     def send(self, value: Any) -> None:
-        """Give the process a task or a value of its stream; waits while its pipe is full."""
-        try:
-            self._tasks.send(value)
-        except BrokenPipeError:  # it has failed, and its answer says how
-            self.answer()
-            raise
+        """Give the process a task or a value of its stream; waits while its pipe is full.
+
+        Raises:
+            BrokenPipeError: it has failed, and its answer says how.
+        """
+        self._tasks.send(value)
 
     def answer(self) -> Any:
         """Return what the task returned; raise what it raised.
@@ -144,7 +163,7 @@ class _Process:
             ChildProcessError: when the process is gone.
         """
         try:
-            answer, is_error = self._answers.recv()
+            answer, is_error, self.num_done = self._answers.recv()
         except EOFError:
             self.handle.join()
             raise ChildProcessError(_manner_of_death(self.handle.exitcode or 0)) from None
@@ -186,11 +205,16 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     this_process.die_with_parent(parent, signal.SIGKILL)
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
-        stream = (iter(partial(_next, tasks), None),) if has_stream else ()
+        numbers = itertools.count()
+        stream = (map(_first, iter(partial(_next, tasks), None), numbers),) if has_stream else ()
         answer, is_error = _done(function, (*arguments, *stream))
-        answers.send((answer, is_error))
+        answers.send((answer, is_error, next(numbers) - 1))
         if is_error:
             return
+
+
+def _first(value: Any, _number: int) -> Any:
+    return value
 
 
 def _next(pipe: Connection) -> Any:

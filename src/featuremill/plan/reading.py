@@ -20,12 +20,13 @@ from featuremill.base.progress import Progress
 from featuremill.base.reasons import CONFLICT, kind_of
 from featuremill.base.text import clipped
 from featuremill.config import Run
+from featuremill.inputs import Stream
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
-from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
+from featuremill.plan.spool import Chunk, Pieces, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
 from featuremill.workload import Record, optional, plugin_errors
 
@@ -124,13 +125,14 @@ def read_records(
     return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
-def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk]:
+def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk | Pieces]:
     files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
     read = list(map(Path, files))
     records = plugin_errors.records_of(config.workload, config.module, read, options)
     if not (sheet and sheet.shared):
         samples = {row.file: row.sample for row in sheet.rows} if sheet else {}
-        yield from chunks_of(records, 0, samples)
+        found = records.pieces() if isinstance(records, Stream) else records
+        yield from chunks_of(found, 0, samples)
         return
     first = 0
     with tempfile.TemporaryFile(dir=folder) as kept:
@@ -138,7 +140,7 @@ def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Ite
         for samples in sheet.passes():
             for chunk in chunks_of(chain.from_iterable(map(once.of, samples)), first, samples):
                 yield chunk
-                first = chunk.first + len(chunk.ids)
+                first = chunk.end
         once.refuse_more()
 
 
@@ -196,9 +198,9 @@ def _from_line(line: bytes) -> Record:
     return Record(**fields | {"payload": fields["payload"].encode("latin-1")})
 
 
-def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def with_progress(chunks: Iterable[Chunk | Pieces]) -> Iterator[Chunk | Pieces]:
     """Yield the chunks, and log how far that is."""
     shown = Progress(log, "reading")
     for chunk in chunks:
         yield chunk
-        shown.at(chunk.first + len(chunk.ids))
+        shown.at(chunk.end)

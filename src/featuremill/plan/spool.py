@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ import xxhash
 
 from featuremill.base.errors import WorkloadError
 from featuremill.base.reasons import head_of
+from featuremill.inputs import Stream
+from featuremill.inputs.fasta import Piece
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Record, find_workload
 from featuremill.workload.plugin_errors import costs_of
@@ -33,6 +35,8 @@ NUM_BUCKETS = 256
 CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 64 * 2**20
 """A chunk is spooled when it holds this many records or letters, whichever comes first."""
+PIECES_BYTES = 2**22
+"""Text of pieces that goes to a process at a time."""
 
 ROWS = pa.schema(
     {
@@ -46,6 +50,7 @@ ROWS = pa.schema(
         "reason": pa.string(),
         "note": pa.string(),
         "sample": pa.int32(),
+        "size": pa.int64(),
     }
 )
 BUCKET = pa.schema(
@@ -75,6 +80,13 @@ class Chunk(NamedTuple):
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
     samples: tuple[int, ...]
     """The number of each one's sample; 0 where there are none."""
+    sizes: tuple[int, ...]
+    """What each one takes of `CHUNK_BYTES`."""
+
+    @property
+    def end(self) -> int:
+        """The ordinal of the next chunk's first record."""
+        return self.first + len(self.ids)
 
     def good_lengths(self) -> list[int]:
         """Return the length of each record that is not refused."""
@@ -85,6 +97,16 @@ class Chunk(NamedTuple):
         if not any(self.reasons):
             return list(column)
         return [value for value, reason in zip(column, self.reasons, strict=True) if not reason]
+
+
+class Pieces(NamedTuple):
+    """Pieces of files that follow one another; their records are still to be made."""
+
+    first: int
+    end: int
+    pieces: Sequence[Piece]
+    samples: Mapping[str, int]
+    """The number of the sample of each file; empty where there are none."""
 
 
 @dataclass
@@ -134,21 +156,58 @@ class Tally:
 
 
 def chunks_of(
-    records: Iterable[Record], first: int = 0, samples: Mapping[str, int] = MappingProxyType({})
+    found: Iterable[Piece | Record],
+    first: int = 0,
+    samples: Mapping[str, int] = MappingProxyType({}),
+) -> Iterator[Chunk | Pieces]:
+    """Yield what was `found` in chunks, none of them empty; the first record has the ordinal
+    `first`, and `samples` are the numbers of those that files are of."""
+    for is_made, group in itertools.groupby(found, lambda each: isinstance(each, Record)):
+        for chunk in (_made if is_made else _to_make)(group, first, samples):
+            yield chunk
+            first = chunk.end
+
+
+def _to_make(pieces: Iterator[Piece], first: int, samples: Mapping[str, int]) -> Iterator[Pieces]:
+    waiting: list[Piece] = []
+    end, size = first, 0
+    failed = None
+    while True:
+        try:
+            piece = next(pieces, None)
+        except Exception as error:  # an error in those that wait comes before it
+            piece, failed = None, error
+        if piece:
+            waiting.append(piece)
+            end, size = end + piece.num_records, size + len(piece.text)
+        if waiting and (not piece or end - first >= CHUNK_RECORDS or size >= PIECES_BYTES):
+            named = {each.path: samples[each.path] for each in waiting} if samples else {}
+            yield Pieces(first, end, waiting, named)
+            first, size, waiting = end, 0, []
+        if failed:
+            raise failed
+        if not piece:
+            return
+
+
+def _made(
+    records: Iterable[Record], first: int, samples: Mapping[str, int]
 ) -> Iterator[Chunk]:
-    """Yield the records in chunks, none of them empty; the first record has the ordinal `first`,
-    and `samples` are the numbers of those that files are of."""
     chunk: list[Record] = []
     size = 0
     for record in records:
         chunk.append(record)
-        size += len(record.payload) + len(record.id) + len(record.description)
+        size += _size(record)
         if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield _chunk(first, chunk, samples)
             first += len(chunk)
             chunk, size = [], 0
     if chunk:
         yield _chunk(first, chunk, samples)
+
+
+def _size(record: Record) -> int:
+    return len(record.payload) + len(record.id) + len(record.description)
 
 
 def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) -> Chunk:
@@ -168,18 +227,24 @@ def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) ->
             f"a record is of {error}, which is no file of the sheet of samples; that is for the "
             "author of the workload to fix."
         ) from None
-    return Chunk._make([first, *columns, lengths, numbers])
+    return Chunk._make([first, *columns, lengths, numbers, tuple(map(_size, records))])
 
 
-def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) -> Tally:
+def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk | Pieces]) -> Tally:
     """Write `chunks` into the new `folder`; return what was counted.
 
     `options` are those of `workload`, as JSON.
     """
     module = find_workload(workload)
     settled = module.Options.model_validate_json(options)
+    stream = None
     with Spool(folder, lambda payloads: costs_of(workload, module, payloads, settled)) as files:
         for chunk in chunks:
+            if isinstance(chunk, Pieces):
+                stream = stream or cast("Stream", module.records([], settled))
+                made = [record for piece in chunk.pieces for record in stream.records_of(piece)]
+                assert len(made) == chunk.end - chunk.first, chunk.pieces[0][:2]
+                chunk = _chunk(chunk.first, made, chunk.samples)
             files.add(chunk)
     return files.tally
 
@@ -234,6 +299,7 @@ class Spool(ExitStack):
             [reason or None for reason in chunk.reasons],
             [note or None for note in chunk.notes],
             chunk.samples,
+            chunk.sizes,
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
