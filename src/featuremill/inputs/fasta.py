@@ -49,11 +49,6 @@ class Piece(NamedTuple):
     is_first: bool
 
 
-def read(path: Path, kind: Sequences) -> Iterator[Record]:
-    for piece in pieces(path, kind):
-        yield from records_of(piece, kind)
-
-
 def pieces(path: Path, kind: Sequences) -> Iterator[Piece]:
     """Yield the file in pieces, each of a record at least.
 
