@@ -21,12 +21,14 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
 
-from featuremill.base import this_process
+import pyarrow as pa
+
+from featuremill.base import late_pandas, this_process
 from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 
 Result = TypeVar("Result")
-MAX_PROCESSES = 8
-"""More would wait for the one that reads, each with some hundred MB."""
+MAX_PROCESSES = 16
+"""More would wait for the one that deals out, each with some hundred MB."""
 KNOWN = (UserError, WorkloadError, IntegrityError, OSError)
 """Errors that have a sentence of their own; anything else is a bug, and its stack is wanted."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -38,8 +40,10 @@ class Processes:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = min(num_processes, MAX_PROCESSES)
+        self.at_once = MAX_PROCESSES
+        """How many of them `map` keeps busy, the same ones: each takes memory for it."""
         self._processes: list[_Process] = []
-        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
 
     def __enter__(self) -> Processes:
         return self
@@ -107,7 +111,7 @@ class Processes:
         if not self._processes:
             yield from (function(*each) for each in arguments)
             return
-        with ThreadPoolExecutor(len(self._processes)) as threads:
+        with ThreadPoolExecutor(min(self.at_once, len(self._processes))) as threads:
             try:
                 yield from threads.map(lambda each: self._carry_out(function, each), arguments)
             except BaseException:
@@ -203,6 +207,8 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     """Do what comes in on `tasks` until there is nothing more; after a task that failed there is no
     other."""
     this_process.die_with_parent(parent, signal.SIGKILL)
+    late_pandas.set_up()
+    pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
         numbers = itertools.count()

@@ -26,11 +26,13 @@ from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
-from featuremill.plan.spool import Chunk, Pieces, Tally, chunks_of, ids_path, spool
+from featuremill.plan.spool import NUM_BUCKETS, Chunk, Pieces, Tally, chunks_of, ids_path, spool
 from featuremill.store.plan import Counts, Lengths
 from featuremill.workload import Record, optional, plugin_errors
 
 log = logging.getLogger("featuremill.plan")
+ROWS_AT_ONCE = 3_000_000
+"""Rows of buckets that are sorted at once, whatever the number of processes; some 200 bytes each."""
 
 
 class Spooled:
@@ -121,6 +123,7 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
+    processes.at_once = max(1, ROWS_AT_ONCE * NUM_BUCKETS // max(1, tally.records))
     named = (str(sheet.path),) if sheet else config.inputs
     return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
