@@ -415,9 +415,7 @@ def test_fasta_read_in_pieces_is_the_same(lines, end, piece, tmp_path, monkeypat
     path = tmp_path / "in.fna"
     path.write_bytes(end.join(lines).encode())
     pieces = fasta.pieces(path, kinds.NUCLEOTIDES)
-    expected = [
-        record for each in pieces for record in fasta.records_of(each, kinds.NUCLEOTIDES)
-    ]
+    expected = [record for each in pieces for record in fasta.records_of(each, kinds.NUCLEOTIDES)]
     monkeypatch.setattr(contigs, "PIECE_LETTERS", piece)
     found = list(contigs.read(path, kinds.NUCLEOTIDES))
     for one, other in zip(found, expected, strict=True):

@@ -290,15 +290,12 @@ def _refuse_no_table(path: Path, format: Format) -> None:
 
 
 class Stream(Iterator[Record]):
-    """Stream the records of files, or their pieces: others can make the records of those."""
+    """The records of files, or pieces of the files, of which others make the records."""
 
     def __init__(self, inputs: Sequence[Path], kind: kinds.Kind) -> None:
         self._inputs, self._kind = inputs, kind
-        self._change: Callable[[Record], Record] | None = None
-        self._records = self._all()
-
-    def __iter__(self) -> Iterator[Record]:
-        return self._records
+        self._change: Callable[[Record], Record] = lambda record: record
+        self._records = chain.from_iterable(map(self.records_of, self.pieces()))
 
     def __next__(self) -> Record:
         return next(self._records)
@@ -309,29 +306,22 @@ class Stream(Iterator[Record]):
         return self
 
     def pieces(self) -> Iterator[Piece | Record]:
-        """Yield what the files hold, in order: pieces of FASTA, and the records of other files."""
+        """Yield what the files hold, in order: pieces of FASTA, and records of other files."""
         for path in self._inputs:
             source.check(path)
             format_of(path)
         for path in self._inputs:
-            for piece in _read(path, self._kind):
-                yield piece if isinstance(piece, Piece) else self._changed(piece)
+            yield from _read(path, self._kind)
 
-    def records_of(self, piece: Piece) -> Iterator[Record]:
-        records = fasta.records_of(piece, cast("kinds.Sequences", self._kind))
-        if piece.is_first:
+    def records_of(self, piece: Piece | Record) -> Iterator[Record]:
+        records: Iterator[Record] = (
+            iter((piece,))
+            if isinstance(piece, Record)
+            else (fasta.records_of(piece, cast("kinds.Sequences", self._kind)))
+        )
+        if isinstance(piece, Piece) and piece.is_first:
             records = _refusing_proteins(piece.path, records)
-        return map(self._change, records) if self._change else records
-
-    def _changed(self, record: Record) -> Record:
-        return self._change(record) if self._change else record
-
-    def _all(self) -> Iterator[Record]:
-        for piece in self.pieces():
-            if isinstance(piece, Piece):
-                yield from self.records_of(piece)
-            else:
-                yield piece
+        return map(self._change, records)
 
 
 def _refusing_proteins(path: Path | str, records: Iterator[Record]) -> Iterator[Record]:
@@ -352,9 +342,11 @@ def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     num_records = 0
     try:
         reader = _reader(path, kind)
-        found = _refusing_proteins(path, reader.read(path, kind)) if reader is not fasta else (
-            fasta.pieces(path, kind)
-        )
+        found: Iterator[Piece | Record]
+        if reader is fasta:
+            found = fasta.pieces(path, cast("kinds.Sequences", kind))
+        else:
+            found = _refusing_proteins(path, reader.read(path, kind))
         for each in found:
             num_records += each.num_records if isinstance(each, Piece) else 1
             yield each

@@ -186,11 +186,10 @@ def open_text(
 
 
 def blocks(text: io.TextIOWrapper) -> Iterator[str]:
-    """Yield what `open_text` opened in blocks of whole lines, of which LF ends each but the last
-    one of the file; of `BLOCK_BYTES` or a line, whatever is longer."""
-    decoder = io.IncrementalNewlineDecoder(
-        codecs.getincrementaldecoder("utf-8")(text.errors), translate=True
-    )
+    """Yield what `open_text` opened in blocks of whole lines, each ended by LF but the last one of
+    the file; of `BLOCK_BYTES` or a line, whatever is longer."""
+    decode = codecs.getincrementaldecoder("utf-8")(text.errors or "strict")
+    decoder = io.IncrementalNewlineDecoder(decode, translate=True)
     parts: list[str] = []
     while data := text.buffer.read1(BLOCK_BYTES):  # type: ignore[attr-defined]
         part = decoder.decode(data)

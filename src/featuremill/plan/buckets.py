@@ -68,20 +68,18 @@ class Bucket:
         """
         rows = self._rows[positions]
         batches = np.searchsorted(self._edges, rows, "right") - 1
-        payloads = []
-        for batch, row in zip(batches.tolist(), (rows - self._edges[batches]).tolist(), strict=True):
-            offsets, letters = self._views[batch]
-            payloads.append(letters[offsets[row] : offsets[row + 1]])
-        ends = np.append(0, np.cumsum(list(map(len, payloads))))
+        places = np.column_stack([batches, rows - self._edges[batches]]).tolist()
+        views = self._views
+        ends = [(views[batch], row) for batch, row in places]
+        payloads = [letters[offsets[row] : offsets[row + 1]] for (offsets, letters), row in ends]
+        offsets = np.append(0, np.cumsum(list(map(len, payloads))))
+        sha256 = pa.py_buffer(self.sha256[positions].tobytes())
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
         columns = [
-            (pa.binary(32), [self.sha256[positions].tobytes()]),
-            (pa.large_binary(), [ends, b"".join(payloads)]),
+            pa.Array.from_buffers(pa.binary(32), len(rows), [None, sha256]),
+            pa.Array.from_buffers(pa.large_binary(), len(rows), buffers),
         ]
-        arrays = [
-            pa.Array.from_buffers(type, len(rows), [None, *map(pa.py_buffer, buffers)])
-            for type, buffers in columns
-        ]
-        return pa.Table.from_arrays(arrays, schema=SHARD)
+        return pa.Table.from_arrays(columns, schema=SHARD)
 
     def requesters(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return the ordinals of the rows that ask for the distinct records at these positions,

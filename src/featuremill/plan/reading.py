@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -26,13 +26,23 @@ from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
-from featuremill.plan.spool import NUM_BUCKETS, Chunk, Pieces, Tally, chunks_of, ids_path, spool
+from featuremill.plan.spool import (
+    NUM_BUCKETS,
+    Chunk,
+    Pieces,
+    Tally,
+    chunks_of,
+    ids_path,
+    lots_of,
+    spool,
+)
 from featuremill.store.plan import Counts, Lengths
 from featuremill.workload import Record, optional, plugin_errors
 
 log = logging.getLogger("featuremill.plan")
+Lot = TypeVar("Lot", Chunk, Pieces, Chunk | Pieces)
 ROWS_AT_ONCE = 3_000_000
-"""Rows of buckets that are sorted at once, whatever the number of processes; some 200 bytes each."""
+"""Rows that are sorted at once, by however many processes; some 200 bytes of memory each."""
 
 
 class Spooled:
@@ -128,14 +138,16 @@ def read_records(
     return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
-def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk | Pieces]:
+def _chunks(
+    config: Run, options: Any, folder: Path, sheet: Sheet | None
+) -> Iterator[Chunk | Pieces]:
     files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
     read = list(map(Path, files))
     records = plugin_errors.records_of(config.workload, config.module, read, options)
     if not (sheet and sheet.shared):
         samples = {row.file: row.sample for row in sheet.rows} if sheet else {}
         found = records.pieces() if isinstance(records, Stream) else records
-        yield from chunks_of(found, 0, samples)
+        yield from lots_of(found, samples)
         return
     first = 0
     with tempfile.TemporaryFile(dir=folder) as kept:
@@ -201,7 +213,7 @@ def _from_line(line: bytes) -> Record:
     return Record(**fields | {"payload": fields["payload"].encode("latin-1")})
 
 
-def with_progress(chunks: Iterable[Chunk | Pieces]) -> Iterator[Chunk | Pieces]:
+def with_progress(chunks: Iterable[Lot]) -> Iterator[Lot]:
     """Yield the chunks, and log how far that is."""
     shown = Progress(log, "reading")
     for chunk in chunks:

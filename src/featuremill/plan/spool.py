@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +106,6 @@ class Pieces(NamedTuple):
     end: int
     pieces: Sequence[Piece]
     samples: Mapping[str, int]
-    """The number of the sample of each file; empty where there are none."""
 
 
 @dataclass
@@ -155,44 +154,41 @@ class Tally:
         self.by_source += other.by_source
 
 
-def chunks_of(
-    found: Iterable[Piece | Record],
-    first: int = 0,
-    samples: Mapping[str, int] = MappingProxyType({}),
+def lots_of(
+    found: Iterable[Piece | Record], samples: Mapping[str, int]
 ) -> Iterator[Chunk | Pieces]:
-    """Yield what was `found` in chunks, none of them empty; the first record has the ordinal
-    `first`, and `samples` are the numbers of those that files are of."""
+    """Yield what was `found` in lots for one process each; `samples` as in `chunks_of`."""
+    first = 0
     for is_made, group in itertools.groupby(found, lambda each: isinstance(each, Record)):
-        for chunk in (_made if is_made else _to_make)(group, first, samples):
-            yield chunk
-            first = chunk.end
+        cut: Any = chunks_of if is_made else _pieces
+        for lot in cut(group, first, samples):
+            yield lot
+            first = lot.end
 
 
-def _to_make(pieces: Iterator[Piece], first: int, samples: Mapping[str, int]) -> Iterator[Pieces]:
+def _pieces(found: Iterable[Piece], first: int, samples: Mapping[str, int]) -> Iterator[Pieces]:
     waiting: list[Piece] = []
-    end, size = first, 0
-    failed = None
-    while True:
-        try:
-            piece = next(pieces, None)
-        except Exception as error:  # an error in those that wait comes before it
-            piece, failed = None, error
-        if piece:
+    end, size, failed = first, 0, None
+    try:
+        for piece in found:
             waiting.append(piece)
             end, size = end + piece.num_records, size + len(piece.text)
-        if waiting and (not piece or end - first >= CHUNK_RECORDS or size >= PIECES_BYTES):
-            named = {each.path: samples[each.path] for each in waiting} if samples else {}
-            yield Pieces(first, end, waiting, named)
-            first, size, waiting = end, 0, []
-        if failed:
-            raise failed
-        if not piece:
-            return
+            if end - first >= CHUNK_RECORDS or size >= PIECES_BYTES:
+                yield Pieces(first, end, waiting, samples)
+                first, size, waiting = end, 0, []
+    except Exception as error:
+        failed = error
+    if waiting:  # their own errors stand before that one
+        yield Pieces(first, end, waiting, samples)
+    if failed:
+        raise failed
 
 
-def _made(
-    records: Iterable[Record], first: int, samples: Mapping[str, int]
+def chunks_of(
+    records: Iterable[Record], first: int = 0, samples: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Chunk]:
+    """Yield the records in chunks, none of them empty; the first record has the ordinal `first`,
+    and `samples` are the numbers of those that files are of."""
     chunk: list[Record] = []
     size = 0
     for record in records:
