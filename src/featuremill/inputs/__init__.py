@@ -14,7 +14,7 @@ from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel
 
@@ -311,15 +311,14 @@ class Stream(Iterator[Record]):
             source.check(path)
             format_of(path)
         for path in self._inputs:
-            yield from _read(path, self._kind)
+            for piece in _read(path, self._kind):
+                yield self._change(piece) if isinstance(piece, Record) else piece
 
     def records_of(self, piece: Piece | Record) -> Iterator[Record]:
-        records: Iterator[Record] = (
-            iter((piece,))
-            if isinstance(piece, Record)
-            else (fasta.records_of(piece, cast("kinds.Sequences", self._kind)))
-        )
-        if isinstance(piece, Piece) and piece.is_first:
+        if isinstance(piece, Record):
+            return iter((piece,))
+        records = fasta.records_of(piece, cast("kinds.Sequences", self._kind))
+        if piece.is_first:
             records = _refusing_proteins(piece.path, records)
         return map(self._change, records)
 
@@ -341,13 +340,9 @@ def _refusing_proteins(path: Path | str, records: Iterator[Record]) -> Iterator[
 def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     num_records = 0
     try:
-        reader = _reader(path, kind)
-        found: Iterator[Piece | Record]
-        if reader is fasta:
-            found = fasta.pieces(path, cast("kinds.Sequences", kind))
-        else:
-            found = _refusing_proteins(path, reader.read(path, kind))
-        for each in found:
+        reader: Any = _reader(path, kind)
+        found = getattr(reader, "pieces" if reader is fasta else "read")(path, kind)
+        for each in found if reader is fasta else _refusing_proteins(path, found):
             num_records += each.num_records if isinstance(each, Piece) else 1
             yield each
     except source.DamagedError as damage:
