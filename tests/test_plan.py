@@ -408,7 +408,7 @@ def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     keys = np.array([(7, 0), (7, 1), (7, 2), (7, 3)], repeats_module.ID_KEY)
     keys.tofile(tmp_path / "ids.bin")
     digests = [letter * 32 for letter in (b"1", b"2", b"1", b"3")]
-    columns = {"id": ["a", "b", "a", "a"], "sha256": digests, "sample": [0, 0, 0, 1]}
+    columns = {"id": ["a", "b", "a", "a"], "sha256": digests, "owner": [0, 0, 0, 1]}
     absent = {field.name: pa.nulls(4, field.type) for field in ROWS}
     table = pa.table(absent | columns).cast(ROWS)
     with pa.ipc.new_stream(str(rows_path(tmp_path)), ROWS) as writer:
