@@ -309,7 +309,7 @@ class Stream(Iterator[Record]):
         return next(self._records)
 
     def each(self, change: Callable[[Record], Record]) -> Stream:
-        """Have `change` made of every record, whoever makes it."""
+        """Have `change` made of every record, also of those made from pieces."""
         self._change = change
         return self
 

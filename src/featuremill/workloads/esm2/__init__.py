@@ -74,7 +74,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 HOW_LONG = {"truncate": "truncated (full for option long computes all)", "chunk": "in windows"}
-"""What the note of a long protein says, by the option `long`."""
+"""Words for the note of a long protein, by the option `long`."""
 REASONS = regions.REASONS
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
