@@ -300,8 +300,8 @@ def test_an_option_that_nobody_has_is_one_sentence(tmp_path, environment):
     desk = Desk(tmp_path, environment)
     (tmp_path / "my.yaml").write_text("inputs: my.fa\n")
     told = {
-        "--outdir X": "error: there is no option --outdir; results are in results/<run> of the "
-        "folder that --directory names; snakemake --help lists all options.",
+        "--outdir X": "error: there is no option --outdir; to have results in another folder: "
+        "featuremill run --results FOLDER; snakemake --help lists all options.",
         "--dry-runn": "error: there is no option --dry-runn; did you mean --dry-run? snakemake "
         "--help lists all options.",
     }

@@ -57,12 +57,15 @@ def named(given: Path) -> Runs:
     if given.suffix in (".yaml", ".yml") and not given.exists():
         raise UserError(f"{given}: there is no such config; check the path, or name results/<run>.")
     if not given.is_file():
+        run_lock.refuse_lost(given)
         below = runs_below(given)
         is_project = below and run_lock.is_in_results(given) and not _is_run(given)
         return Runs(given, below if is_project else [given])
     raw, places = configs.load(given)
     found = project.validate(raw, str(given), places)
     elsewhere = [given.parent / folder for folder in found.folders]
+    for folder in (*found.folders, *elsewhere):
+        run_lock.refuse_lost(folder)
     asked = [*found.runs.values()]
     if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
         before, after = found.made_around

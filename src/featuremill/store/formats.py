@@ -33,7 +33,9 @@ OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake puts into each folder that a rule makes."""
 RECORD = ".featuremill.jsonl"
 """A file of each folder with results: what featuremill wrote there (`store.ours`)."""
-BESIDE = {OF_SNAKEMAKE, RECORD}
+LINK = ".featuremill.link"
+"""A file of a folder with results on another disk: the path of the link to it."""
+BESIDE = {OF_SNAKEMAKE, RECORD, LINK}
 """Files in a folder that are no part of a result."""
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
