@@ -500,8 +500,8 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
     if rule.format("extract") in until:
         raise RefusedError(
             f"--until {rule.format('extract')}: Snakemake has no such job before there is a "
-            f"plan, and would end without computing anything; --until {merge} computes everything, "
-            "and draws no report."
+            "plan, and would end without computing anything; to compute all now and merge later, "
+            f"name the target {rule.format('extracted')} in its place."
         )
     ours = {rule.format(verb) for verb in (*command_line.RULES, *merging)}
     for name in sorted(ours & {*omitted}):

@@ -21,7 +21,7 @@ from featuremill.store import run_lock
 UNKNOWN = "YOUR.yaml"
 """The config in a command for a run without an owner file."""
 RERUN = "--rerun-incomplete"
-RULES = ("weights", "plan", "extract", "merge", "partial", "report")
+RULES = ("weights", "plan", "extract", "extracted", "merge", "partial", "report")
 """Rules that may be targets; the target `all` is the complete run anyway."""
 PARTIAL_OF = "partial_"
 """Prefix of the rules that write the partial results of one of several runs."""
