@@ -121,7 +121,11 @@ def closing(failures: Failures, named: str) -> str:
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)
     is_stop = all(job.was_stopped for job in jobs)
-    lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
+    if jobs == [failures.shown_last]:
+        kinds = {}
+    lines = (
+        ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"] if kinds else []
+    )
     for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
         lines += ["", *wrapped(plain(f"{rule}: {sentence}"), "  ", "    ", width=WIDTH)]
         more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""
