@@ -417,9 +417,10 @@ def refuse_input(path: Path) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Places]:
-    """Return what the YAML file `path` says, not validated, and where each key stands."""
+    """Return what the YAML file `path` says, not validated, and where each key stands. Of a run's
+    folder it is the config of its last start."""
     if path.is_dir():
-        raise UserError(f"{path}: this is a folder; name the config of the run, as in my.yaml.")
+        path = run_lock.config_of(path)
     try:
         refuse_input(path)
         text = path.read_text("utf-8")

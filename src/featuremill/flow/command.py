@@ -13,7 +13,7 @@ from pathlib import Path
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.config import load
-from featuremill.store import command_line
+from featuremill.store import command_line, run_lock
 
 PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace) -> None:
     options, results = _without_results(arguments.options)
     if results := results or arguments.results:
         results = os.path.normpath(Path(results).absolute())
+    if arguments.config.is_dir():
+        arguments.config = run_lock.config_of(arguments.config)
     if not arguments.config.is_file():
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."

@@ -130,6 +130,20 @@ def read(run_folder: Path) -> Owner | None:
     return _owner_in(path_of(run_folder))
 
 
+def config_of(run_folder: Path) -> Path:
+    """Return the config of the last start of the run in this folder, or of the runs in it.
+
+    Raises:
+        UserError: when it is unknown, or no longer there.
+    """
+    own = path_of(run_folder)
+    for path in (own, *sorted(own.parent.glob(f"{own.stem}+*.owner"))):
+        last = _owner_in(path)
+        if last and last.config and (working_folder(run_folder) / last.config).is_file():
+            return Path(os.path.relpath(working_folder(run_folder) / last.config))
+    raise UserError(f"{run_folder}: this is a folder; name the config of the run, as in my.yaml.")
+
+
 def _owner_in(path: Path) -> Owner | None:
     fields = read_json(path)
     needed = set(Owner._fields) - set(Owner._field_defaults)
