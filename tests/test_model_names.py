@@ -43,7 +43,6 @@ def test_the_workloads_and_the_page_have_the_same_weights():
             assert esmc.NAMES[one.model] == one.weights
 
 
-
 @pytest.mark.parametrize("name", ["./ankh", "ankh.pt", "mine/ankh", "esm2_t33", "mill_t6_8M", "3B"])
 def test_paths_and_our_own_names_are_none_of_them(name):
     assert others.where_else(name) == ""
