@@ -17,7 +17,6 @@ from featuremill.base.errors import UserError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill status`."""
     add_runs(parser, without="; without it, the runs in results/ are listed")
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(

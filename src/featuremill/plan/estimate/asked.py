@@ -18,7 +18,7 @@ from featuremill.base.words import counted, duration, listed
 from featuremill.config import project
 from featuremill.config.yaml_lines import Places
 from featuremill.plan.estimate.report import WIDTH, Estimate
-from featuremill.plan.speeds.assumed import CARDS, cards_called
+from featuremill.plan.speeds import CARDS, cards_called
 from featuremill.workload import DEFAULT
 
 FORM_FACTORS = {"sxm": "hbm3", "sxm5": "hbm3"}
@@ -31,7 +31,7 @@ KNOWN = {
 }
 
 
-def project_of(arguments: argparse.Namespace) -> project.Project:
+def project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
     """Return the project that is asked about: that of a config, or one of records and a model that
     needs no config."""
     given: Path = arguments.config
