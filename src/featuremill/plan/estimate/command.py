@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a config, the folder of a run, or a file of records",
     )
     add("--model", help="the network; without a config, of the workload")
-    add("--workload", help=f"what is computed, if not {DEFAULT} or what the config says")
+    add("--workload", help=f"what is computed; default: that of the config, or {DEFAULT}")
     slots = parser.add_mutually_exclusive_group()
     slots.add_argument("--gpus", metavar="1,4,64", help="numbers of GPUs to estimate for")
     slots.add_argument(
