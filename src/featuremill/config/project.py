@@ -215,7 +215,7 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     checked = {**raw, FEATURES: names or raw[FEATURES]}
     whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
-    records = whole.model_dump(include={"inputs", "samples", "store"})
+    records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
     found: list[tuple[Mapping[str, Any], Origin]] = []
     for name, keys in sets.items():
         of_set = f"{origin.source}: {FEATURES}.{name}"
