@@ -100,8 +100,9 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
     add("head", type=Path, metavar="HEAD", help="the head's folder, as in heads/NAME")
     _add_runs(
         parser,
-        "results/<run>, as many as the head was trained on and in that order; or the .pt files of "
-        "features that VirNucPro wrote",
+        "results/<run>, as many as the head was trained on and in that order; or a file of records "
+        "(such as FASTA), of which the features are computed; or the .pt files of features that "
+        "VirNucPro wrote",
     )
     add(
         "--output",
@@ -114,6 +115,15 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
         "--any-recipe",
         action="store_true",
         help="take features that were made otherwise than those the head was trained on",
+    )
+    add("--device", choices=("auto", "cuda", "cpu"), help="computes records (default: the run's)")
+    add(
+        "--weights",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="weights/<name>.json of a model of the head, where it is elsewhere",
     )
     return parser
 
@@ -155,6 +165,7 @@ def run(arguments: argparse.Namespace) -> None:
         )
         importing.import_head(chosen)
     else:
+        from featuremill.steps.heads.computed import Choices
         from featuremill.steps.heads.predict import predict
 
         predict(
@@ -163,6 +174,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.output,
             arguments.vectors,
             arguments.any_recipe,
+            Choices(arguments.device, arguments.weights),
         )
 
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import features
+from featuremill import features, inputs
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.steps.heads import card, held_out, network
+from featuremill.steps.heads.computed import Choices, open_computed
 from featuremill.steps.heads.joined import (
     CHOOSING,
     Joined,
@@ -56,9 +57,11 @@ def predict(
     output: Path,
     columns: Sequence[str] = (),
     takes_any_recipe: bool = False,
+    choices: Choices = Choices(),  # noqa: B008  (it is a constant)
 ) -> Counts:
     """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
     one beside it. Records of the training get the scores of heads that did not see their group.
+    Files of records among the `runs` are computed first, by the recipes of the head.
 
     Raises:
         UserError: the head, the features or the output cannot be used.
@@ -68,7 +71,7 @@ def predict(
             f"{output}: predictions are a .tsv or a .parquet; give a name that ends so."
         )
     head, tensors = card.read(folder)
-    parts = _opened(runs, columns, head, folder)
+    parts = _opened(runs, columns, head, folder, choices)
     _refuse_other_widths(parts, head, folder)
     if not takes_any_recipe:
         _refuse_other_recipes(parts, head, folder)
@@ -121,11 +124,17 @@ def predict(
 
 
 def _opened(
-    runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
+    runs: Sequence[Path],
+    columns: Sequence[str],
+    head: card.Card,
+    folder: Path,
+    choices: Choices,
 ) -> list[Source]:
     """Return the features in the order of `runs`. VirNucPro's files of one layout are one of them,
-    at the place of the first file."""
-    opened = open_files([run for run in runs if run.is_file()])
+    at the place of the first file. A single file of records is that of all features."""
+    if len(runs) == 1 and _has_records(runs[0]):
+        runs = [*runs] * len(head.features)
+    opened = open_files([run for run in runs if run.is_file() and not _has_records(run)])
     of_file = {path: files for files in opened for path in files.paths}
     sources: list[FileFeatures | Path] = []
     for run in runs:
@@ -138,10 +147,24 @@ def _opened(
             "that it takes, in that order."
         )
     wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
+    to_compute: dict[Path, list[card.Part]] = {}
+    for source, part in zip(sources, head.features, strict=False):
+        if isinstance(source, Path) and _has_records(source):
+            to_compute.setdefault(source, []).append(part)
+    computed = {path: iter(own) for path, own in open_computed(folder, to_compute, choices).items()}
     return [
-        features.open(source, column, choosing=CHOOSING) if isinstance(source, Path) else source
+        source
+        if isinstance(source, FileFeatures)
+        else next(computed[source])
+        if source in computed
+        else features.open(source, column, choosing=CHOOSING)
         for source, column in zip(sources, wanted, strict=False)
     ]
+
+
+def _has_records(path: Path) -> bool:
+    """Return whether `path` is a file of records, and not of features."""
+    return path.is_file() and bool(inputs.evident_format(path))
 
 
 def _told(head: card.Card) -> str:
