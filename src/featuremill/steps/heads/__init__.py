@@ -54,6 +54,11 @@ class Head(Section):
     samples, each sample. `id` makes each record or contig a group."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
+    threshold: dict[Literal["class", "precision", "recall"], str | float] = Field(
+        default_factory=dict
+    )
+    """`{class: virus, precision: 0.95}`, or a `recall`: a record is called this class from such a
+    score on. If not given, its class is that with the highest score."""
     folder: str | None = None
     """The folder of an existing head, instead of training one."""
     any_recipe: bool = False
@@ -72,8 +77,18 @@ class Head(Section):
             raise ValueError("give labels and column to train it, or the folder where it is")
         if self.labels and not self.column:
             raise ValueError("labels and column belong together: name a table, and a column of it")
-        if self.folder and (self.group or self.kind):
-            raise ValueError("group and kind are of the training; with a folder there is none")
+        if self.folder and (self.group or self.kind or self.threshold):
+            raise ValueError(
+                "group, kind and threshold are of the training; with a folder there is none"
+            )
+        if self.threshold:
+            levels = [*self.levels.values()]
+            is_share = len(levels) == 1 and isinstance(levels[0], float) and 0 < levels[0] <= 1
+            if "class" not in self.threshold or not is_share:
+                raise ValueError(
+                    "threshold has a class, and a precision or a recall above 0, at most 1, as in "
+                    "{class: virus, precision: 0.95}"
+                )
         if self.id_column and not self.labels:
             raise ValueError("id_column is a column of labels: name that table, too")
         return self
@@ -86,7 +101,28 @@ class Head(Section):
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
         kept = {"column", "id_column", "group", "kind"}
-        return [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
+        words = [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
+        if self.threshold:
+            words.append(f"--threshold={self.class_of_threshold}")
+            words += [f"--{of}={level}" for of, level in self.levels.items()]
+        return words
+
+    @property
+    def levels(self) -> Mapping[str, str | float]:
+        """What the threshold is to reach: a precision or a recall."""
+        return {key: value for key, value in self.threshold.items() if key != "class"}
+
+    @property
+    def class_of_threshold(self) -> str:
+        """The class that has a threshold; "" without one."""
+        name = self.threshold.get("class", "")
+        return name if isinstance(name, str) else f"{name:g}"
+
+    @property
+    def threshold_told(self) -> str:
+        """The threshold in words, as `card.Threshold.told`."""
+        levels = (f"{of} {level}" for of, level in self.levels.items())
+        return " ".join([self.class_of_threshold, *levels])
 
     @property
     def words_of_vectors(self) -> list[str]:
@@ -169,7 +205,7 @@ def problems_of_files(
             else:
                 if not stands(made({name: head}, project), f"{KEY}.{name}"):
                     try:
-                        classes_of(head, project)
+                        _refuse_other_class(head, classes_of(head, project))
                     except UserError as error:
                         yield (name, "labels" if head.labels else "column"), str(error)
             names = head.of or tuple(project.features)
@@ -257,6 +293,16 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     return classes
 
 
+def _refuse_other_class(head: Head, classes: Collection[str]) -> None:
+    """Raise UserError where the threshold is for a class that no label has."""
+    name = head.class_of_threshold
+    if classes and name and name not in classes:
+        known = listed(sorted(classes))
+        raise UserError(
+            f"the threshold is for {clipped(name)!r}, and no label is that; name one of {known}."
+        )
+
+
 def _check_column(head: Head, key: str, column: str, project: Project) -> None:
     """Raise UserError where labels or groups have no such column, or a table is no such."""
     from featuremill.inputs import labels, samples
@@ -341,6 +387,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                         "column": head.column,
                         "group": _grouped(head.group),
                         "kind": head.kind or "logistic",
+                        "threshold": head.threshold_told,
                     },
                     made_by=partial(_made_by, Path(card)),
                 )
@@ -385,7 +432,8 @@ def _made_by(card: Path) -> Mapping[str, str | None]:
     if not (found and found.labels):
         return {}
     column, group = found.labels.column, _grouped(found.labels.group)
-    return {"column": column, "group": group, "kind": found.kind}
+    cut = found.threshold.told if found.threshold else ""
+    return {"column": column, "group": group, "kind": found.kind, "threshold": cut}
 
 
 def _grouped(column: str | None) -> str | None:

@@ -65,6 +65,27 @@ class Calibration(JsonRecord):
     shift: list[float]
 
 
+class Threshold(JsonRecord):
+    """A score from which on a record is called a class."""
+
+    class_name: str
+    of: Literal["precision", "recall"]
+    level: float
+    """What was asked for."""
+    score: float
+    precision: list[float]
+    """Value and bounds of the 95 % interval, from records whose group neither the predictor nor the
+    choice of the threshold saw; empty if no record was called so."""
+    recall: list[float]
+    share: float
+    """Share of the labelled records that are of the class."""
+
+    @property
+    def told(self) -> str:
+        """What was asked for."""
+        return f"{self.class_name} {self.of} {self.level}"
+
+
 class Bin(JsonRecord):
     """Records with similar scores for a class."""
 
@@ -110,6 +131,8 @@ class Card(JsonFile):
     reliability: list[Bin] = []  # noqa: RUF012
     """How often a class is right, by its score for records of unseen groups; with two classes, the
     second."""
+    threshold: Threshold | None = None
+    """None: the class with the highest score is predicted."""
     calibration: Calibration | None = None
     """None: the scores are not calibrated."""
     confusion: list[list[int]] = []  # noqa: RUF012

@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from featuremill.kit.errors import UserError
+
+if TYPE_CHECKING:
+    from featuremill.steps.heads.threshold import Wanted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
@@ -57,6 +60,14 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         default="logistic",
         help="logistic regression (default), or VirNucPro's network with one hidden layer",
     )
+    add(
+        "--threshold",
+        metavar="CLASS",
+        help="call a record CLASS by a threshold of its score, chosen on held-out records for "
+        "--precision or --recall, and not by the highest score",
+    )
+    add("--precision", type=float, metavar="SHARE", help="of the records that are called CLASS")
+    add("--recall", type=float, metavar="SHARE", help="of the records that are of CLASS")
     _add_output(train)
     add("--seed", type=int, default=0, help="of mlp (default 0)")
     add(
@@ -151,7 +162,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.act == "train":
         from featuremill.steps.heads import train
 
-        given = vars(arguments)
+        given = vars(arguments) | {"threshold": _threshold(arguments)}
         train.train(train.Chosen(*(given[name] for name in train.Chosen._fields)))
     elif arguments.act == "import":
         from featuremill.steps.heads import importing
@@ -176,6 +187,16 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.any_recipe,
             Choices(arguments.device, arguments.weights),
         )
+
+
+def _threshold(arguments: argparse.Namespace) -> Wanted | None:
+    from featuremill.steps.heads.threshold import wanted
+
+    if arguments.threshold is None:
+        if arguments.precision is not None or arguments.recall is not None:
+            raise UserError("--threshold: name the class that the precision or recall is of.")
+        return None
+    return wanted(arguments.threshold, arguments.precision, arguments.recall)
 
 
 def _widths(dims: str) -> list[int]:

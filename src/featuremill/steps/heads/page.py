@@ -10,6 +10,7 @@ import altair as alt
 
 from featuremill.kit.pages import Figure, Panel, categories, drawn, specification, values, write_of
 from featuremill.kit.text import clipped, count, counted, listed, records
+from featuremill.steps.heads import threshold
 from featuremill.steps.heads.card import MISSING, Card
 from featuremill.steps.heads.figures import OfSample
 
@@ -60,7 +61,7 @@ def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = 
         TEMPLATE.read_text("utf-8"),
         verb="head",
         title=name,
-        lead=_lead(card),
+        lead=_lead(card) + threshold.said(card),
         warnings=[warning] if (warning := warning_of(card)) else [],
         scores=[
             (
@@ -92,7 +93,7 @@ def warning_of(card: Card) -> str:
         )
     (accuracy, least, _), guess = card.scores["accuracy"], card.guesses["accuracy"]
     gain, low, high = card.accuracy_gain or (accuracy - guess, least - guess, 1.0)
-    if low > 0:
+    if low > 0 or card.threshold:
         return ""
     most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
     often = "not certainly right more often" if gain > 0 else "right no more often"
@@ -104,7 +105,7 @@ def warning_of(card: Card) -> str:
     return (
         f"The predicted class is {often} than always {clipped(most)!r} ({accuracy:.3f} and "
         f"{guess:.3f}{more}), although the scores order records better than chance. For a rare "
-        "class, choose a threshold of its score."
+        "class, choose a threshold of its score (docs/heads.md)."
     )
 
 

@@ -19,7 +19,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
-from featuremill.steps.heads import card, held_out, network
+from featuremill.steps.heads import card, held_out, network, threshold
 from featuremill.steps.heads.computed import Choices, open_computed
 from featuremill.steps.heads.joined import (
     CHOOSING,
@@ -239,7 +239,9 @@ def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
+            names = [
+                one_line(head.classes[number]) for number in threshold.classes_of(head, scores_NC)
+            ]
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
                 texts = [f"{score:.9g}" for score in scores]
                 table.writerow([*map(one_line, id_cells(id, has_samples)), name, *texts, is_seen])
@@ -265,7 +267,7 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [head.classes[number] for number in scores_NC.argmax(1)]
+            names = [head.classes[number] for number in threshold.classes_of(head, scores_NC)]
             cells = zip(*(id_cells(id, has_samples) for id in ids), strict=True)
             arrays = [
                 *map(pa.array, cells),

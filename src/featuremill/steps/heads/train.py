@@ -20,9 +20,11 @@ from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads import card, figures, held_out, threshold
 from featuremill.steps.heads.fitting import (
     Classifier,
+    Fitted,
+    Fold,
     Logistic,
     Perceptron,
     apart_from,
@@ -40,6 +42,7 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.labels import Labels, of_fragments, read
+from featuremill.steps.heads.threshold import Wanted
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
@@ -64,6 +67,7 @@ class Chosen(NamedTuple):
     threads: int
     id_column: str = ""
     """Of the table, if not found by its name."""
+    threshold: Wanted | None = None
 
 
 class Examples(NamedTuple):
@@ -112,10 +116,13 @@ def train(chosen: Chosen) -> card.Card:
         f"no {used.group} is on both sides of a fold" if used.group else "folds by record",
     )
     learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
-    scores_NC = out_of_fold(kind, *learnt)
-    scores, gain, confusion = judged(scores_NC, examples)
     num_classes = len(examples.classes)
     fitted = chosen_and_fitted(kind, *learnt, num_classes)
+    where = f"{used.file}: {used.column!r}"
+    cuts = Cuts(chosen.threshold, examples, fitted, where) if chosen.threshold else None
+    scores_NC = out_of_fold(kind, *learnt, tell=cuts.add if cuts else bool)
+    predicted_N = cuts.decided(scores_NC) if cuts else scores_NC.argmax(1)
+    scores, gain, confusion = judged(scores_NC, examples, predicted_N)
     counts = {
         "records": len(examples.ids),
         "groups": len(np.unique(examples.groups_N)),
@@ -167,6 +174,7 @@ def train(chosen: Chosen) -> card.Card:
                 scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
             ),
             confusion=confusion.tolist(),
+            threshold=cuts.measured(scores_NC) if cuts else None,
             setting={kind.setting: fitted.setting},
             setting_bounds=[*kind.bounds],
             labels=used,
@@ -174,7 +182,7 @@ def train(chosen: Chosen) -> card.Card:
             threads=chosen.threads,
             versions=versions(),
         )
-        by_sample = _by_sample(examples, scores_NC) if joined.has_samples else []
+        by_sample = _by_sample(examples, predicted_N) if joined.has_samples else []
         write_page(folder / card.PAGE, chosen.output.name, made, by_sample)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
@@ -233,11 +241,11 @@ def _without_features(
     )
 
 
-def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[figures.OfSample]:
+def _by_sample(examples: Examples, predicted_N: figures.Labels) -> list[figures.OfSample]:
     """Return how many records of each sample have a correct prediction, in the order of the
     samples."""
     samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
-    is_right = scores_NC.argmax(1) == examples.y_N
+    is_right = predicted_N == examples.y_N
     counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
     return [
         figures.OfSample(sample, num, int(right))
@@ -360,12 +368,50 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
     return sorted(found)
 
 
+class Cuts:
+    """The thresholds for the class of a user: one for all records, and one for each fold."""
+
+    def __init__(self, asked: Wanted, examples: Examples, fitted: Fitted, where: str) -> None:
+        """Choose that of the final head.
+
+        Raises:
+            UserError: there is no such class, or the precision is not reached.
+        """
+        self._asked, self._examples = asked, examples
+        self._place = asked.place(examples.classes, where)
+        self._is_it_N = examples.y_N == self._place
+        score_N = fitted.held_out_NC[:, self._place]
+        self.cut = threshold.choose(score_N, self._is_it_N, asked)
+        if self.cut == threshold.NEVER:
+            threshold.refuse_unreached(score_N, self._is_it_N, asked, where)
+        self._cut_N = np.full(len(score_N), threshold.NEVER)
+
+    def add(self, fold: Fold) -> None:
+        """Choose that of a fold, by the records that its head learnt from."""
+        score_N = fold.fitted.held_out_NC[:, self._place]
+        is_it_N = self._is_it_N[fold.learns_N]
+        self._cut_N[fold.held_out_N] = threshold.choose(score_N, is_it_N, self._asked)
+
+    def decided(self, scores_NC: npt.NDArray[np.float64]) -> figures.Labels:
+        """Return the class of each record by the threshold of its fold."""
+        return threshold.decided(scores_NC, self._place, self._cut_N)
+
+    def measured(self, scores_NC: npt.NDArray[np.float64]) -> card.Threshold:
+        """Return the threshold of the head, with what those of the folds reach."""
+        is_called_N = scores_NC[:, self._place] >= self._cut_N
+        groups_N = self._examples.groups_N
+        return threshold.measured(self._asked, self.cut, is_called_N, self._is_it_N, groups_N)
+
+
 def judged(
-    scores_NC: npt.NDArray[np.float64], examples: Examples
+    scores_NC: npt.NDArray[np.float64],
+    examples: Examples,
+    predicted_N: figures.Labels | None = None,
 ) -> tuple[dict[str, Estimate], Estimate, npt.NDArray[np.int64]]:
     """Return the figures of the predictions, with their intervals; how much more often they are
     right than always the most frequent class; and the confusion table."""
-    predicted_N, y_N = scores_NC.argmax(1), examples.y_N
+    predicted_N = scores_NC.argmax(1) if predicted_N is None else predicted_N
+    y_N = examples.y_N
     folds_N = outer_folds(examples.groups_N, y_N)
     is_most_N = y_N == np.bincount(y_N).argmax()
     gain_N = (predicted_N == y_N).astype(np.float64) - is_most_N
@@ -397,6 +443,8 @@ def _say(made: card.Card, output: Path) -> None:
         log.info(
             "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)", name, value, low, high, guess
         )
+    if made.threshold:
+        log.info(threshold.said(made).strip())
     if warning := warning_of(made):
         log.warning(warning)
     if num_missing := made.counts["missing"]:
