@@ -52,6 +52,9 @@ class Head(Section):
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
     samples, each sample. `id` makes each record or contig a group."""
+    task: Literal["classification", "regression", "per_residue"] | None = None
+    """What labels are: names of classes (if not given), numbers (`regression`), or a letter for
+    each residue (`per_residue`)."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     threshold: dict[Literal["class", "precision", "recall"], str | float] = Field(
@@ -77,10 +80,12 @@ class Head(Section):
             raise ValueError("give labels and column to train it, or the folder where it is")
         if self.labels and not self.column:
             raise ValueError("labels and column belong together: name a table, and a column of it")
-        if self.folder and (self.group or self.kind or self.threshold):
+        if self.folder and (self.group or self.kind or self.threshold or self.task):
             raise ValueError(
-                "group, kind and threshold are of the training; with a folder there is none"
+                "group, task, kind and threshold are of the training; with a folder there is none"
             )
+        if not self.has_classes and (self.kind or self.threshold):
+            raise ValueError(f"kind and threshold are of classes, and not of task {self.task}")
         if self.threshold:
             levels = [*self.levels.values()]
             is_share = len(levels) == 1 and isinstance(levels[0], float) and 0 < levels[0] <= 1
@@ -100,12 +105,17 @@ class Head(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
-        kept = {"column", "id_column", "group", "kind"}
+        kept = {"column", "id_column", "group", "task", "kind"}
         words = [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
         if self.threshold:
             words.append(f"--threshold={self.class_of_threshold}")
             words += [f"--{of}={level}" for of, level in self.levels.items()]
         return words
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a head trained here predicts a class of each record."""
+        return self.task in (None, "classification")
 
     @property
     def levels(self) -> Mapping[str, str | float]:
@@ -228,13 +238,13 @@ def problems_of_records(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records, and those of too few classes or groups."""
-    from featuremill.steps.heads import train
+    from featuremill.steps.heads import tasks
 
     fragments = fragments_of(project)
     for name, head in asked.items():
         runs = features_of(head, project)
         if head.column and are_there(head.labels, runs, project):
-            chosen = train.Chosen(
+            chosen = tasks.Chosen(
                 [Path(run) for run in runs],
                 Path(head.labels) if head.labels else None,
                 head.column,
@@ -246,6 +256,7 @@ def problems_of_records(
                 seed=0,
                 threads=1,
                 id_column=head.id_column or "",
+                task=head.task,
             )
             try:
                 columns = map(head.vectors_at, range(len(runs)))
@@ -253,7 +264,7 @@ def problems_of_records(
                     listed_in(run, project, column)
                     for run, column in zip(runs, columns, strict=True)
                 ]
-                train.refuse_unfit(chosen, parts)
+                tasks.refuse_unfit(chosen, parts)
             except UserError as error:
                 yield (name, "labels" if head.labels else "column"), str(error)
 
@@ -266,6 +277,7 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         UserError: the labels cannot be read, or there are too few.
     """
     from featuremill.inputs import labels, samples
+    from featuremill.steps.heads import numbers
 
     assert head.column
     first = features_of(head, project)[0]
@@ -276,6 +288,9 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         there = labels.names_of(table) if table.is_file() else []
         group = head.group if not of_samples or head.group in (labels.ID, *there) else None
         found = labels.read_ahead(table, head.column, group, of_samples, head.id_column or "")
+        if head.task == "regression":
+            numbers.check(found, head.labels, head.column)
+            return ()
         classes = {label.name for label in found.values()}
     elif sheet and sheet.exists():
         table = sheet
@@ -284,6 +299,10 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
             raise UserError(f"{sheet}: no sample has a label in {head.column!r}; fill it in.")
     else:
         return ()
+    if not head.has_classes:
+        return ()
+    if head.task is None:
+        numbers.refuse_many(classes, str(table), head.column)
     if len(classes) == 1:
         (only,) = classes
         raise UserError(
@@ -386,7 +405,8 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     asked={
                         "column": head.column,
                         "group": _grouped(head.group),
-                        "kind": head.kind or "logistic",
+                        "task": head.task or "classification",
+                        "kind": _kind(head),
                         "threshold": head.threshold_told,
                     },
                     made_by=partial(_made_by, Path(card)),
@@ -433,7 +453,12 @@ def _made_by(card: Path) -> Mapping[str, str | None]:
         return {}
     column, group = found.labels.column, _grouped(found.labels.group)
     cut = found.threshold.told if found.threshold else ""
-    return {"column": column, "group": group, "kind": found.kind, "threshold": cut}
+    told = {"task": found.task, "kind": found.kind, "threshold": cut}
+    return {"column": column, "group": group, **told}
+
+
+def _kind(head: Head) -> str:
+    return "ridge" if head.task == "regression" else head.kind or "logistic"
 
 
 def _grouped(column: str | None) -> str | None:

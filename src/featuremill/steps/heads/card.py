@@ -20,6 +20,10 @@ HELD_OUT = "held_out.parquet"
 FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
 
 
+Task = Literal["classification", "regression", "per_residue"]
+"""What a head predicts of a record: a class, a number, or a class for each residue."""
+
+
 class Needs(WorkloadOptions):
     """Packages to read and apply heads."""
 
@@ -110,9 +114,10 @@ class Card(JsonFile):
 
     REMEDY: ClassVar[str] = "train or import the head again"
 
-    kind: Literal["logistic", "mlp"]
+    task: Task = "classification"
+    kind: Literal["logistic", "mlp", "ridge"]
     classes: list[str]
-    """In the order of the scores."""
+    """In the order of the scores; none of a regression."""
     features: list[Part]
     """In the order side by side."""
     sha256: str
@@ -146,6 +151,11 @@ class Card(JsonFile):
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] = {}  # noqa: RUF012
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of its scores in tables; the value of a regression."""
+        return [f"score_{name}" for name in self.classes] or ["value"]
 
     @property
     def is_guessing(self) -> bool:

@@ -55,6 +55,17 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "fragments, which stay on one side of a fold",
     )
     add(
+        "--task",
+        choices=("classification", "regression", "per_residue"),
+        help="what labels are: names of classes (default), numbers, or a letter for each residue",
+    )
+    add(
+        "--mask",
+        default="",
+        metavar="LETTERS",
+        help="per_residue: the letters of residues without a label, as in --mask X",
+    )
+    add(
         "--kind",
         choices=("logistic", "mlp"),
         default="logistic",
@@ -160,10 +171,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> None:
     """Run `featuremill head`."""
     if arguments.act == "train":
-        from featuremill.steps.heads import train
+        from featuremill.steps.heads import tasks
 
         given = vars(arguments) | {"threshold": _threshold(arguments)}
-        train.train(train.Chosen(*(given[name] for name in train.Chosen._fields)))
+        _refuse_of_classes(arguments)
+        tasks.train_head(tasks.Chosen(**{name: given[name] for name in tasks.Chosen._fields}))
     elif arguments.act == "import":
         from featuremill.steps.heads import importing
 
@@ -197,6 +209,16 @@ def _threshold(arguments: argparse.Namespace) -> Wanted | None:
             raise UserError("--threshold: name the class that the precision or recall is of.")
         return None
     return wanted(arguments.threshold, arguments.precision, arguments.recall)
+
+
+def _refuse_of_classes(arguments: argparse.Namespace) -> None:
+    """Raise UserError where options of classes are given for another task."""
+    if arguments.task in (None, "classification"):
+        return
+    given = {"--kind": arguments.kind != "logistic", "--threshold": bool(arguments.threshold)}
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option}: this is of classes, and not of --task {arguments.task}.")
 
 
 def _widths(dims: str) -> list[int]:

@@ -94,7 +94,9 @@ def predict(
                 write_lacking(lacking)
 
             for ids, vectors in joined.blocks(tell):
-                scores_NC = network.softmax(network.logits(tensors, vectors))
+                scores_NC = network.logits(tensors, vectors)
+                if head.task != "regression":
+                    scores_NC = network.softmax(scores_NC)
                 write(ids, *seen.held_out(ids, scores_NC))
                 num_predicted += len(ids)
             for lacking in chain(joined.not_in_first(), joined.failed()):
@@ -226,25 +228,32 @@ Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]
 """Appends rows to a table: ids, scores (N, C), and whether the head was trained on the record."""
 
 
-def _columns(head: card.Card) -> list[str]:
-    return [f"score_{one_line(name)}" for name in head.classes]
+def _names(head: card.Card, scores_NC: npt.NDArray[np.float64]) -> Sequence[Sequence[str]]:
+    """Return the cell with the class of each record; of a regression, there is none."""
+    if not head.classes:
+        return [()] * len(scores_NC)
+    return [(head.classes[number],) for number in threshold.classes_of(head, scores_NC)]
+
+
+def _texts(head: card.Card, has_samples: bool) -> list[str]:
+    """Return the columns before the scores."""
+    return [*id_columns(has_samples), *(["class"] if head.classes else [])]
 
 
 @contextmanager
 def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow([*id_columns(has_samples), "class", *_columns(head), held_out.COLUMN])
+        scores = map(one_line, head.columns)
+        table.writerow([*_texts(head, has_samples), *scores, held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [
-                one_line(head.classes[number]) for number in threshold.classes_of(head, scores_NC)
-            ]
+            names = _names(head, scores_NC)
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
-                texts = [f"{score:.9g}" for score in scores]
-                table.writerow([*map(one_line, id_cells(id, has_samples)), name, *texts, is_seen])
+                texts = [*map(one_line, name), *(f"{score:.9g}" for score in scores)]
+                table.writerow([*map(one_line, id_cells(id, has_samples)), *texts, is_seen])
 
         yield write
 
@@ -258,8 +267,8 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = dict.fromkeys([*id_columns(has_samples), "class"], pa.string())
-    columns |= dict.fromkeys(_columns(head), pa.float64())
+    columns = dict.fromkeys(_texts(head, has_samples), pa.string())
+    columns |= dict.fromkeys(map(one_line, head.columns), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -267,11 +276,15 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [head.classes[number] for number in threshold.classes_of(head, scores_NC)]
-            cells = zip(*(id_cells(id, has_samples) for id in ids), strict=True)
+            texts = zip(
+                *(
+                    [*id_cells(id, has_samples), *name]
+                    for id, name in zip(ids, _names(head, scores_NC), strict=True)
+                ),
+                strict=True,
+            )
             arrays = [
-                *map(pa.array, cells),
-                pa.array(names),
+                *map(pa.array, texts),
                 *map(pa.array, scores_NC.T.copy()),
                 pa.array(seen),
             ]

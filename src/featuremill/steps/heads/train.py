@@ -20,7 +20,8 @@ from featuremill.kit.files import delivering_folder
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.heads import card, figures, held_out, threshold
+from featuremill.steps.heads import card, figures, held_out, numbers, threshold
+from featuremill.steps.heads.card import Task
 from featuremill.steps.heads.fitting import (
     Classifier,
     Fitted,
@@ -68,6 +69,10 @@ class Chosen(NamedTuple):
     id_column: str = ""
     """Of the table, if not found by its name."""
     threshold: Wanted | None = None
+    task: Task | None = None
+    """None: classification, unless labels look like something else."""
+    mask: str = ""
+    """Of labels of residues: the letters that are none."""
 
 
 class Examples(NamedTuple):
@@ -84,8 +89,20 @@ class Examples(NamedTuple):
     classes: list[str]
 
 
-def train(chosen: Chosen) -> card.Card:
-    """Train a head, write it and return its card.
+class Gathered(NamedTuple):
+    """The labelled records of runs."""
+
+    parts: list[features.Features]
+    joined: Joined
+    examples: Examples
+    missing: list[Lacking]
+    num_empty: int
+    """Rows of the table, or samples, without a label."""
+    used: card.TableUsed
+
+
+def gather(chosen: Chosen) -> Gathered:
+    """Return the labelled records that have all features.
 
     Raises:
         UserError: runs or labels cannot be used.
@@ -102,6 +119,42 @@ def train(chosen: Chosen) -> card.Card:
     missing: list[Lacking] = []
     examples = _examples(joined, parts, found, used, missing)
     missing += _without_record(joined, found, examples.ids, missing, used)
+    return Gathered(parts, joined, examples, missing, num_empty, used)
+
+
+def counts_of(gathered: Gathered) -> dict[str, int]:
+    """Return the counts of a card."""
+    return {
+        "records": len(gathered.examples.ids),
+        "groups": len(np.unique(gathered.examples.groups_N)),
+        "missing": len(gathered.missing),
+        "unlabelled": gathered.joined.num_unwanted,
+        "rows_without_label": gathered.num_empty,
+    }
+
+
+def parts_of(parts: Sequence[features.Features]) -> list[card.Part]:
+    """Return the features of a card."""
+    return [
+        card.Part(
+            width=part.width,
+            column=part.column,
+            recipe=part.recipe,
+            settings=part.settings,
+            run=part.name,
+        )
+        for part in parts
+    ]
+
+
+def train(chosen: Chosen) -> card.Card:
+    """Train a head, write it and return its card.
+
+    Raises:
+        UserError: runs or labels cannot be used.
+    """
+    gathered = gather(chosen)
+    parts, joined, examples, missing, _, used = gathered
     _refuse_unfit(examples, used)
 
     import torch
@@ -123,31 +176,15 @@ def train(chosen: Chosen) -> card.Card:
     scores_NC = out_of_fold(kind, *learnt, tell=cuts.add if cuts else bool)
     predicted_N = cuts.decided(scores_NC) if cuts else scores_NC.argmax(1)
     scores, gain, confusion = judged(scores_NC, examples, predicted_N)
-    counts = {
-        "records": len(examples.ids),
-        "groups": len(np.unique(examples.groups_N)),
-        "missing": len(missing),
-        "unlabelled": joined.num_unwanted,
-        "rows_without_label": num_empty,
-    }
     from featuremill.steps.heads.page import write_page
 
     with delivering_folder(chosen.output) as folder:
-        _write_missing(folder / card.MISSING, missing, joined.has_samples)
+        write_missing(folder / card.MISSING, missing, joined.has_samples)
         made = card.Card(
             version=card.Card.NEWEST,
             kind=chosen.kind,
             classes=examples.classes,
-            features=[
-                card.Part(
-                    width=part.width,
-                    column=part.column,
-                    recipe=part.recipe,
-                    settings=part.settings,
-                    run=part.name,
-                )
-                for part in parts
-            ],
+            features=parts_of(parts),
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
             held_out_sha256=held_out.write(
                 folder / card.HELD_OUT,
@@ -155,7 +192,7 @@ def train(chosen: Chosen) -> card.Card:
                 examples.classes,
                 joined.has_samples,
             ),
-            counts=counts,
+            counts=counts_of(gathered),
             scores={name: [*estimate] for name, estimate in scores.items()},
             guesses=figures.of_guesses(examples.y_N, num_classes),
             accuracy_gain=[*gain],
@@ -196,6 +233,15 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     Raises:
         UserError: as `train` does.
     """
+    _refuse_unfit(*examples_of(chosen, parts))
+
+
+def examples_of(chosen: Chosen, parts: Sequence[Listed]) -> tuple[Examples, card.TableUsed]:
+    """Return the labelled records without their features, before they have any.
+
+    Raises:
+        UserError: labels cannot be used.
+    """
     found, _, used = _labelled(chosen, parts, None)
     sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in found}
     for part in parts[1:]:
@@ -204,7 +250,7 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     if not sha256_of_id:
         raise _without_features(found, used, parts)
     ids = [*sha256_of_id]
-    _refuse_unfit(_of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used)
+    return _of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used
 
 
 def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> Labels:
@@ -213,6 +259,10 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
     found, num_empty, used = read(
         parts[0], table, chosen.column, chosen.group, chosen.id_column, log
     )
+    if chosen.task == "regression":
+        numbers.check(found, used.file, chosen.column)
+    elif chosen.task is None:
+        numbers.refuse_many({label.name for label in found.values()}, used.file, chosen.column)
     if chosen.fragments and table:  # labels of samples are those of fragments, too
         found, num_without = of_fragments(found, table, chosen.fragments, has_samples, log)
         if not found:
@@ -428,7 +478,7 @@ def judged(
     return scores, gain, figures.confusion(predicted_N, y_N, len(examples.classes))
 
 
-def _write_missing(path: Path, missing: Sequence[Lacking], has_samples: bool) -> None:
+def write_missing(path: Path, missing: Sequence[Lacking], has_samples: bool) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         write = lacking_writer(file, has_samples)
         for lacking in missing:
@@ -447,6 +497,11 @@ def _say(made: card.Card, output: Path) -> None:
         log.info(threshold.said(made).strip())
     if warning := warning_of(made):
         log.warning(warning)
+    tell_missing(made, output)
+
+
+def tell_missing(made: card.Card, output: Path) -> None:
+    """Report labelled records without features, and the page."""
     if num_missing := made.counts["missing"]:
         log.warning(
             "%s without features in every run: %s lists them.",
