@@ -44,7 +44,7 @@ class Head(Section):
     translates, of its contigs. In a project with samples it has a column `sample`, too; if not
     given, labels are of samples, and stand in their sheet."""
     column: str | None = None
-    """Its column of classes."""
+    """Its column of labels; of labels of residues in FASTA, none."""
     id_column: str | None = None
     """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
     `id`, `accession` or `entry`."""
@@ -55,6 +55,8 @@ class Head(Section):
     task: Literal["classification", "regression", "per_residue"] | None = None
     """What labels are: names of classes (if not given), numbers (`regression`), or a letter for
     each residue (`per_residue`)."""
+    mask: str | None = None
+    """per_residue: the letters of residues without a label."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
     threshold: dict[Literal["class", "precision", "recall"], str | float] = Field(
@@ -78,12 +80,14 @@ class Head(Section):
     def _one_of_two(self) -> Head:
         if bool(self.labels or self.column) == bool(self.folder):
             raise ValueError("give labels and column to train it, or the folder where it is")
-        if self.labels and not self.column:
+        if self.labels and not self.column and self.task != "per_residue":
             raise ValueError("labels and column belong together: name a table, and a column of it")
         if self.folder and (self.group or self.kind or self.threshold or self.task):
             raise ValueError(
                 "group, task, kind and threshold are of the training; with a folder there is none"
             )
+        if self.mask and self.task != "per_residue":
+            raise ValueError("mask is of residues, so it needs task: per_residue")
         if not self.has_classes and (self.kind or self.threshold):
             raise ValueError(f"kind and threshold are of classes, and not of task {self.task}")
         if self.threshold:
@@ -105,7 +109,7 @@ class Head(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
-        kept = {"column", "id_column", "group", "task", "kind"}
+        kept = {"column", "id_column", "group", "task", "mask", "kind"}
         words = [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
         if self.threshold:
             words.append(f"--threshold={self.class_of_threshold}")
@@ -203,7 +207,7 @@ def problems_of_files(
     from featuremill.steps.heads.card import CARD, Card
 
     for name, head in asked.items():
-        if head.column:
+        if not head.folder:
             for key in ("column", "group"):
                 try:
                     if column := getattr(head, key):
@@ -223,7 +227,8 @@ def problems_of_files(
                 column = head.vectors_at(place)
                 try:
                     if ahead := project.ahead(of):
-                        chosen(ahead.schema, column, of, "vectors:")
+                        of_residues = head.task == "per_residue"
+                        chosen(ahead.schema, column, of, "vectors:", of_residues)
                 except UserError as error:
                     yield (name, "vectors"), str(error)
         elif card := Card.find(Path(folder_of(name, head, project)) / CARD):
@@ -243,11 +248,11 @@ def problems_of_records(
     fragments = fragments_of(project)
     for name, head in asked.items():
         runs = features_of(head, project)
-        if head.column and are_there(head.labels, runs, project):
+        if not head.folder and are_there(head.labels, runs, project):
             chosen = tasks.Chosen(
                 [Path(run) for run in runs],
                 Path(head.labels) if head.labels else None,
-                head.column,
+                head.column or "",
                 head.group,
                 Path(fragments) if fragments else None,
                 head.kind or "logistic",
@@ -257,6 +262,7 @@ def problems_of_records(
                 threads=1,
                 id_column=head.id_column or "",
                 task=head.task,
+                mask=head.mask or "",
             )
             try:
                 columns = map(head.vectors_at, range(len(runs)))
@@ -279,6 +285,8 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     from featuremill.inputs import labels, samples
     from featuremill.steps.heads import numbers
 
+    if head.task == "per_residue":
+        return ()
     assert head.column
     first = features_of(head, project)[0]
     of_samples, is_ours = has_samples(project, first), first in project.features.values()
@@ -406,6 +414,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                         "column": head.column,
                         "group": _grouped(head.group),
                         "task": head.task or "classification",
+                        "mask": head.mask or "",
                         "kind": _kind(head),
                         "threshold": head.threshold_told,
                     },
@@ -451,9 +460,9 @@ def _made_by(card: Path) -> Mapping[str, str | None]:
     found = Card.find(card)
     if not (found and found.labels):
         return {}
-    column, group = found.labels.column, _grouped(found.labels.group)
+    column, group = found.labels.column or None, _grouped(found.labels.group)
     cut = found.threshold.told if found.threshold else ""
-    told = {"task": found.task, "kind": found.kind, "threshold": cut}
+    told = {"task": found.task, "mask": found.mask, "kind": found.kind, "threshold": cut}
     return {"column": column, "group": group, **told}
 
 

@@ -56,6 +56,7 @@ class TableUsed(JsonRecord):
     file: str
     sha256: str
     column: str
+    """Empty for labels of residues in FASTA."""
     group: str | None = None
 
 
@@ -130,6 +131,10 @@ class Card(JsonFile):
     the predictor did not see."""
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The same figures for guessing by the frequencies of the classes."""
+    mask: str = ""
+    """Of residues: the letters that are no label."""
+    of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
+    """Of residues: precision, recall and F1 of each class, each with its interval."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy less that of always the most frequent class, and its 95 % interval, over the
     same draws of groups; empty in earlier heads."""

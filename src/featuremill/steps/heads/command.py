@@ -35,11 +35,12 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "--labels",
         type=Path,
         metavar="TABLE",
-        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups; of "
+        help="CSV, TSV or Parquet with an id column, one of labels and perhaps one of groups; or, "
+        "of residues, FASTA with a letter for each; of "
         "runs with samples also a column sample (without TABLE, the columns are those of the sheet "
         "of samples)",
     )
-    add("--column", required=True, help="the column of the classes")
+    add("--column", default="", help="the column of the labels (not of labels in FASTA)")
     add("--id-column", default="", metavar="COLUMN", help="of TABLE, if not found by its name")
     add(
         "--group",
@@ -138,6 +139,12 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
         action="store_true",
         help="take features that were made otherwise than those the head was trained on",
     )
+    add(
+        "--probabilities",
+        type=Path,
+        metavar="FILE.parquet",
+        help="of a head for residues: also write the scores of each residue",
+    )
     add("--device", choices=("auto", "cuda", "cpu"), help="computes records (default: the run's)")
     add(
         "--weights",
@@ -189,7 +196,7 @@ def run(arguments: argparse.Namespace) -> None:
         importing.import_head(chosen)
     else:
         from featuremill.steps.heads.computed import Choices
-        from featuremill.steps.heads.predict import predict
+        from featuremill.steps.heads.tasks import predict
 
         predict(
             arguments.head,
@@ -198,6 +205,7 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.vectors,
             arguments.any_recipe,
             Choices(arguments.device, arguments.weights),
+            arguments.probabilities,
         )
 
 
@@ -213,6 +221,10 @@ def _threshold(arguments: argparse.Namespace) -> Wanted | None:
 
 def _refuse_of_classes(arguments: argparse.Namespace) -> None:
     """Raise UserError where options of classes are given for another task."""
+    if arguments.mask and arguments.task != "per_residue":
+        raise UserError("--mask: this is of residues, so give --task per_residue, too.")
+    if not arguments.column and arguments.task != "per_residue":
+        raise UserError("--column: name the column of the labels.")
     if arguments.task in (None, "classification"):
         return
     given = {"--kind": arguments.kind != "logistic", "--threshold": bool(arguments.threshold)}

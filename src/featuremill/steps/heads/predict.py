@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -191,19 +191,36 @@ def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path)
 
 def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
     for part, known in zip(parts, head.features, strict=False):
-        same_column = part.column == known.column
-        if part.recipe is not None and part.recipe == known.recipe and same_column:
-            continue
-        theirs, ours = (
-            "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
-            for source in (part, known)
-        )
-        others = differences(part.settings, known.settings)
-        raise UserError(
-            f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
-            f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
-            "recipe, or let these be taken with --any-recipe."
-        )
+        refuse_other_recipe(part, known, folder)
+
+
+class Recorded(Protocol):
+    """Features that may say how they were made."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def column(self) -> str: ...
+    @property
+    def recipe(self) -> str | None: ...
+    @property
+    def settings(self) -> Settings | None: ...
+
+
+def refuse_other_recipe(part: Recorded, known: card.Part, folder: Path) -> None:
+    """Raise UserError where features were made otherwise than those of a head."""
+    if part.recipe is not None and part.recipe == known.recipe and part.column == known.column:
+        return
+    theirs, ours = (
+        "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
+        for source in (part, known)
+    )
+    others = differences(part.settings, known.settings)
+    raise UserError(
+        f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
+        f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
+        "recipe, or let these be taken with --any-recipe."
+    )
 
 
 def differences(ours: Settings | None, theirs: Settings | None) -> str:
