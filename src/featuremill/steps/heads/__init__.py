@@ -1,4 +1,5 @@
-"""heads: classifiers on the project's features, trained here or imported, and their predictions."""
+"""heads: what features predict, by heads that are trained here or imported: classes, numbers, or
+letters of residues."""
 
 from __future__ import annotations
 
@@ -18,15 +19,15 @@ from featuremill.step import Ahead, Command, Made, Name, Project, Section, Sever
 KEY = "heads"
 TAKES_SAMPLES = True
 ABOUT = (
-    "Classifiers by name, each on one or several sets of features (docs/heads.md): "
-    "`results/<run>/heads/<name>/`. Each classifies the project's records: "
+    "Classifiers and regressions by name, each on one or several sets of features (docs/heads.md): "
+    "`results/<run>/heads/<name>/`. Each predicts something of the project's records: "
     "`results/<run>/predictions/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 COMMANDS = {
     "head": Command(
-        "train a classifier on features of finished runs, take one over, or apply it",
+        "train a classifier or a regression on features of runs, take one over, or apply it",
         "featuremill.steps.heads.command",
     )
 }

@@ -152,7 +152,7 @@ def train(chosen: Chosen) -> card.Card:
 
 
 def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
-    """Refuse labels of residues that are of no planned record.
+    """Refuse labels of residues that are of no planned record, or more than one has residues.
 
     Raises:
         UserError: as `train` does.
@@ -161,8 +161,13 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     if isinstance(parts[0], features.Planned) and chosen.labels:
         arguments = chosen.labels, chosen.column, chosen.group, chosen.id_column
         found = residue_labels.read(*arguments, parts[0], None).of_id
-        if not parts[0].rows_of(found):
+        row_of = parts[0].rows_of(found)
+        if not row_of:
             raise _without_vectors(found, str(chosen.labels), str(run))
+        lengths = parts[0].records_of(np.array([*row_of.values()], np.int64))
+        for id, row in row_of.items():
+            if len(found[id].name) > (longest := lengths[row].length):  # fewer may be cut
+                residue_labels.refuse_length(id, found[id], longest, str(run), str(chosen.labels))
 
 
 def _only_run(chosen: Chosen) -> Path:
