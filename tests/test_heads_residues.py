@@ -336,3 +336,7 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     rows = table_of(tmp_path / "results/my/predictions/ss.tsv")
     assert [id for id, *_ in rows] == [id for id, _ in RECORDS if id not in ("fails", "bad")]
     assert "Nothing to be done" in typed()
+    known = {**config, "heads": {"known": {"folder": "results/my/heads/ss"}}}
+    (tmp_path / "c.yaml").write_text(json.dumps(known))
+    desk.type("featuremill", "run", "c.yaml", "--cores", "1")
+    assert table_of(tmp_path / "results/my/predictions/known.tsv") == rows

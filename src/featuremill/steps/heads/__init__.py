@@ -362,7 +362,8 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
     for place, (name, part) in enumerate(zip(names, card.features, strict=True)):
         ahead = project.ahead(name)
         known = part.model_copy(update={"column": asked.vectors_at(place) or part.column})
-        if ahead and (difference := _difference(ahead, known, asked.any_recipe)):
+        of_residues = card.task == "per_residue"
+        if ahead and (difference := _difference(ahead, known, asked.any_recipe, of_residues)):
             return (
                 f"{asked.folder}: this head does not take the features that {name} will "
                 f"have{difference}; change the config, or name another head."
@@ -370,12 +371,13 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
     return ""
 
 
-def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
+def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool, of_residues: bool) -> str:
     """Return how features differ from those of the head; "" if they do not."""
     from featuremill.features import columns_of
     from featuremill.steps.heads.predict import differences
 
-    widths = {name: column.width for name, column in columns_of(ahead.schema).items()}
+    columns = columns_of(ahead.schema, of_residues)
+    widths = {name: column.width for name, column in columns.items()}
     if known.column and known.column not in widths:
         return f": it was made for the column {known.column}, and they have {listed(widths)}"
     wanted = {known.column: widths[known.column]} if known.column else widths
