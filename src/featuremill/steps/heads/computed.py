@@ -21,14 +21,17 @@ from featuremill.features import Failure, Matrix, Rows
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
-from featuremill.kit.reasons import CONFLICT
+from featuremill.kit.ids import ID_ALONE
+from featuremill.kit.reasons import kind_of
 from featuremill.kit.runs import Results, Settings
 from featuremill.kit.text import Progress, counted, records
 from featuremill.kit.workloads import Record
 from featuremill.steps.heads.card import Part
-from featuremill.steps.search.recipe import Origin, Recipe
+from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 ROWS_AT_ONCE = 4096
+CONFLICT = kind_of("the id stands for two different sequences")
+"""The core's reason; a test compares with what a run gives."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -91,7 +94,7 @@ def _without(record: Record, status: str, reason: str) -> Failure:
 class Computed:
     """Features of the records of a file, as those of a run."""
 
-    has_samples = False
+    id_columns = ID_ALONE
 
     def __init__(
         self, of: Read, part: Part, vectors: Matrix, rows: Rows, failures: Sequence[Failure]

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from featuremill import features, inputs
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.steps.heads import card, held_out, network, threshold
@@ -26,8 +27,6 @@ from featuremill.steps.heads.joined import (
     Joined,
     Lacking,
     Source,
-    id_cells,
-    id_columns,
     lacking_writer,
     spread,
 )
@@ -84,9 +83,9 @@ def predict(
     ):
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
-            WRITERS[output.suffix](temporary, head, joined.has_samples) as write,
+            WRITERS[output.suffix](temporary, head, joined.id_columns) as write,
         ):
-            write_lacking = lacking_writer(file, joined.has_samples)
+            write_lacking = lacking_writer(file, joined.id_columns)
 
             def tell(lacking: Lacking) -> None:
                 nonlocal num_missing
@@ -252,17 +251,17 @@ def _names(head: card.Card, scores_NC: npt.NDArray[np.float64]) -> Sequence[Sequ
     return [(head.classes[number],) for number in threshold.classes_of(head, scores_NC)]
 
 
-def _texts(head: card.Card, has_samples: bool) -> list[str]:
+def _texts(head: card.Card, id_columns: IdColumns) -> list[str]:
     """Return the columns before the scores."""
-    return [*id_columns(has_samples), *(["class"] if head.classes else [])]
+    return [*id_columns.names, *(["class"] if head.classes else [])]
 
 
 @contextmanager
-def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
+def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         scores = map(one_line, head.columns)
-        table.writerow([*_texts(head, has_samples), *scores, held_out.COLUMN])
+        table.writerow([*_texts(head, id_columns), *scores, held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
@@ -270,13 +269,13 @@ def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
             names = _names(head, scores_NC)
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
                 texts = [*map(one_line, name), *(f"{score:.9g}" for score in scores)]
-                table.writerow([*map(one_line, id_cells(id, has_samples)), *texts, is_seen])
+                table.writerow([*map(one_line, id_columns.cells(id)), *texts, is_seen])
 
         yield write
 
 
 @contextmanager
-def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
+def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -284,7 +283,7 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = dict.fromkeys(_texts(head, has_samples), pa.string())
+    columns = dict.fromkeys(_texts(head, id_columns), pa.string())
     columns |= dict.fromkeys(map(one_line, head.columns), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
@@ -295,7 +294,7 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         ) -> None:
             texts = zip(
                 *(
-                    [*id_cells(id, has_samples), *name]
+                    [*id_columns.cells(id), *name]
                     for id, name in zip(ids, _names(head, scores_NC), strict=True)
                 ),
                 strict=True,

@@ -78,7 +78,7 @@ def train(chosen: Chosen) -> card.Card:
     fitted = chosen_and_fitted(*learnt)
     scores, guesses = judged(value_N, guess_N, y_N, examples)
     with delivering_folder(chosen.output) as folder:
-        write_missing(folder / card.MISSING, gathered.missing, joined.has_samples)
+        write_missing(folder / card.MISSING, gathered.missing, joined.id_columns)
         told = held_out.HeldOut(
             examples.ids,
             examples.sha256s,
@@ -94,7 +94,7 @@ def train(chosen: Chosen) -> card.Card:
             features=parts_of(gathered.parts),
             sha256=card.write_tensors(folder / card.TENSORS, fitted.tensors),
             held_out_sha256=held_out.write_columns(
-                folder / card.HELD_OUT, told, ["value"], joined.has_samples
+                folder / card.HELD_OUT, told, ["value"], joined.id_columns
             ),
             counts=counts_of(gathered),
             scores={name: [*estimate] for name, estimate in scores.items()},

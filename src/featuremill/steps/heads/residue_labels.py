@@ -45,26 +45,26 @@ def read(
     """
     used = TableUsed(file=str(path), sha256=sha256_of(path), column=column, group=group)
     if is_fasta(path):
-        _refuse_columns(path, column, group, planned.has_samples)
+        _refuse_columns(path, column, group, bool(planned.id_columns.keys))
         found, num_empty = dict(_of_fasta(path)), 0
         if not found:
             raise UserError(f"{path}: there is no label in it; give a letter for each residue.")
     else:
         if not column:
             raise UserError(f"{path}: name the column of its labels with --column.")
-        found, num_empty = labels.read(path, column, group, planned.has_samples, id_column)
-    told = labels.Told(f"record of {planned.name}", planned.has_samples, log)
+        found, num_empty = labels.read(path, column, group, planned.id_columns, id_column)
+    told = labels.NamedRecords(f"record of {planned.name}", planned.id_columns, log)
     return Labels(labels.by_record(found, path, [planned], told), num_empty, used)
 
 
-def _refuse_columns(path: Path, column: str, group: str | None, has_samples: bool) -> None:
+def _refuse_columns(path: Path, column: str, group: str | None, has_keys: bool) -> None:
     for option, name in (("--column", column), ("--group", group)):
         if name:
             raise UserError(
                 f"{path}: this is FASTA, which has no column {name!r} ({option}); give labels in a "
                 "table for that."
             )
-    if has_samples:
+    if has_keys:
         raise UserError(
             f"{path}: this is FASTA, which does not say whose a record is; give labels in a table "
             "with a column sample."

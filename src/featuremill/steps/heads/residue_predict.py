@@ -21,14 +21,15 @@ from featuremill.features import Failure, Matrix
 from featuremill.kit.arrays import matrices
 from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering, sha256_of
+from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import Progress, counted, one_line, records
 from featuremill.steps.heads import card, held_out, network
 from featuremill.steps.heads.computed import Choices, Read, origin_of, read
-from featuremill.steps.heads.joined import Lacking, id_cells, id_columns, lacking_writer
+from featuremill.steps.heads.joined import Lacking, lacking_writer
 from featuremill.steps.heads.predict import missing_of, refuse_other_recipe
 from featuremill.steps.heads.residues import AT_ONCE, letters, open_residues, pieces
-from featuremill.steps.search.recipe import Recipe
+from featuremill.steps.transfer.search.recipe import Recipe
 
 COLUMN = "labels"
 """The column of letters in a table of predictions."""
@@ -52,7 +53,7 @@ class Residues(Protocol):
     width: int
     recipe: str | None
     settings: Settings | None
-    has_samples: bool
+    id_columns: IdColumns
 
     def records(self) -> Iterator[One]:
         """Yield the records in the order of the input."""
@@ -71,7 +72,7 @@ class OfRun:
         self.width: int = self._parts.column.width
         self.recipe: str | None = self._parts.recipe
         self.settings: Settings | None = self._parts.settings
-        self.has_samples = self._planned.has_samples
+        self.id_columns = self._planned.id_columns
         self._num_of_record = 0
         self._met: set[str] = set()
 
@@ -99,7 +100,7 @@ class OfRun:
 class OfFile:
     """Those of the records of a file, computed by the recipe of a head."""
 
-    has_samples = False
+    id_columns = ID_ALONE
 
     def __init__(self, folder: Path, part: card.Part, path: Path, choices: Choices) -> None:
         origin = origin_of(folder, part, path)
@@ -215,20 +216,20 @@ def predict(
         write_scores: Write = _ignore
         if probabilities:
             scores_path = stack.enter_context(delivering(probabilities, is_named=True))
-            write_scores = stack.enter_context(_Scores(scores_path, heads.card, source.has_samples))
+            write_scores = stack.enter_context(_Scores(scores_path, heads.card, source.id_columns))
         with path.open("w", encoding="utf-8", newline="") as file:
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow([*id_columns(source.has_samples), COLUMN, held_out.COLUMN])
+            table.writerow([*source.id_columns.names, COLUMN, held_out.COLUMN])
             for one in source.records():
                 scores_NC, seen = heads.scores(one)
                 own = letters(scores_NC.argmax(1), heads.card.classes)
-                cells = id_cells(one.id, source.has_samples)
+                cells = source.id_columns.cells(one.id)
                 table.writerow([*map(one_line, cells), own, seen])
                 write_scores(one.id, scores_NC)
                 num_predicted += 1
                 num_seen += seen == held_out.YES
         with lacking_path.open("w", encoding="utf-8", newline="") as file:
-            write_lacking = lacking_writer(file, source.has_samples)
+            write_lacking = lacking_writer(file, source.id_columns)
             for lacking in source.lacking():
                 write_lacking(lacking)
                 num_missing += 1
@@ -281,15 +282,15 @@ def _ignore(id: str, scores_NC: npt.NDArray[np.float64]) -> None:
 class _Scores:
     """Writes scores: a row a record, a list a class; about AT_ONCE residues at a time."""
 
-    def __init__(self, path: Path, head: card.Card, has_samples: bool) -> None:
+    def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
         provenance = {
             "head_sha256": head.sha256,
             "features": [part.as_json() for part in head.features],
         }
-        self._has_samples = has_samples
+        self._id_columns = id_columns
         self._columns = head.columns
         of_scores = dict.fromkeys(head.columns, pa.list_(pa.float32()))
-        columns = {**dict.fromkeys(id_columns(has_samples), pa.string()), **of_scores}
+        columns = {**dict.fromkeys(id_columns.names, pa.string()), **of_scores}
         about = {"featuremill": json.dumps(provenance, sort_keys=True)}
         self._schema = pa.schema(columns, metadata=about)
         self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
@@ -305,7 +306,7 @@ class _Scores:
         self._file.close()
 
     def _write(self, id: str, scores_NC: npt.NDArray[np.float64]) -> None:
-        cells = zip(id_columns(self._has_samples), id_cells(id, self._has_samples), strict=True)
+        cells = zip(self._id_columns.names, self._id_columns.cells(id), strict=True)
         scores = zip(self._columns, scores_NC.T.astype(np.float32), strict=True)
         self._rows.append({**dict(cells), **dict(scores)})
         self._num_residues += len(scores_NC)

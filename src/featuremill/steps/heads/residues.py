@@ -23,13 +23,14 @@ from featuremill.features import Listed, Matrix, Parts
 from featuremill.inputs.labels import Label
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering_folder, sha256_of
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import versions
 from featuremill.kit.text import Progress, count, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, residue_figures, residue_labels, task_page
 from featuremill.steps.heads.figures import FOLDS
 from featuremill.steps.heads.fitting import Found, Logistic, chosen_and_fitted, outer_folds
-from featuremill.steps.heads.joined import Lacking, id_cells, id_columns
+from featuremill.steps.heads.joined import Lacking
 from featuremill.steps.heads.network import logits
 from featuremill.steps.heads.page import confusion_figure
 from featuremill.steps.heads.residue_labels import UNLABELLED
@@ -101,7 +102,7 @@ def train(chosen: Chosen) -> card.Card:
     for fold, (head, _) in enumerate(heads):
         tensors |= {f"fold_{fold}.{name}": tensor for name, tensor in head.items()}
     with delivering_folder(chosen.output) as folder:
-        write_missing(folder / card.MISSING, missing, planned.has_samples)
+        write_missing(folder / card.MISSING, missing, planned.id_columns)
         made = card.Card(
             version=card.Card.NEWEST,
             task="per_residue",
@@ -118,7 +119,7 @@ def train(chosen: Chosen) -> card.Card:
             ],
             sha256=card.write_tensors(folder / card.TENSORS, tensors),
             held_out_sha256=_write_held_out(
-                folder / card.HELD_OUT, of, folds, predicted, planned.has_samples
+                folder / card.HELD_OUT, of, folds, predicted, planned.id_columns
             ),
             counts={
                 "records": len(of.ids),
@@ -411,12 +412,12 @@ def _write_held_out(
     of: Labelled,
     folds: npt.NDArray[np.int64],
     predicted: list[str],
-    has_samples: bool,
+    id_columns: IdColumns,
 ) -> str:
     """Write the labelled records with the letters that were predicted by a head that did not see
     their group; return the file's sha256."""
-    cells = zip(*(id_cells(id, has_samples) for id in of.ids), strict=True)
-    columns = dict(zip(id_columns(has_samples), map(list, cells), strict=True))
+    cells = zip(*map(id_columns.cells, of.ids), strict=True)
+    columns = dict(zip(id_columns.names, map(list, cells), strict=True))
     table = pa.table(
         {
             **columns,
