@@ -1,19 +1,14 @@
 """What a language model takes: by its config alone, beside what torch allocates."""
 
 import json
-import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
 import transformers
-from conftest import ROOT
 from decoder_models import write
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from living import Living
 
+from featuremill.base.errors import UserError
 from featuremill.lease.devices import cpu
 from featuremill.workload import Device, find_workload
 from featuremill.workloads.llm_json import memory
@@ -31,28 +26,6 @@ SHAPE = {
     "max_position_embeddings": CONTEXT,
 }
 GPT2 = {"n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": CONTEXT}
-
-
-class Living(TorchDispatchMode):
-    """Counts the bytes of the tensors that operations make, while they live."""
-
-    def __init__(self):
-        super().__init__()
-        self.peak = 0
-        self._known = {}
-
-    def __torch_dispatch__(self, operation, types, arguments=(), more=None):
-        made = operation(*arguments, **(more or {}))
-        given = {each.untyped_storage()._cdata for each in tree_leaves((arguments, more))
-                 if isinstance(each, torch.Tensor)}  # fmt: skip
-        for tensor in tree_leaves(made):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in given:
-                    self._known[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
-        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
-        self.peak = max(self.peak, sum(size for _, size in self._known.values()))
-        return made
 
 
 @pytest.fixture
@@ -98,5 +71,56 @@ def test_the_estimate_is_within_30_per_cent_of_what_lives_at_once(place, name, s
     with Living() as living, torch.inference_mode():
         model.engine.replies(given, 1)
     estimated = llm_json.memory_mb(options, CPU, ahead, 0) - memory.CPU_PROCESS_MB
-    print(name, rows, least, held/MIB, living.peak/MIB, estimated)
     assert estimated == pytest.approx((held + living.peak) / MIB, rel=0.3)
+
+
+def shape_of(folder, name):
+    """Return the network of a kind in the size of its usual config, without memory for it."""
+    config = transformers.CONFIG_MAPPING[name]()
+    config.save_pretrained(folder)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "gpt2", "gpt_neox", "mixtral"])
+def test_quantised_or_not_the_numbers_are_those_of_the_network(tmp_path, name):
+    """bitsandbytes takes the modules of products, the head left out; a scale is of 64 numbers."""
+    from transformers.pytorch_utils import Conv1D
+
+    network = shape_of(tmp_path, name)
+    numbers = {each.data_ptr() or id(each): each.numel() for each in network.parameters()}
+    whole = sum(numbers.values())
+    head = network.get_output_embeddings()
+    products = sum(
+        each.weight.numel()
+        for each in network.modules()
+        if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
+    )
+    size = memory.size_told(tmp_path)
+    told = {"model": "m", "prompt": "p", "json_schema": "s", "dtype": "bf16"}
+    for quantize, each in {"none": 2, "8bit": 1, "4bit": 0.5625}.items():
+        options = llm_json.Options.model_construct(**told, quantize=quantize)
+        expected = products * each + (whole - products) * 2
+        assert memory.weights_bytes(size, options) == pytest.approx(expected, rel=0.01)
+
+
+def test_rows_at_once_are_as_many_as_a_gpu_holds(place):
+    folder = write(place / "llama", "llama", **SHAPE)
+
+    def needed(memory_mb, **more):
+        gpu = Device("cuda", "GPU-0", "a GPU", True, 0, memory_mb, 100)
+        options, ahead = asked(folder, gpu, **more)
+        return llm_json.memory_mb(options, gpu, ahead, 0)
+
+    few, many, unknown = (needed(mb) for mb in (790, 80_000, 0))
+    assert needed(80_000, batch_rows=1) < few < 790 < many == unknown
+    assert many == needed(80_000, batch_rows=64)
+    vllm = needed(80_000, engine="vllm")
+    assert vllm > needed(80_000, batch_rows=1), "a tenth of the GPU is not vLLM's"
+
+
+@pytest.mark.parametrize("told", [{}, {"num_hidden_layers": 3}])
+def test_a_config_that_tells_no_size_is_refused(tmp_path, told):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "new"} | told))
+    with pytest.raises(UserError, match="no num_hidden_layers or no hidden_size"):
+        memory.size_told(tmp_path)

@@ -54,6 +54,7 @@ __all__ = [
     "cost",
     "load",
     "memory_mb",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
@@ -193,6 +194,11 @@ def weights(options: Options) -> str:
     return options.model
 
 
+def options_of_model(model: str) -> Options:
+    """Return options without a question: its prompt and schema say nothing of the memory."""
+    return Options.model_construct(model=model, prompt="", json_schema="", chat=False)
+
+
 def weights_ahead(options: Options) -> Weights:
     """Return what the folder's config tells of the network; nothing is hashed."""
     from featuremill.workload import Weights
@@ -253,7 +259,8 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
             f"options.{name}: {getattr(options, name)} computes on an NVIDIA GPU, and this run is "
             "on a CPU; leave it out."
         )
-    replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
+    if options.json_schema:  # not of `options_of_model`
+        replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
     if options.chat:
         _refuse_no_chat_template(weights.path)
     settled = {
