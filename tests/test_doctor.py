@@ -19,6 +19,7 @@ import jsonschema
 import pytest
 import torch
 from conftest import ROOT
+from decoder_models import write as write_decoder
 from documents import section
 from encoder_models import write
 from nvml_node import Gpu, Slice
@@ -208,6 +209,43 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
     assert large.batch_tokens == 50_000 and large.memory_mb > usual.memory_mb
     with pytest.raises(UserError, match=r"nowhere\.pt: this file does not exist"):
         need(model="nowhere.pt")
+
+
+def test_without_a_gpu_it_says_which_sizes_hold_a_model(doctor):
+    """Of any workload with weights, named by its folder alone."""
+    check = doctor(system=NO_LIBRARY)
+    write_decoder(check.folder / "smol", "llama")
+    for workload in ("llm_json", "encoder"):
+        page = " ".join(check("--model", "smol", "--workload", workload).split())
+        assert "GPU. smol fits the CPU, and GPUs of 16 GB, 24 GB, 40 GB and 80 GB. smol" in page
+    large = json.loads((check.folder / "smol/config.json").read_text())
+    large |= {"hidden_size": 8192, "num_hidden_layers": 40, "head_dim": 128}
+    large |= {"num_attention_heads": 64, "intermediate_size": 28_672}
+    (check.folder / "smol/config.json").write_text(json.dumps(large))
+    asked = ("--json", "--model", "smol", "--workload", "llm_json")
+    answer = json.loads(check.type("featuremill", "doctor", *asked, status=None).out)
+    assert answer["memory"]["fits_gpus"] == ["80 GB"], "35 G numbers in 16 bits"
+    assert answer["workload"] == "llm_json"
+
+
+def test_the_first_line_says_for_which_of_the_gpus_a_model_is(doctor):
+    page = " ".join(doctor(*MIXED)("--model", "esm2_t48_15B_UR50D").split())
+    assert "should use 1 of 4 GPUs. esm2_t48_15B_UR50D fits GPU 0 (0). " in page
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (("--model", "smol"), "an ESM-2 has 'esm'.*another workload's, add --workload NAME"),
+        (("--model", "smol", "--workload", "composition"), "does not report the memory"),
+        (("--model", "smol", "--workload", "gone"), "gone"),
+        (("--config", "my.yaml", "--workload", "encoder"), "--workload is of --model"),
+    ],
+)
+def test_a_model_that_cannot_be_asked_about_is_refused_in_a_sentence(doctor, asked, words):
+    check = doctor(system=NO_LIBRARY)
+    write_decoder(check.folder / "smol", "llama")
+    assert re.search(words, " ".join(check(*asked, status=2).split()))
 
 
 MIXED = (

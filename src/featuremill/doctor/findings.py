@@ -208,8 +208,14 @@ def gigabytes(memory_mb: float) -> str:
 
 def examine(arguments: argparse.Namespace) -> Findings:
     """Look at the machine; raise UserError for what cannot be asked."""
-    asked_for = wanted(arguments)
-    weights = asked_for.weights()
+    try:
+        asked_for = wanted(arguments)
+        weights = asked_for.weights()
+    except UserError as error:
+        if arguments.workload or not arguments.model:
+            raise
+        told = str(error).rstrip(".")
+        raise UserError(f"{told}; if it is another workload's, add --workload NAME.") from None
     asked = Asked(asked_for.workload, weights, arguments.timeout)
     node = read_node(arguments.timeout)
     chosen = arguments.devices or DEVICES.value()
@@ -266,9 +272,7 @@ class Wanted(NamedTuple):
         if not optional(find_workload(self.workload), "NEEDS_GPU"):
             return ()
         return tuple(
-            each.name
-            for each in COMMON
-            if self.need(weights, each).memory_mb <= each.memory_mb
+            each.name for each in COMMON if self.need(weights, each).memory_mb <= each.memory_mb
         )
 
     def need(self, weights: Weights, device: Device) -> Need:
@@ -285,6 +289,8 @@ class Wanted(NamedTuple):
 def wanted(arguments: argparse.Namespace) -> Wanted:
     """Return what the doctor was asked about: a run, or a model of the default workload."""
     if arguments.config:
+        if arguments.workload:
+            raise UserError("--workload is of --model; leave it out, as the config names one.")
         run = project.read_one(arguments.config, arguments.set)
         return Wanted(run.workload, run.options)
     name = arguments.workload or DEFAULT

@@ -190,8 +190,8 @@ def _fits(report: Report, labels: dict[str, str]) -> str:
     said = f"{memory['model']} fits {words.listed(here) if here else 'nothing here'}"
     if "cpu" not in {need["device"] for need in memory["needs"]}:
         return f"{said}."
-    sizes = words.listed(memory["fits_gpus"]) if memory["fits_gpus"] else "no common size"
-    return f"{said}; of GPUs, {sizes}."
+    sizes = words.listed(memory["fits_gpus"]) if memory["fits_gpus"] else "more than 80 GB"
+    return f"{said}, and GPUs of {sizes}."
 
 
 def _memory_lines(report: Report) -> Iterator[str]:

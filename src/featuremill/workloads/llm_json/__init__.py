@@ -195,8 +195,8 @@ def weights(options: Options) -> str:
 
 
 def options_of_model(model: str) -> Options:
-    """Return options without a question: its prompt and schema say nothing of the memory."""
-    return Options.model_construct(model=model, prompt="", json_schema="", chat=False)
+    """Return options without a question: prompt, schema and reply say nothing of the memory."""
+    return Options.model_construct(model=model, prompt="", json_schema="", chat=False, max_tokens=1)
 
 
 def weights_ahead(options: Options) -> Weights:
