@@ -200,7 +200,7 @@ def options_of_model(model: str) -> Options:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what the folder's config tells of the network; nothing is hashed."""
+    """Return the size of the network by its config; nothing is hashed."""
     from featuremill.workload import Weights
 
     folder = place_of(options.model)

@@ -35,7 +35,7 @@ CUDA_PROCESS_MB = 750
 """The CUDA context and loaded kernels: measured on an H200 (`workloads/esm2/memory.py`)."""
 NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
 TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
-"""How the kinds of networks begin whose head is the embedding where the config does not tell."""
+"""How the kinds of networks begin whose head is the embedding where the config lacks that."""
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 WIDTH = ("hidden_size", "n_embd", "d_model")
 HEADS = ("num_attention_heads", "n_head", "n_heads")
@@ -45,7 +45,7 @@ EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 
 class Size(NamedTuple):
-    """What the estimate needs to know of a network; the names are those of its metadata."""
+    """The numbers of a network that the estimate needs; the names are those of its metadata."""
 
     layers: int
     width: int
@@ -97,7 +97,7 @@ class Size(NamedTuple):
 
 
 def size_told(folder: Path) -> Size:
-    """Return what the config of a network tells of its size.
+    """Return the size of the network whose config is in `folder`.
 
     Raises:
         UserError: it has no number of layers, or no width.
@@ -143,7 +143,7 @@ def _told(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
 
 
 def size_of(weights: Weights) -> Size:
-    """Return the size that the metadata of `weights` tell, or the config in their folder."""
+    """Return the size by the metadata of `weights`, or else by the config in their folder."""
     if not weights.metadata:
         return size_told(weights.path)
     return Size(**{name: int(weights.metadata[name]) for name in Size._fields})
@@ -162,7 +162,7 @@ def weights_bytes(size: Size, options: Options) -> int:
 
 
 def estimate_mb(size: Size, options: Options, device: Device) -> int:
-    """Return the peak in MiB, with prompts as long as the context has room for. Where the memory of
+    """Return the peak in MiB, with prompts as long as the context allows. Where the memory of
     a GPU decides how many rows there are, these are of that GPU; an unknown GPU has the most."""
     assert options.context is not None
     is_cuda = device.kind == "cuda"
