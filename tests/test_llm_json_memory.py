@@ -60,7 +60,7 @@ def prompts(count):
     return [f"{number}{'0 ' * ((CONTEXT - REPLY - 10) // 2)}".encode() for number in range(count)]
 
 
-@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("rows", [1, 24])
 @pytest.mark.parametrize(
     ("name", "shape"), [("llama", SHAPE), ("gemma2", SHAPE), ("qwen3", SHAPE), ("gpt2", GPT2)]
 )
