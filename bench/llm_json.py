@@ -14,6 +14,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 COMPLAINTS = ("headache", "cough", "back pain", "fever", "a rash", "dizziness")
 PROMPT = """\
@@ -54,7 +55,7 @@ def write_notes(path: Path, num_notes: int) -> None:
             table.writerow([f"v{number}", said + ended])
 
 
-def measured(model: str, rows: int, num_notes: int, dtype: str, is_gpu: bool) -> dict:
+def measured(model: str, rows: int, num_notes: int, dtype: Any, is_gpu: bool) -> dict[str, Any]:
     """Return what it takes to reply to all notes, and the replies."""
     import torch
 
