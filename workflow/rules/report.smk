@@ -1,6 +1,7 @@
 # report: draw a run as one HTML page that opens offline.
 #
-#   in    manifest.json and what it names; the table of config `labels`
+#   in    manifest.json and what it names; the table of config `labels`;
+#         what steps place on its map
 #   out   report.html; the same figures one by one, for `snakemake --report`
 
 figures = [
@@ -19,6 +20,7 @@ rule report:
     input:
         manifest=f"{mill.results}/manifest.json",
         labels=lambda wildcards: mill.of(wildcards).labels,
+        drawn=mill.drawn,
     output:
         page=report(
             f"{mill.results}/report.html",

@@ -27,6 +27,8 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
+from featuremill.step.drawing import DrawsRecords
+from featuremill.step.finding import step_of
 from featuremill.store import shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
@@ -305,6 +307,17 @@ class Flow:
     def of(self, wildcards: Any) -> RunOfRules:
         """Return the run that a job is about."""
         return self.runs[getattr(wildcards, "run", self.run)]
+
+    def drawn(self, wildcards: Any) -> list[str]:
+        """Return the files of steps that the report of a job's run draws."""
+        drawing = ((step_of(key), asked) for key, asked in self.steps.items())
+        folder = self.of(wildcards).results
+        return [
+            path
+            for step, asked in drawing
+            if isinstance(step, DrawsRecords)
+            for path in step.drawn(asked, folder)
+        ]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights that a job makes."""

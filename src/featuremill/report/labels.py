@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.accession import accession
+from featuremill.base.errors import UserError
 from featuremill.base.matching import Matcher
 from featuremill.base.text import clipped
 from featuremill.inputs import labels
 
-MAX_NAMES = 7
-"""Labels with a colour of their own, the commonest ones; the page has no more that all can tell
-apart."""
-OTHER, NONE = "other labels", "no label"
 MAX_TEXT = 40
+MAX_COLUMNS = 12
+"""Columns of a table in the menu of colours."""
+MOST_BYTES = 2**25
+"""Size of a table of which all columns are read, one after the other."""
 log = logging.getLogger("featuremill.report")
 
 
@@ -48,19 +48,25 @@ class Labels(NamedTuple):
     def num_found(self) -> int:
         return sum(text is not None for text in self.texts)
 
-    @property
-    def numbers(self) -> list[float | None] | None:
-        """The labels as numbers, where they all are and are too many to be names."""
-        known = {text for text in self.texts if text is not None}
-        if len(known) <= MAX_NAMES or not all(_is_number(text) for text in known):
-            return None
-        return [None if text is None else float(text) for text in self.texts]
 
-    @property
-    def names(self) -> list[str]:
-        """The labels that get a colour, the commonest first; the others are OTHER."""
-        counts = Counter(clipped(text, MAX_TEXT) for text in self.texts if text is not None)
-        return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NAMES]
+def read_all(
+    path: Path, column: str, ids: Sequence[str], samples: Sequence[str], id_column: str
+) -> Iterator[Labels]:
+    """Yield the labels in `column` as `read` does, and those in the table's other columns, as far
+    as they are labels of these records.
+
+    Raises:
+        UserError: as `read` does, about `column`.
+    """
+    yield read(path, column, ids, samples, id_column)
+    names = labels.names_of(path)
+    whose = {column, labels.SAMPLE, names[labels.find_id(path, names, id_column)]}
+    others = [name for name in names if name not in whose]
+    for name in others[:MAX_COLUMNS] if path.stat().st_size <= MOST_BYTES else ():
+        with contextlib.suppress(UserError):
+            more = read(path, name, ids, samples, id_column, warns=False)
+            if more.num_found:
+                yield more
 
 
 def read(
@@ -69,6 +75,7 @@ def read(
     ids: Sequence[str],
     samples: Sequence[str] = (),
     id_column: str = "",
+    warns: bool = True,
 ) -> Labels:
     """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed);
     with `samples`, the samples of the ids, the table has a column of them. It may be of any length.
@@ -77,12 +84,12 @@ def read(
         UserError: where there is no such table or column, or it does not say which record a row is
             of.
     """
-    of_samples = bool(samples)
+    of_samples, teller = any(samples), log if warns else None
     full = [_full(samples[place] if samples else "", id) for place, id in enumerate(ids)]
     wanted = set(full)
     for place, id in enumerate(ids):
         wanted.add(_full(samples[place] if samples else "", accession(id)))
-    found, _ = labels.read(path, column, None, of_samples, id_column, wanted, log)
+    found, _ = labels.read(path, column, None, of_samples, id_column, wanted, teller)
     lines = {name: label.line for name, label in found.items()}
     names = Matcher(path, lines, "record on the map", of_samples).match(full)
     names.check()
@@ -101,10 +108,3 @@ def read(
 def _full(sample: str, id: str) -> str:
     """Return an id that no other record of the run has."""
     return f"{sample}/{id}" if sample else id
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

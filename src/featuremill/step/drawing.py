@@ -1,0 +1,66 @@
+"""What a step draws on the report of a run: the map of its records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from featuremill.workload.figures import Figure
+
+
+class Labelled(NamedTuple):
+    """A column of labels for the records on the map."""
+
+    title: str
+    file: str
+    """The table, as the page shows it."""
+    texts: Sequence[str | None]
+    """One a record, in their order; None where the table has none."""
+
+    @property
+    def num_found(self) -> int:
+        return sum(text is not None for text in self.texts)
+
+
+class Shown(NamedTuple):
+    """The records that a report shows: all, or some at even distances. Lists are as long as ids."""
+
+    folder: Path
+    """Of the results."""
+    ids: list[str]
+    """Unique; of a run with samples, `<sample>/<id>`."""
+    lengths: list[int]
+    unit: str
+    """Of the lengths, such as "residues"."""
+    rows: npt.NDArray[np.int64]
+    """Their rows in the table."""
+    total: int
+    """Rows of the table."""
+    column: str
+    """The column of values that is shown."""
+    others: list[str]
+    """Further columns of values that the file has."""
+    vectors: np.ndarray
+    """(N, D) float32."""
+    descriptions: list[str]
+    has_samples: bool = False
+    notes: Sequence[str | None] = ()
+    """How records were cut or cleaned; empty if none was."""
+    labels: Sequence[Labelled] = ()
+    """Of the user's tables; the first colours the map."""
+
+
+@runtime_checkable
+class DrawsRecords(Protocol):
+    """A step that draws the map of a report, in each project."""
+
+    def figure(self, shown: Shown) -> Figure:
+        """Return the map."""
+
+    def drawn(self, asked: Any, folder: str) -> Sequence[str]:
+        """Return the files of the step that the map of the run in `folder` is drawn from."""
