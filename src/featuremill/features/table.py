@@ -108,9 +108,9 @@ class Table:
                     break
 
     def spread(self, most: int, width: int) -> Rows:
-        """Return at most `most` evenly spaced rows, ascending: the same each time, from every region
-        of a table that is ordered. Of a large table with values of this `width`, they are from some
-        row groups."""
+        """Return at most `most` evenly spaced rows, ascending: the same each time, from every
+        region of a table that is ordered. Of a large table with values of this `width`, they are
+        from some row groups."""
         sizes = np.array([group.num_rows for group in self.groups])
         enough = max(1, min(len(sizes), MOST_READ // (int(sizes.max()) * width)))
         chosen = np.linspace(0, len(sizes) - 1, enough).round().astype(np.int64)

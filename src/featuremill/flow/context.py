@@ -27,8 +27,6 @@ from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
-from featuremill.step.drawing import DrawsRecords
-from featuremill.step.finding import step_of
 from featuremill.store import shared
 from featuremill.store.formats import files, format_of
 from featuremill.store.results import Results
@@ -310,14 +308,8 @@ class Flow:
 
     def drawn(self, wildcards: Any) -> list[str]:
         """Return the files of steps that the report of a job's run draws."""
-        drawing = ((step_of(key), asked) for key, asked in self.steps.items())
         folder = self.of(wildcards).results
-        return [
-            path
-            for step, asked in drawing
-            if isinstance(step, DrawsRecords)
-            for path in step.drawn(asked, folder)
-        ]
+        return [path for made in self.made if made.on_report_of == folder for path in made.files]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights that a job makes."""

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.arrays import matrix
+from featuremill.config.project import draws_records
+from featuremill.features.shown import Shown
 from featuremill.features.table import Table
-from featuremill.step.drawing import DrawsRecords, Shown
-from featuremill.step.finding import known, step_of
 from featuremill.store import ledger
 from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.workload.figures import Figure
@@ -50,8 +50,7 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
 
 def _notes(records: Path, ids: list[str]) -> list[str | None]:
     """Return the note of each of `ids`: of the row with its values, not of one that repeats it."""
-    names = ["id", "note", "status"]
-    names += [SAMPLE] if SAMPLE in ledger.pq.read_schema(records).names else []
+    names = ["id", "note", "status", *([SAMPLE] if ledger.samples_of(records) else [])]
     notes: dict[str, str] = {}
     for batch in ledger.batches(records, names):
         planned = pc.equal(batch["status"].cast(pa.string()), ledger.STATUSES[0])
@@ -64,10 +63,9 @@ def _is_vector(type: pa.DataType) -> bool:
     return bool(pa.types.is_fixed_size_list(type) and pa.types.is_floating(type.value_type))
 
 
-def figure(shown: Shown | str) -> Figure:
+def drawn(shown: Shown | str) -> Figure:
     """Return the map, or the sentence that says why there is none."""
     if isinstance(shown, str):
         return Figure("embeddings", TITLE, shown)
-    drawing = (step for step in map(step_of, known()) if isinstance(step, DrawsRecords))
-    drawn = next(drawing).figure(shown)
-    return drawn._replace(name="embeddings", title=TITLE)
+    figure: Figure = draws_records().figure(shown)
+    return figure._replace(name="embeddings", title=TITLE)

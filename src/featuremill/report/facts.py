@@ -13,6 +13,7 @@ import pyarrow as pa
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.text import clipped
+from featuremill.features.shown import Labelled, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns
 from featuremill.report import embedding, energy, labels, lengths, usage
@@ -21,7 +22,6 @@ from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
 from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
 from featuremill.report.usage import Usage
-from featuremill.step.drawing import Labelled, Shown
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of

@@ -63,7 +63,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
         *facts.of_workload,
-        embedding.figure(facts.embedding),
+        embedding.drawn(facts.embedding),
         lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),
         curves.figure(facts, clock),

@@ -11,9 +11,11 @@ from pydantic import Field
 
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Project, Section
-from featuremill.step.drawing import Shown
+from featuremill.steps.maps.limits import FILE as FILE
+from featuremill.steps.maps.limits import PERPLEXITY
 
 if TYPE_CHECKING:
+    from featuremill.features.shown import Shown
     from featuremill.kit.pages import Figure
 
 KEY = "maps"
@@ -25,14 +27,10 @@ ABOUT = (
 RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "maps.yaml"
 COMMANDS = {
-    "map": Command("place the records of a run by t-SNE, for its report", "featuremill.steps.maps.command")
+    "map": Command(
+        "place the records of a run by t-SNE, for its report", "featuremill.steps.maps.command"
+    )
 }
-FILE = "map.parquet"
-MOST_RECORDS = 50_000
-"""Of more, t-SNE takes a sample."""
-MOST_SHOWN = 10_000
-"""On a report."""
-PERPLEXITY = 30.0
 
 
 class Maps(Section):
@@ -42,22 +40,19 @@ class Maps(Section):
     """The same seed, the same picture."""
     perplexity: float = Field(default=PERPLEXITY, gt=1)
     """About how many neighbours of a record count."""
-    vectors: str | None = None
-    """Which vectors, where the features have several columns. The report shows the first."""
 
     @property
     def words(self) -> list[str]:
         """The options of `featuremill map`."""
-        words = [f"--seed={self.seed}", f"--perplexity={self.perplexity:g}"]
-        return [*words, f"--vectors={self.vectors}"] if self.vectors else words
+        return [f"--seed={self.seed}", f"--perplexity={self.perplexity:g}"]
 
 
 SECTION = Maps
 
 
-def problems(asked: Maps, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield nothing: each value is checked by itself."""
-    yield from ()
+def problems(*_: Any) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Return no errors: each value is checked by itself."""
+    return iter(())
 
 
 def made(asked: Maps, project: Project) -> Sequence[Made]:
@@ -72,14 +67,10 @@ def made(asked: Maps, project: Project) -> Sequence[Made]:
             is_other=partial(_is_other, Path(folder)),
             asked={"seed": asked.seed, "perplexity": asked.perplexity},
             made_by=partial(_made_by, Path(folder)),
+            on_report_of=folder,
         )
         for name, folder in project.features.items()
     ]
-
-
-def drawn(asked: Maps, folder: str) -> Sequence[str]:
-    """Return the file that the report is drawn from."""
-    return [f"{folder}/{FILE}"]
 
 
 def figure(shown: Shown) -> Figure:

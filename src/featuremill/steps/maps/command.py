@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 
 from featuremill.kit.text import records
-from featuremill.steps.maps import FILE, PERPLEXITY
+from featuremill.steps.maps.limits import FILE, PERPLEXITY
 
 log = logging.getLogger("featuremill.map")
 
@@ -16,7 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `featuremill map`."""
     add = parser.add_argument
     add("run_folder", type=Path, metavar="results/RUN", help="folder of a finished run")
-    add("--vectors", metavar="COLUMN", help="which vectors, where a run has several")
     add("--seed", type=int, default=0, help="the same seed, the same picture (default 0)")
     add(
         "--perplexity",
@@ -31,5 +30,5 @@ def run(arguments: argparse.Namespace) -> None:
     from featuremill.steps.maps.keep import Asked, compute
 
     asked = Asked(arguments.seed, arguments.perplexity)
-    kept = compute(arguments.run_folder, arguments.vectors, asked)
+    kept = compute(arguments.run_folder, asked)
     log.info("%s: %s by t-SNE", arguments.run_folder / FILE, records(len(kept.ids)))

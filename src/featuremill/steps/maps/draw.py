@@ -19,22 +19,22 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features.nearest import NotFiniteError, nearest_in_memory
+from featuremill.features.shown import Labelled, Shown
 from featuremill.kit.pages import Figure
-from featuremill.kit.text import clipped, count, listed, records, share
-from featuremill.step.drawing import Labelled, Shown
+from featuremill.kit.text import clipped, count, listed, one_line, records, share
 from featuremill.steps.maps import keep, plane
 from featuremill.steps.maps.agreement import agreement
 from featuremill.steps.maps.headers import LINKS, Header, headers_of
+from featuremill.steps.maps.limits import MOST_SHOWN
 
 ASSETS = Path(__file__).parent / "assets"
 NEAREST = 5
-MAX_TEXT = 40
+MOST_NAMED = 7
+"""Names with a colour of their own; the page has no more that all can tell apart."""
 MOST_DESCRIBED = 160
 NONE = "no label"
 LEVELS = 65_535
 """Numbers of two bytes."""
-MOST_COMPUTED = 10_000
-"""Records for which t-SNE is computed with the report; the command `map` takes more."""
 Shorts = npt.NDArray[np.uint16]
 
 
@@ -51,18 +51,18 @@ def draw(shown: Shown) -> Figure:
     """Return the map of the records."""
     axes, shares = plane.components(shown.vectors, 2)
     kept = _kept(shown)
-    headers = headers_of(shown.ids, shown.descriptions, has_samples=bool(shown.has_samples))
+    headers = headers_of(shown.ids, shown.descriptions, has_samples=shown.has_samples)
     colours = list(_colours(shown, headers))
     by = [_packed_colour(colour) for colour in colours]
-    length = {"title": "length", "values": shown.lengths, "none": NONE, "unit": shown.unit, "log": 1}
+    length = _packed_numbers("length", shown.lengths, unit=shown.unit, log=True)
     is_labelled = bool(shown.labels) and shown.labels[0].num_found > 0
     by.insert(1 if is_labelled else 0, length)
     nearest, closeness = _nearest(shown.vectors)
-    if len(nearest):
+    if nearest.shape[1]:
         far = [float(f"{1 - row[0] / LEVELS:.3g}") for row in closeness.tolist()]
-        by.append({"title": "distance to the nearest", "values": far, "none": NONE, "unit": ""})
+        by.append(_packed_numbers("distance to the nearest", far))
     data = {
-        "ids": [clipped(id) for id in shown.ids],
+        "ids": [one_line(id) for id in shown.ids],
         "accessions": [header.accession for header in headers],
         "descriptions": [clipped(header.name, MOST_DESCRIBED) for header in headers],
         "links": LINKS,
@@ -75,7 +75,9 @@ def draw(shown: Shown) -> Figure:
     }
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
     sentence = _sentence(shown, float(shares.sum()), kept)
-    return Figure("map", "The map", sentence, html=_html(base64.b64encode(packed).decode(), sentence))
+    return Figure(
+        "map", "The map", sentence, html=_html(base64.b64encode(packed).decode(), sentence)
+    )
 
 
 def _html(data: str, sentence: str) -> str:
@@ -97,7 +99,7 @@ def _kept(shown: Shown) -> keep.Kept | None:
     is installed."""
     if found := keep.find(shown.folder, shown.column):
         return found
-    is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_COMPUTED
+    is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
     if not (is_few and plane.is_installed() and keep.made_of(shown.folder)):
         return None
     of = (shown.folder, shown.column, shown.ids, shown.vectors, shown.total)
@@ -158,24 +160,23 @@ def _colours(shown: Shown, headers: Sequence[Header]) -> Iterator[Colour]:
         yield Colour("note", [note or "none" for note in shown.notes])
 
 
+def _packed_numbers(title: str, values: Sequence[float | None], **more: Any) -> dict[str, Any]:
+    return {"title": title, "values": values, "none": NONE, **more}
+
+
 def _packed_colour(colour: Colour) -> dict[str, Any]:
-    texts = [None if text is None else clipped(text, MAX_TEXT) for text in colour.texts]
     if (numbers := _numbers(colour.texts)) is not None:
-        return {"title": colour.title, "values": numbers, "none": colour.none}
-    counts = Counter(text for text in texts if text is not None)
-    names = sorted(counts, key=lambda name: (-counts[name], name))[: LEVELS - 1]
+        return _packed_numbers(colour.title, numbers)
+    counts = Counter(text for text in colour.texts if text is not None)
+    names = sorted(counts, key=lambda name: (-counts[name], name))
     code_of = {name: code for code, name in enumerate(names, 1)}
-    codes = np.array([0 if text is None else code_of.get(text, 0) for text in texts], np.uint16)
+    codes = [0 if text is None else code_of[text] for text in colour.texts]
     return {
         "title": colour.title,
-        "names": names,
-        "codes": _base64(codes),
+        "names": [clipped(name, MOST_DESCRIBED) for name in names],
+        "codes": _base64(np.array(codes, np.uint16)),
         "none": colour.none,
     }
-
-
-MOST_NAMED = 7
-"""Names with a colour of their own; the page has no more that all can tell apart."""
 
 
 def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:

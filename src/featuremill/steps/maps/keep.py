@@ -13,12 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import features
+from featuremill.features.table import Table
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, digest_of
 from featuremill.kit.processes import VERSION
 from featuremill.kit.runs import Results
 from featuremill.kit.text import records
-from featuremill.steps.maps import FILE, MOST_RECORDS, MOST_SHOWN, plane
+from featuremill.steps.maps import plane
+from featuremill.steps.maps.limits import FILE, MOST_RECORDS, MOST_SHOWN, PERPLEXITY
 
 CARD = b"featuremill"
 """The key of the schema's metadata that says what the places were made of, and how."""
@@ -30,7 +32,7 @@ class Asked(NamedTuple):
     """What decides the places of given vectors."""
 
     seed: int = 0
-    perplexity: float = plane.PERPLEXITY
+    perplexity: float = PERPLEXITY
 
 
 class Kept(NamedTuple):
@@ -93,7 +95,7 @@ def keep(
     return Kept(card, list(ids), xy)
 
 
-def compute(folder: Path, column: str | None, asked: Asked) -> Kept:
+def compute(folder: Path, asked: Asked) -> Kept:
     """Compute the map of a run, of at most `MOST_RECORDS` evenly spaced records and those that its
     report shows.
 
@@ -102,10 +104,10 @@ def compute(folder: Path, column: str | None, asked: Asked) -> Kept:
     """
     if not plane.is_installed():
         raise UserError(
-            "t-SNE is computed by openTSNE, which is not here; type: "
+            f"t-SNE is computed by {plane.PACKAGE}, which is not installed here; type: "
             "pip install 'featuremill[maps]'."
         )
-    of = features.open(folder, column, choosing="--vectors")
+    of = features.open(folder, _shown_column(folder))
     if of.num_rows < plane.LEAST_RECORDS:
         raise UserError(
             f"{of.name}: {records(of.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
@@ -115,4 +117,14 @@ def compute(folder: Path, column: str | None, asked: Asked) -> Kept:
         some = np.linspace(0, len(rows) - 1, MOST_RECORDS).round().astype(np.int64)
         rows = np.union1d(some, of.table.spread(MOST_SHOWN, of.width))
     vectors = of.take(rows).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{of.name}: {of.column} has numbers that are not finite; no map is made.")
     return keep(folder, of.column, of.ids_of(rows), vectors, of.num_rows, asked)
+
+
+def _shown_column(folder: Path) -> str | None:
+    """Return the column that the report of `folder` shows: the first of its table."""
+    for name in ("embeddings.parquet", "embeddings"):
+        if (folder / name).exists():
+            return next(iter(features.columns_of(Table(folder / name).schema)), None)
+    return None

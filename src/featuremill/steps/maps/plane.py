@@ -12,7 +12,6 @@ import numpy.typing as npt
 PACKAGE = "openTSNE"
 COMPONENTS = 50
 """Of the vectors, before neighbours are sought."""
-PERPLEXITY = 30.0
 LEAST_RECORDS = 10
 DIGITS = 6
 """Of the components: the last digits of sums depend on threads and on the processor, and t-SNE
@@ -25,7 +24,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec(PACKAGE) is not None
 
 
-def components(vectors: np.ndarray, number: int) -> tuple[Plane, Plane]:
+def components(vectors: npt.NDArray[Any], number: int) -> tuple[Plane, Plane]:
     """Return `vectors` (N, D) on their first principal axes, at most `number`, and the share of
     the variance along each.
 
@@ -33,10 +32,10 @@ def components(vectors: np.ndarray, number: int) -> tuple[Plane, Plane]:
     and Tropp 2011, algorithm 4.4): the exact SVD of 5,000 × 5,120 takes minutes on one core, this
     takes seconds, and the first components agree beyond what a screen shows.
     """
-    centred = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    centred: npt.NDArray[Any] = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     variance = float(np.square(centred, dtype=np.float64).sum())
     rows, width = centred.shape
-    narrow = centred
+    narrow: npt.NDArray[Any] = centred
     most = number + 30
     if min(rows, width) > 2 * most:
         guess = np.random.default_rng(0).standard_normal((width, most), dtype=np.float32)
@@ -51,7 +50,7 @@ def components(vectors: np.ndarray, number: int) -> tuple[Plane, Plane]:
     return axes, share
 
 
-def neighbour_plane(vectors: np.ndarray, seed: int, perplexity: float) -> Plane:
+def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> Plane:
     """Return t-SNE of `vectors` (N, D), as (N, 2), from their principal components (van der Maaten
     and Hinton 2008; by openTSNE, Poličar et al. 2024).
 

@@ -1,16 +1,12 @@
-"""What a step draws on the report of a run: the map of its records."""
+"""Some records of a run, with what is known of each: what a report draws a map of."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from featuremill.workload.figures import Figure
+from featuremill.features.table import Matrix, Rows
 
 
 class Labelled(NamedTuple):
@@ -37,7 +33,7 @@ class Shown(NamedTuple):
     lengths: list[int]
     unit: str
     """Of the lengths, such as "residues"."""
-    rows: npt.NDArray[np.int64]
+    rows: Rows
     """Their rows in the table."""
     total: int
     """Rows of the table."""
@@ -45,7 +41,7 @@ class Shown(NamedTuple):
     """The column of values that is shown."""
     others: list[str]
     """Further columns of values that the file has."""
-    vectors: np.ndarray
+    vectors: Matrix
     """(N, D) float32."""
     descriptions: list[str]
     has_samples: bool = False
@@ -53,14 +49,3 @@ class Shown(NamedTuple):
     """How records were cut or cleaned; empty if none was."""
     labels: Sequence[Labelled] = ()
     """Of the user's tables; the first colours the map."""
-
-
-@runtime_checkable
-class DrawsRecords(Protocol):
-    """A step that draws the map of a report, in each project."""
-
-    def figure(self, shown: Shown) -> Figure:
-        """Return the map."""
-
-    def drawn(self, asked: Any, folder: str) -> Sequence[str]:
-        """Return the files of the step that the map of the run in `folder` is drawn from."""
