@@ -32,7 +32,7 @@ def components(vectors: npt.NDArray[Any], number: int) -> tuple[Plane, Plane]:
     and Tropp 2011, algorithm 4.4): the exact SVD of 5,000 × 5,120 takes minutes on one core, this
     takes seconds, and the first components agree beyond what a screen shows.
     """
-    centred: npt.NDArray[Any] = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    centred: Any = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     variance = float(np.square(centred, dtype=np.float64).sum())
     rows, width = centred.shape
     narrow: npt.NDArray[Any] = centred
