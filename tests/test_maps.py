@@ -93,7 +93,7 @@ def test_samples_may_have_equal_ids(of_samples: Path) -> None:
     page = make(of_samples, *colour)
     assert names_of(page) == ["t-SNE", "PCA"]
     for point in points_of(page):
-        sample, _, id = point["id"].partition("/")
+        sample = point["id"].partition("/")[0]
         assert point["kind"] == f"{point['id']} it is"
         assert (point["sample"], point["site"]) == (sample, f"site of {sample}")
         assert point["description"] == f"of the {sample}"
@@ -112,7 +112,7 @@ def test_places_of_other_values_are_never_shown(root: Path) -> None:
     make(root)
     manifest = json.loads((root / "manifest.json").read_text())
     first = keep.find(root, "mean_layer_6")
-    manifest["parts"] = {part: "0" * 64 for part in manifest["parts"]}
+    manifest["parts"] = dict.fromkeys(manifest["parts"], "0" * 64)
     (root / "manifest.json").write_text(json.dumps(manifest))
     assert first and keep.find(root, "mean_layer_6") is None
     before = (root / "map.parquet").read_bytes()

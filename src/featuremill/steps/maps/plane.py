@@ -32,7 +32,7 @@ def components(vectors: npt.NDArray[Any], number: int) -> tuple[Plane, Plane]:
     and Tropp 2011, algorithm 4.4): the exact SVD of 5,000 × 5,120 takes minutes on one core, this
     takes seconds, and the first components agree beyond what a screen shows.
     """
-    centred: Any = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
+    centred = vectors - vectors.mean(axis=0, dtype=np.float64).astype(np.float32)
     variance = float(np.square(centred, dtype=np.float64).sum())
     rows, width = centred.shape
     narrow: npt.NDArray[Any] = centred
@@ -59,7 +59,7 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
     from openTSNE import TSNE
 
     axes, _ = components(vectors.astype(np.float64), COMPONENTS)
-    axes = np.round(axes / (np.abs(axes).max() or 1.0), DIGITS)
+    axes = (axes / (np.abs(axes).max() or 1.0)).round(DIGITS)
     first = axes[:, :2] / (axes[:, 0].std() or 1.0) * 1e-4
     most = (len(axes) - 1) / 3
     found = TSNE(

@@ -138,6 +138,8 @@
       return best;
     }
 
+    const rank = (group) => (group.isRing ? 2 : group.colour === "rest" ? 1 : 0);
+    const inLegend = () => groups.filter((group) => group.name).sort((a, b) => rank(a) - rank(b));
     function drawLegend() {
       const legend = find("legend"), isRamp = !colour.names;
       const chip = (group) => el("button", { type: "button", className: "map-chip", ariaPressed: String(!hidden.has(group.name)), title: "show or hide", onclick() {
@@ -147,7 +149,7 @@
       const known = isRamp ? colour.values.filter((value) => value !== null) : [];
       const ends = [Math.min, Math.max].map((of) => known.reduce((a, b) => of(a, b), known[0])?.toLocaleString("en") ?? "");
       const ramp = isRamp && known.length ? [el("span", { className: "map-ramp" }, ends[0], el("i", {}), ends[1] + " " + (colour.unit || ""))] : [];
-      legend.replaceChildren(...ramp, ...groups.filter((group) => group.name).reverse().sort((a, b) => !!a.isRing - !!b.isRing).map(chip));
+      legend.replaceChildren(...ramp, ...inLegend().map(chip));
     }
     function linkOf(n) {
       const link = data.links[links[n] - 1];
@@ -188,12 +190,12 @@
       find("copied").textContent = "Copied.";
     }
     function save() {
-      const scale = 3, rows = groups.filter((group) => group.name), picture = el("canvas", { width: width * scale, height: (height + 20 * rows.length + 34) * scale });
+      const scale = 3, rows = inLegend().filter((group) => !hidden.has(group.name)), picture = el("canvas", { width: width * scale, height: (height + 20 * rows.length + 34) * scale });
       const to = picture.getContext("2d");
       to.scale(scale, scale);
       to.fillStyle = token("card"); to.fillRect(0, 0, width, height + 999);
       paint(to);
-      const lines = [[null, place.name + ", by " + colour.title + (colour.names ? "" : ": " + find("legend").textContent)], ...rows.filter((group) => !hidden.has(group.name)).map((group) => [group, group.name]).reverse()];
+      const lines = [[null, place.name + ", by " + colour.title + (colour.names ? "" : ": " + find("legend").textContent)], ...rows.map((group) => [group, group.name])];
       to.font = "13px " + getComputedStyle(document.body).fontFamily;
       lines.forEach(([group, text], n) => {
         if (group) { to.fillStyle = to.strokeStyle = colourOf(group); to.beginPath(); to.arc(20, height + 10 + 20 * n, 5, 0, 7); to[group.isRing ? "stroke" : "fill"](); }
@@ -272,9 +274,7 @@
     find("search").oninput = () => search(false);
     find("search").onkeydown = (event) => { if (event.key === "Enter") search(true); };
     find("take").onclick = () => { found.forEach((n) => chosenIds.add(n)); list(); };
-    find("in").onclick = () => zoom(1.6);
-    find("out").onclick = () => zoom(1 / 1.6);
-    find("all").onclick = () => zoom(0);
+    for (const [name, factor] of [["in", 1.6], ["out", 1 / 1.6], ["all", 0]]) find(name).onclick = () => zoom(factor);
     find("area").onclick = () => setArea(!isArea);
     find("save").onclick = save;
     find("copy").onclick = () => copy(asText());
