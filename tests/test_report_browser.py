@@ -72,7 +72,7 @@ def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_d
     assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 11
     drawn = "document.querySelectorAll('[data-chart] svg.marks, [data-chart] canvas.marks').length"
     assert tab.value(drawn) == num_charts
-    assert tab.wait("document.querySelector('[data-map]').dataset.drawn") == "990"
+    assert tab.value("document.querySelector('[data-map]').dataset.drawn") == "990"
     assert tab.value(INK) > 50, "the map has colours"
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(TOO_WIDE) == []
