@@ -35,7 +35,7 @@ NARROW, WIDE = 440, 860
 """Widths of a window, in CSS pixels; NARROW is a phone's, for two pictures side by side."""
 SCALE = 1.6
 """Screen pixels for one of them."""
-COLOURS = 160
+COLOURS = 240
 COLUMNS = 66
 """Of the terminal in which `featuremill top` is shown."""
 TOP = ""
@@ -44,7 +44,7 @@ MARGIN = 12
 PICTURES = {
     "report": ("results/demo/report.html", NARROW, TOP, 700),
     "map": ("results/demo/report.html", NARROW, "The embedding space", 700),
-    "nearest": ("results/demo/report.html", WIDE, "The embedding space", 770),
+    "nearest": ("results/demo/report.html", 1000, "The embedding space", 740),
     "head": ("heads/virus/head.html", WIDE, TOP, 780),
     "verdicts": ("results/contigs/verdicts.html", WIDE, TOP, 780),
     "scores": ("results/contigs/verdicts.html", WIDE, "Scores for", 860),
