@@ -16,7 +16,8 @@ from report_runs import FakeRun, Page, make, points_of
 
 from featuremill import __main__
 from featuremill.features.nearest import exact_scores
-from featuremill.steps.maps import headers, keep, plane
+from featuremill.report import embedding
+from featuremill.steps.maps import draw, headers, keep, plane
 
 SWISS = (
     "50S ribosomal protein L15 OS=Chlorobium tepidum (strain 49652 / TLS) OX=1 GN=rplO PE=3 SV=1"
@@ -106,6 +107,34 @@ def test_samples_may_have_equal_ids(of_samples: Path) -> None:
     other = make(of_samples)
     assert other.map["places"][0]["xy"] != page.map["places"][0]["xy"]
     assert "perplexity 9.5, seed 1" in other.map["places"][0]["axes"]
+
+
+def test_a_place_is_found_by_its_id(root: Path) -> None:
+    page = make(root)
+    table = pq.read_table(root / "map.parquet")
+    other_order = np.random.default_rng(2).permutation(90)
+    pq.write_table(table.take(pa.array(other_order)), root / "map.parquet")
+    assert make(root).map["places"] == page.map["places"]
+    pq.write_table(table.slice(1), root / "map.parquet")
+    assert names_of(make(root)) == ["PCA"], "one record has no place"
+
+
+def test_of_many_records_it_is_of_a_sample_and_says_so(
+    of_samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keep, "MOST_RECORDS", 20)
+    for module in (keep, draw, embedding):
+        monkeypatch.setattr(module, "MOST_SHOWN", 7)
+    assert run_map(of_samples) == 0
+    num_records = pq.read_metadata(of_samples / "map.parquet").num_rows
+    assert 20 <= num_records < 27
+    page = make(of_samples)
+    assert len(points_of(page)) == 7 and names_of(page) == ["t-SNE", "PCA"]
+    assert f"of {num_records} of 40 records" in page.map["places"][0]["axes"]
+    (of_samples / "map.parquet").unlink()
+    page = make(of_samples)
+    assert names_of(page) == ["PCA"], "a report computes it of few records only"
+    assert f"For t-SNE too: featuremill map {of_samples} and featuremill report" in page.text
 
 
 def test_places_of_other_values_are_never_shown(root: Path) -> None:

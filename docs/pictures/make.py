@@ -54,7 +54,8 @@ PICTURES = {
 """Of each picture: the page, the window's width, the heading of the section with which it begins
 (TOP: the page's top), and its height."""
 ACTIONS = {
-    "nearest": """const box = document.querySelector(".map-search"); box.value = "ribosomal protein";
+    "nearest": """const box = document.querySelector(".map-search");
+        box.value = "ribosomal protein";
         box.dispatchEvent(new Event("input"));
         box.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));"""
 }

@@ -8,6 +8,9 @@ from typing import NamedTuple
 
 from featuremill.features.table import Matrix, Rows
 
+MOST_SHOWN = 10_000
+"""Records on a map."""
+
 
 class Labelled(NamedTuple):
     """A column of labels for the records on the map."""

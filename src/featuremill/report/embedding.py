@@ -10,14 +10,13 @@ import pyarrow.compute as pc
 
 from featuremill.base.arrays import matrix
 from featuremill.config.project import draws_records
-from featuremill.features.shown import Shown
+from featuremill.features.shown import MOST_SHOWN, Shown
 from featuremill.features.table import Table
 from featuremill.store import ledger
 from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.workload.figures import Figure
 
 TITLE = "The embedding space"
-MAX_POINTS = 10_000
 TEXT = "description"
 
 
@@ -32,7 +31,7 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
     column, *others = columns
     if (width := table.schema.field(column).type.list_size) < 2:
         return f"The values of {column} have one dimension, so there is nothing to map."
-    rows = table.spread(MAX_POINTS, width)
+    rows = table.spread(MOST_SHOWN, width)
     vectors = np.empty((len(rows), width), np.float32)
     of_text = [name for name in (TEXT, SAMPLE) if name in table.schema.names]
     about: dict[str, list[str]] = {name: [] for name in ("id", "length", TEXT)}

@@ -19,13 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill.features.nearest import NotFiniteError, nearest_in_memory
-from featuremill.features.shown import Labelled, Shown
+from featuremill.features.shown import MOST_SHOWN, Labelled, Shown
 from featuremill.kit.pages import Figure
 from featuremill.kit.text import clipped, count, listed, one_line, records, share
 from featuremill.steps.maps import keep, plane
 from featuremill.steps.maps.agreement import agreement
 from featuremill.steps.maps.headers import LINKS, Header, headers_of
-from featuremill.steps.maps.limits import MOST_SHOWN
 
 ASSETS = Path(__file__).parent / "assets"
 NEAREST = 5

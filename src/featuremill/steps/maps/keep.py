@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill import features
+from featuremill.features.shown import MOST_SHOWN
 from featuremill.features.table import Table
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, digest_of
@@ -20,7 +21,7 @@ from featuremill.kit.processes import VERSION
 from featuremill.kit.runs import Results
 from featuremill.kit.text import records
 from featuremill.steps.maps import plane
-from featuremill.steps.maps.limits import FILE, MOST_RECORDS, MOST_SHOWN, PERPLEXITY
+from featuremill.steps.maps.limits import FILE, MOST_RECORDS, PERPLEXITY
 
 CARD = b"featuremill"
 """The key of the schema's metadata that says what the places were made of, and how."""
