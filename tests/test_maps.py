@@ -203,6 +203,24 @@ def test_each_point_is_its_own_record(root: Path) -> None:
         assert found.tolist() == np.argsort(-scores, kind="stable")[:5].tolist()
 
 
+def test_what_cannot_be_placed_or_kept_is_said(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(keep, "delivering", full)
+    assert names_of(make(root)) == ["PCA"]
+    assert "No space left on device; so the map is without t-SNE." in capsys.readouterr().err
+    table = pq.read_table(root / "embeddings.parquet")
+    place = table.column_names.index("mean_layer_6")
+    rows = table["mean_layer_6"].to_pylist()
+    rows[3][0] = float("nan")
+    values = pa.array(rows, table.schema.field(place).type)
+    pq.write_table(table.set_column(place, "mean_layer_6", values), root / "embeddings.parquet")
+    assert "mean_layer_6 has numbers that are not finite: no map." in make(root).text
+
+
 def test_text_of_headers_stays_text(root: Path) -> None:
     hostile = "</script><script>alert(1)</script><img src=x onerror=alert(1)>"
     described(root, [f"{hostile} [{hostile}]"] * 90)

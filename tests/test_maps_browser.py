@@ -130,7 +130,7 @@ def test_a_search_finds_an_id_an_accession_a_name_and_a_label(page: Path, tab: T
     lines = tab.wait("window.copied").splitlines()
     assert lines[0].startswith("id\taccession\tdescription\tfamily\tlength") and len(lines) == 1668
     assert lines[1].split("\t")[:4] == [
-        "sp|P00002|FAKE_2", "sp|P00002|FAKE_2", "protein number 2", "family 2",
+        "sp|P00002|FAKE_2", "P00002", "protein number 2", "family 2",
     ]  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ MOST_DESCRIBED = 160
 NONE = "no label"
 LEVELS = 65_535
 """Numbers of two bytes."""
+log = logging.getLogger("featuremill.report")
 Shorts = npt.NDArray[np.uint16]
 
 
@@ -48,6 +50,8 @@ class Colour(NamedTuple):
 
 def draw(shown: Shown) -> Figure:
     """Return the map of the records."""
+    if not np.isfinite(shown.vectors).all():
+        return Figure("map", "The map", f"{shown.column} has numbers that are not finite: no map.")
     axes, shares = plane.components(shown.vectors, 2)
     kept = _kept(shown)
     headers = headers_of(shown.ids, shown.descriptions, has_samples=shown.has_samples)
@@ -102,7 +106,11 @@ def _kept(shown: Shown) -> keep.Kept | None:
     if not (is_few and plane.is_installed() and keep.made_of(shown.folder)):
         return None
     of = (shown.folder, shown.column, shown.ids, shown.vectors, shown.total)
-    return keep.keep(*of, keep.Asked())
+    try:
+        return keep.keep(*of, keep.Asked())
+    except OSError as error:  # a report may be drawn of a folder where nothing can be written
+        log.warning("%s; so the map is without t-SNE.", error)
+        return None
 
 
 def _places(
