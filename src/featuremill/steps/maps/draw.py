@@ -28,6 +28,7 @@ from featuremill.steps.maps.agreement import agreement
 from featuremill.steps.maps.headers import LINKS, Header, headers_of
 
 ASSETS = Path(__file__).parent / "assets"
+_FILES = {"template": "html", "style": "css", "script": "js"}
 NEAREST = 5
 MOST_NAMED = 7
 """Names with a colour of their own; the page has no more that all can tell apart."""
@@ -78,18 +79,14 @@ def draw(shown: Shown) -> Figure:
     }
     packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
     sentence = _sentence(shown, float(shares.sum()), kept)
-    return Figure(
-        "map", "The map", sentence, html=_html(base64.b64encode(packed).decode(), sentence)
-    )
+    html = _html(base64.b64encode(packed).decode(), sentence, _agreement(shown))
+    return Figure("map", "The map", sentence, html=html)
 
 
-def _html(data: str, sentence: str) -> str:
+def _html(data: str, sentence: str, agreed: str) -> str:
     files = {name: (ASSETS / f"map.{end}").read_text("utf-8") for name, end in _FILES.items()}
     template = jinja2.Environment(autoescape=True).from_string(files.pop("template"))
-    return template.render(**files, name="embeddings", data=data, label=sentence)
-
-
-_FILES = {"template": "html", "style": "css", "script": "js"}
+    return template.render(**files, name="embeddings", data=data, label=sentence, agreed=agreed)
 
 
 def _base64(numbers: npt.NDArray[Any]) -> str:
@@ -232,17 +229,19 @@ def _about_labels(shown: Shown, labels: Labelled) -> str:
     is_numbers = _numbers(labels.texts) is not None
     if not is_numbers and (more := len({*labels.texts} - {None}) - MOST_NAMED) > 0:
         text += f"; {more:,} rarer labels are grey, point at one to read it"
-    text += "."
-    return text if is_numbers else text + _agreement(shown, labels)
+    return f"{text}."
 
 
-def _agreement(shown: Shown, labels: Labelled) -> str:
-    """Return how near records of one label lie to one another."""
+def _agreement(shown: Shown) -> str:
+    """Return how near records of one label lie to one another; "" where labels are numbers."""
+    if not shown.labels or _numbers(shown.labels[0].texts) is not None:
+        return ""
+    labels = shown.labels[0]
     if not (agreed := agreement(shown.vectors, labels.texts)):
         return ""
     purity, chance = (share(part, 1) for part in (agreed.purity, agreed.chance))
     return (
-        f" By these {agreed.num_labels:,} labels, the silhouette of {records(agreed.num_records)} "
+        f"By these {agreed.num_labels:,} labels, the silhouette of {records(agreed.num_records)} "
         f"is {agreed.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and "
         f"of each record's {agreed.num_neighbours} nearest, {purity} have its label (kNN purity; "
         f"{chance} by chance); distances are Euclidean, between all numbers of the vectors."

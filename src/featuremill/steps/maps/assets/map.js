@@ -97,7 +97,7 @@
           to.moveTo(x + size, y);
           to.arc(x, y, group.isRing ? size * 0.8 : size, 0, 7);
         }
-        to.lineWidth = group.isRing ? 1.2 : 0.5;
+        to.lineWidth = group.isRing ? 1 : 0.5;
         to.strokeStyle = group.isRing ? colourOf(group) : token("card");
         to.fillStyle = group.isRing ? token("card") : colourOf(group);
         to.fill();
