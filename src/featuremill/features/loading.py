@@ -15,9 +15,10 @@ import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
-from featuremill.store.ledger import SAMPLE, full_ids
+from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
@@ -35,7 +36,7 @@ def load(run: str | Path, samples: Sequence[str] | None = None) -> pd.DataFrame:
         UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample.
     """
     table = _read(_table(run), samples)
-    about = [name for name in (*ABOUT, SAMPLE) if name in table.column_names]
+    about = [name for name in (*ABOUT, *KEYS) if name in table.column_names]
     frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
     for name in table.drop_columns(about).column_names:
         column = table[name]
@@ -58,9 +59,9 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """
     path = _table(run)
     schema = _dataset(path).schema
-    selected, names = chosen(schema, column, path), schema.names
-    of_sample = [SAMPLE] if SAMPLE in names else []
-    ids: list[str] = full_ids(_read(path, columns=["id", *of_sample])).to_pylist()
+    selected = chosen(schema, column, path)
+    its_ids = _read(path, columns=IdColumns.among(schema.names).names)
+    ids: list[str] = whole_ids(with_keys(its_ids)).to_pylist()
     if path != Path(run) and format_of("npy").file in _outputs(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, selected.start : selected.start + selected.width]
@@ -68,18 +69,16 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
 
 
 def _dataset(path: Path) -> ds.Dataset:
-    """Open a table; of the folders of samples, their names are the column `sample`."""
+    """Open a table; names of folders such as sample=a are columns, too."""
     files = list(map(str, files_of(path)))
-    if not any(path.glob(f"{SAMPLE}=*")):
-        return ds.dataset(files)
-    by_name = ds.partitioning(pa.schema({SAMPLE: pa.string()}), flavor="hive")
+    keys = [(key, pa.string()) for key in KEYS if any(path.glob(f"{key}=*"))]
+    by_name = ds.partitioning(pa.schema(keys), flavor="hive") if keys else None
     return ds.dataset(files, partitioning=by_name, partition_base_dir=str(path))
 
 
 def _read(
     path: Path, samples: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the table at `path`, or what it has of some `samples`."""
     table = _dataset(path)
     if samples is None:
         return table.to_table(columns=columns and list(columns))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.features.table import Matrix, Rows
 
 MOST_SHOWN = 10_000
@@ -32,7 +33,7 @@ class Shown(NamedTuple):
     folder: Path
     """Of the results."""
     ids: list[str]
-    """Unique; of a run with samples, `<sample>/<id>`."""
+    """Whole ones."""
     lengths: list[int]
     unit: str
     """Of the lengths, such as "residues"."""
@@ -47,7 +48,8 @@ class Shown(NamedTuple):
     vectors: Matrix
     """(N, D) float32."""
     descriptions: list[str]
-    has_samples: bool = False
+    id_columns: IdColumns = ID_ALONE
+    """Of which the ids are made."""
     notes: Sequence[str | None] = ()
     """How records were cut or cleaned; empty if none was."""
     labels: Sequence[Labelled] = ()

@@ -1,7 +1,7 @@
 """Numbers and untrusted text as people read them, and lines of progress."""
 
 from featuremill.base.progress import Progress
-from featuremill.base.text import clipped, one_line, plain
+from featuremill.base.text import clipped, one_line, plain, wrapped
 from featuremill.base.words import (
     clock,
     count,
@@ -26,4 +26,5 @@ __all__ = [
     "plain",
     "records",
     "share",
+    "wrapped",
 ]

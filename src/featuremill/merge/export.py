@@ -33,7 +33,6 @@ log = logging.getLogger("featuremill.export")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill export`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
         "--to",
@@ -62,7 +61,6 @@ def _format(word: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill export`."""
     threads = max(1, arguments.threads)
     pa.set_cpu_count(threads)
     folder = Results(arguments.run_folder)

@@ -12,15 +12,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import SAMPLE
 from featuremill.merge.gather import Gatherer
-from featuremill.store import failed, ledger
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
 from featuremill.store.parts import Part
+from featuremill.store.records import read_records
 
 
 def write(
-    gatherer: Gatherer, ledger_path: Path, failures: Path, path: Path, sums: Accounts
+    gatherer: Gatherer, records_path: Path, failures: Path, path: Path, sums: Accounts
 ) -> None:
     """Write a row a sample to `path`: its own columns, its records, what became of them, how many
     were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
@@ -31,11 +33,11 @@ def write(
     Raises:
         IntegrityError: when the samples do not come to the `sums`.
     """
-    names = gatherer.samples[ledger.SAMPLE]
+    names = gatherer.samples[SAMPLE]
     planned, duplicates, noted = np.zeros((3, len(names)), np.int64)
     cost_of_shard = np.zeros(len(gatherer.parts))
-    columns = [ledger.SAMPLE, "status", "note", "shard", "cost"]
-    for batch in ledger.batches(ledger_path, columns):
+    columns = [SAMPLE, "status", "note", "shard", "cost"]
+    for batch in read_records(records_path, columns):
         sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
         status = batch.column("status").cast(pa.string())
         planned += np.bincount(sample[shard >= 0], minlength=len(names))
@@ -49,7 +51,7 @@ def write(
         cost_of_shard, 1
     )
     seconds = np.zeros(len(names))
-    for batch in ledger.batches(ledger_path, [ledger.SAMPLE, "shard", "cost"]):
+    for batch in read_records(records_path, [SAMPLE, "shard", "cost"]):
         sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
         asks = shard >= 0
         took = batch.column("cost").to_numpy()[asks] * seconds_a_cost[shard[asks]]
@@ -92,8 +94,6 @@ def _seconds(part: Part | None) -> float:
 
 
 def _numbers(rows: pa.RecordBatch, names: list[str]) -> npt.NDArray[np.int64]:
-    """Return the number of each row's sample."""
-    sample = rows.column(ledger.SAMPLE)
-    known = pc.index_in(sample.dictionary, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
-    numbers: npt.NDArray[np.int64] = known[sample.indices.to_numpy()].astype(np.int64)
+    known = pc.index_in(rows.column(SAMPLE).cast(pa.string()), value_set=pa.array(names))
+    numbers: npt.NDArray[np.int64] = known.to_numpy().astype(np.int64)
     return numbers

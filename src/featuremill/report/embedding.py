@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.arrays import matrix
+from featuremill.base.id_columns import WHOLE
 from featuremill.config.project import draws_records
 from featuremill.features.shown import MOST_SHOWN, Shown
 from featuremill.features.table import Table
-from featuremill.store import ledger
-from featuremill.store.ledger import SAMPLE, full_ids
+from featuremill.store.records import STATUSES, read_records, whole_ids
 from featuremill.workload.figures import Figure
 
 TITLE = "The embedding space"
@@ -33,28 +33,28 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
         return f"The values of {column} have one dimension, so there is nothing to map."
     rows = table.spread(MOST_SHOWN, width)
     vectors = np.empty((len(rows), width), np.float32)
-    of_text = [name for name in (TEXT, SAMPLE) if name in table.schema.names]
+    of_text = [TEXT] if TEXT in table.schema.names else []
     about: dict[str, list[str]] = {name: [] for name in ("id", "length", TEXT)}
-    for places, batch in table.pieces(rows, ["id", "length", column, *of_text]):
+    for places, batch in table.pieces(rows, [*WHOLE, "length", column, *of_text]):
         vectors[places] = matrix(batch[column])
-        about["id"] += full_ids(batch).to_pylist()
-        for name in {"length", *of_text} - {SAMPLE}:
+        about["id"] += whole_ids(batch).to_pylist()
+        for name in ("length", *of_text):
             about[name] += batch[name].to_pylist()
     ids, lengths, texts = about.values()
     texts = [text or "" for text in texts] or [""] * len(ids)
-    of_all = (table.num_rows, column, others, vectors, texts, SAMPLE in of_text)
+    of_all = (table.num_rows, column, others, vectors, texts, table.id_columns)
     shown = Shown(table.path.parent, ids, lengths, unit, rows, *of_all)  # type: ignore[arg-type]
     return shown._replace(notes=_notes(records, ids)) if has_notes else shown
 
 
 def _notes(records: Path, ids: list[str]) -> list[str | None]:
     """Return the note of each of `ids`: of the row with its values, not of one that repeats it."""
-    names = ["id", "note", "status", *([SAMPLE] if ledger.samples_of(records) else [])]
+    names = [*WHOLE, "note", "status"]
     notes: dict[str, str] = {}
-    for batch in ledger.batches(records, names):
-        planned = pc.equal(batch["status"].cast(pa.string()), ledger.STATUSES[0])
+    for batch in read_records(records, names):
+        planned = pc.equal(batch["status"].cast(pa.string()), STATUSES[0])
         noted = batch.filter(pc.and_(planned, pc.is_valid(batch["note"])))
-        notes.update(zip(full_ids(noted).to_pylist(), noted["note"].to_pylist(), strict=True))
+        notes.update(zip(whole_ids(noted).to_pylist(), noted["note"].to_pylist(), strict=True))
     return [notes.get(id) for id in ids]
 
 

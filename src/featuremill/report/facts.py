@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
 from featuremill.features.shown import Labelled, Shown
 from featuremill.features.table import Table
@@ -20,20 +21,18 @@ from featuremill.report import embedding, energy, labels, lengths, usage
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
+from featuremill.report.shards import Piece, Shard, busy_seconds, numbered, shard_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.ledger import SAMPLE, split_id, with_full_ids
+from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
-from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload import find_workload, optional, plugin_errors, workloads
 from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """All facts on the page and in the figures."""
-
     delivery: Delivery
     lengths: Lengths
     shards: list[Shard]
@@ -69,14 +68,15 @@ class Facts(NamedTuple):
         return sorted({piece.lane for piece in self.pieces})
 
     @property
+    def on_devices(self) -> str:
+        """On how many of what the shards were computed."""
+        kinds = {"GPU" if shard.receipt.is_on_gpu else "CPU" for shard in self.shards}
+        return f"on {words.counted(len(self.lanes), kinds.pop() if len(kinds) == 1 else 'device')}"
+
+    @property
     def cost_unit(self) -> str:
         """What the workload counts, such as "tokens"; early manifests do not say."""
         return clipped(self.delivery.cost_unit) or "cost"
-
-    @property
-    def cost(self) -> int:
-        """Of all shards."""
-        return sum(shard.receipt.cost for shard in self.shards)
 
     @property
     def energy(self) -> Energy | None:
@@ -122,14 +122,13 @@ def read(
         return facts
     colours = list[Labels]()
     if label_file is not None:
-        pairs = map(split_id, shown.ids) if facts.samples else (("", id) for id in shown.ids)
-        samples, ids = zip(*pairs, strict=True)
-        colours += labels.read_all(label_file, label, ids, samples, id_column)
+        whose = (shown.ids, shown.id_columns, id_column)
+        colours += labels.read_all(label_file, label, *whose)
     if facts.samples:
         path, column = place.root / SAMPLES, label if label_file is None and label else SAMPLE
         names = _own_first(path, list(facts.samples[0]), column)
         row_of = {row[SAMPLE]: row for row in facts.samples}
-        rows = [row_of[split_id(id)[0]] for id in shown.ids]
+        rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
         colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
     told = [Labelled(each.title, each.file, each.texts) for each in colours]
     return facts._replace(
@@ -155,7 +154,7 @@ def _samples(place: Results) -> list[dict[str, str]]:
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
-    shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
+    shards = sorted(map(shard_of, numbered(delivery.receipts)), key=lambda shard: shard.claimed)
     the_map: Shown | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
@@ -182,18 +181,17 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     here."""
     if name not in workloads():
         return ()
-    workload = find_workload(name)
-    if not isinstance(workload, DrawsFigures):
-        return ()
+    figures = optional(find_workload(name), "figures")
     with plugin_errors.attributed_to(name, "figures"):
-        return workload.figures(table.schema.names, partial(_columns, table))
+        drawn: Sequence[Figure] = figures(table.schema.names, partial(_columns, table))
+    return drawn
 
 
 def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a table; an id is `<sample>/<id>` where it has samples."""
-    of_sample = [SAMPLE] if SAMPLE in table.schema.names and "id" in columns else []
-    for _, batch in table.batches([*columns, *of_sample]):
-        yield with_full_ids(batch) if of_sample else batch
+    """Yield some columns of a table; ids are whole."""
+    keys = KEYS if ID in columns else ()
+    for _, batch in table.batches([*columns, *keys]):
+        yield with_whole_ids(batch) if keys else batch
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from featuremill.kit.pages import Figure
 
 KEY = "maps"
-TAKES_SAMPLES = True
 ABOUT = (
     "The neighbour embedding (t-SNE) on the report's map (docs/report.md), kept in "
     "`results/<run>/map.parquet`. Needs the extra `maps`."
@@ -55,7 +54,7 @@ def problems(*_: Any) -> Iterator[tuple[tuple[str, ...], str]]:
     return iter(())
 
 
-def made(asked: Maps, project: Project) -> Sequence[Made]:
+def made(section: Maps, project: Project) -> Sequence[Made]:
     """Return the map of each set of features."""
     return [
         Made(
@@ -65,7 +64,7 @@ def made(asked: Maps, project: Project) -> Sequence[Made]:
             [f"{folder}/logs/{KEY}.log"],
             [f"{folder}/{FILE}"],
             is_other=partial(_is_other, Path(folder)),
-            asked={"seed": asked.seed, "perplexity": asked.perplexity},
+            asked={"seed": section.seed, "perplexity": section.perplexity},
             made_by=partial(_made_by, Path(folder)),
             on_report_of=folder,
         )

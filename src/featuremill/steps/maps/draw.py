@@ -55,7 +55,7 @@ def draw(shown: Shown) -> Figure:
         return Figure("map", "The map", f"{shown.column} has numbers that are not finite: no map.")
     axes, shares = plane.components(shown.vectors, 2)
     kept = _kept(shown)
-    headers = headers_of(shown.ids, shown.descriptions, has_samples=shown.has_samples)
+    headers = headers_of([shown.id_columns.cells(id)[-1] for id in shown.ids], shown.descriptions)
     colours = list(_colours(shown, headers))
     by = [_packed_colour(colour) for colour in colours]
     length = _packed_numbers("length", shown.lengths, unit=shown.unit, log=True)

@@ -34,12 +34,11 @@ class Header(NamedTuple):
     """Which of `LINKS` has its page, from 1 on; 0 if none is known."""
 
 
-def headers_of(ids: list[str], descriptions: list[str], has_samples: bool) -> list[Header]:
-    """Return what is known of each record; with samples, ids are `<sample>/<id>`."""
+def headers_of(ids: list[str], descriptions: list[str]) -> list[Header]:
+    """Return what is known of each record, by its own id."""
     import pyarrow as pa
 
-    own = [id.partition("/")[2] for id in ids] if has_samples else ids
-    found = accessions(pa.array(own, pa.string())).to_pylist()
+    found = accessions(pa.array(ids, pa.string())).to_pylist()
     return [
         Header(*_described(description), accession, _link_of(accession))
         for description, accession in zip(descriptions, found, strict=True)
