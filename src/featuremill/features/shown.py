@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.id_columns import ID_ALONE, IdColumns
-from featuremill.features.table import Matrix, Rows
+from featuremill.features.table import Matrix
 
 MOST_SHOWN = 10_000
 """Records on a map."""
@@ -37,8 +37,6 @@ class Shown(NamedTuple):
     lengths: list[int]
     unit: str
     """Of the lengths, such as "residues"."""
-    rows: Rows
-    """Their rows in the table."""
     total: int
     """Rows of the table."""
     column: str

@@ -43,7 +43,7 @@ def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str
     ids, lengths, texts = about.values()
     texts = [text or "" for text in texts] or [""] * len(ids)
     of_all = (table.num_rows, column, others, vectors, texts, table.id_columns)
-    shown = Shown(table.path.parent, ids, lengths, unit, rows, *of_all)  # type: ignore[arg-type]
+    shown = Shown(table.path.parent, ids, lengths, unit, *of_all)  # type: ignore[arg-type]
     return shown._replace(notes=_notes(records, ids)) if has_notes else shown
 
 
