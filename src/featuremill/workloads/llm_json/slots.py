@@ -28,7 +28,7 @@ class Beginning(NamedTuple):
     cache: DynamicCache
 
     def is_of(self, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt begins so, and has more."""
+        """Return whether a prompt begins with these tokens and has more."""
         num = len(self.tokens)
         return len(tokens) > num and list(tokens[:num]) == self.tokens
 
@@ -74,7 +74,7 @@ class Slots(Cache):  # type: ignore[misc]
     def __init__(
         self, network: Any, num_slots: int, num_tokens: int, beginning: Beginning | None = None
     ) -> None:
-        """Hold at most `num_tokens` in each of `num_slots`."""
+        """Hold up to `num_tokens` in each of `num_slots`."""
         text = network.config.get_text_config()
         kinds = getattr(text, "layer_types", None)
         self._kinds = set(kinds) if kinds else None
