@@ -58,7 +58,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus, outputs, labels, max_failed, keep, features, autoencoders, groups, heads, transfer, translate, verdicts, virnucpro."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus, outputs, labels, max_failed, keep, features, autoencoders, groups, heads, maps, transfer, translate, verdicts, virnucpro."),
         ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
         ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
         ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
