@@ -37,6 +37,13 @@ def _hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
     return np.fromiter((xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
 
 
+def sorted_hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """Return the hashes of `ids` in ascending order, and the row of each; shape (2, ids)."""
+    hashes = _hashes(ids)
+    order = np.argsort(hashes, kind="stable")
+    return np.stack([hashes[order], order.astype(np.uint64)])
+
+
 class Index:
     """Which row of some features is which record's."""
 

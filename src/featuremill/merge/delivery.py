@@ -16,7 +16,7 @@ from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ledger, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import TEMPORARY, remove
-from featuremill.store.formats import files, format_of, sidecar_of, told
+from featuremill.store.formats import files, format_of, index_of, sidecar_of, told
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
 
@@ -28,7 +28,8 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
     featuremill did not write, or not so, stays."""
     for name, file in files().items():
         path = folder.root / file
-        ours.discard(path.with_name(sidecar_of(file)))
+        for beside in (sidecar_of(file), index_of(file)):
+            ours.discard(path.with_name(beside))
         if name not in outputs and path.exists():
             ours.discard(path)
             if not path.exists():

@@ -20,9 +20,8 @@ import pyarrow as pa
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.this_process import num_cores
 from featuremill.merge.command import count, gathered, open_parts, waiting_for_others
-from featuremill.merge.delivery import write
-from featuremill.merge.gather import Gatherer
 from featuremill.merge.provenance import provenance_of
+from featuremill.merge.source import Source
 from featuremill.store import command_line, ours
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import FAILED, format_of, names, sidecar_of
@@ -95,7 +94,7 @@ def export(
         return {}
     with _source(folder, plan, results, num_threads) as source:
         provenance = provenance_of(plan, results.receipts)
-        files = write(source, paths, provenance, results.counts.ok, folder.root)
+        files = source.write(paths, provenance, results.counts.ok)
     if output is None:
         told = {**folder.find_exports(), **files}
         ours.write_json(folder.exports, {name: written.as_json() for name, written in told.items()})
@@ -129,7 +128,7 @@ def _targets(
 
 
 @contextlib.contextmanager
-def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Gatherer]:
+def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Source]:
     """Yield the parts of the results, joined and accounted for as in merge."""
     own = [folder.part(plan.recipe, shard.shard) for shard in plan.shards]
     if not (plan.taken or any(part.exists() for part in own)):
@@ -146,11 +145,11 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
             f"{folder.root}: {problem}; featuremill status {folder.root} --verify prints what to "
             "do."
         )
-    with gathered(folder, plan, parts, num_threads) as gatherer:
-        counts = count(gatherer, folder, plan, [gatherer.scratch / name for name in FAILED])
+    with gathered(folder, plan, parts, num_threads) as source:
+        counts = count(source, plan, [source.scratch / name for name in FAILED])
         if counts != results.counts:
             raise IntegrityError(
                 f"{folder.root}: parts and manifest.json don't agree in what is in them "
                 f"({counts.as_json()}, {results.counts.as_json()}); please report this."
             )
-        yield gatherer
+        yield source

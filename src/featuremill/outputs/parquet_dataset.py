@@ -22,8 +22,16 @@ FORMAT = Format(
     is_folder=True,
     holds=("part-*.parquet", "sample=*/part-*.parquet"),
     takes_samples=True,
+    part_name="part-{:05d}.parquet",
 )
 ROWS_A_FILE = 1_000_000
+
+
+class PartWriter(parquet.Writer):
+    """Writes one of the files, of rows of one sample: its column is the folder's name."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target._replace(samples={}))
 
 
 class Writer:
@@ -40,9 +48,8 @@ class Writer:
         if self._sample:
             folder /= f"sample={self._sample}"
             folder.mkdir(exist_ok=True)
-        path = folder / f"part-{self._num_files:05d}.parquet"
-        # The column of samples is the folder's name.
-        self._file = parquet.Writer(self._target._replace(path=path, samples={}))
+        path = folder / FORMAT.part_name.format(self._num_files)
+        self._file = PartWriter(self._target._replace(path=path))
         self._num_files += 1
         self._room = ROWS_A_FILE
 

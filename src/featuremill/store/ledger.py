@@ -12,9 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+
+from featuremill.base.errors import IntegrityError
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 STATUSES = ("planned", "refused", "duplicate")
@@ -79,6 +83,27 @@ def with_full_ids(rows: Rows) -> Rows:
     place = rows.schema.get_field_index("id")
     named: Rows = rows.set_column(place, "id", full_ids(rows)).drop_columns([SAMPLE])
     return named
+
+
+def shard_numbers(
+    rows: pa.Table | pa.RecordBatch, shards: pa.Array, path: Path
+) -> npt.NDArray[np.int64]:
+    """Return the index in `shards`, names, of the shard of each of the `rows` of the ledger at
+    `path`; -1 where it has none.
+
+    Raises:
+        IntegrityError: when there is another one.
+    """
+    names = rows["shard"]
+    chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
+    found = [np.empty(0, np.int64)]
+    for chunk in chunks:
+        known = pc.index_in(chunk.dictionary, value_set=shards)
+        if known.take(chunk.indices.drop_null()).null_count:
+            raise IntegrityError(f"{path}: it names a shard that plan.json does not.")
+        numbers = known.take(chunk.indices).fill_null(-1)
+        found.append(np.asarray(numbers).astype(np.int64))
+    return np.concatenate(found)
 
 
 def batches(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
