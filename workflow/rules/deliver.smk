@@ -21,6 +21,7 @@ rule deliver:
     conda:
         mill.environment("merge")
     threads: 2
+    priority: -1  # no device waits for it
     resources:
         mem_mb=mill.asks("deliver_mb"),
         runtime=mill.asks("deliver_minutes"),

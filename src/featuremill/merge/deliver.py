@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +29,7 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import read_run
 from featuremill.features.index import sorted_hashes
+from featuremill.features.parts import view
 from featuremill.merge.accounts import FAILURE, payloads_of
 from featuremill.merge.gather import IDENTITY, check_values
 from featuremill.merge.identities import Identities, lay_out
@@ -45,7 +46,7 @@ from featuremill.store.delivered import (
     receipt_of,
 )
 from featuremill.store.files import digest_of, replacing_folder, sha256_of
-from featuremill.store.formats import format_of, told
+from featuremill.store.formats import format_of, kind_of, told
 from featuremill.store.parts import Part, open_part, open_taken, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
@@ -378,30 +379,50 @@ class _Values:
         self._part = part
         self._batches = [batch.select(part.values.names) for batch in pa.ipc.open_stream(source)]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self._room: dict[str, npt.NDArray[Any]] = {}
+        """Of each column of vectors, an array that blocks share: new memory for each would take as
+        long as filling it."""
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
-        """Return the values of these rows, checked.
+        """Return the values of these rows, checked, until they are taken again.
 
         Raises:
             IntegrityError: when one is missing or not finite.
         """
         order = np.argsort(rows)
         ascending = rows[order]
-        found = []
-        for batch, start, end in zip(self._batches, *self._edges(ascending), strict=True):
-            if start[1] < end[1]:
-                inside = ascending[start[1] : end[1]] - start[0]
-                found.append(batch.take(pa.array(inside)))
-                check_values(found[-1], self._part.path)
-        back = np.empty_like(order)
-        back[order] = np.arange(len(order))
-        return pa.Table.from_batches(found).combine_chunks().take(pa.array(back))
+        edges = np.searchsorted(ascending, self._starts).tolist()
+        pieces = [
+            (batch, ascending[start:end] - first, order[start:end])
+            for batch, first, (start, end) in zip(
+                self._batches, self._starts, itertools.pairwise(edges), strict=False
+            )
+            if start < end
+        ]
+        columns = [self._column(field, pieces, len(rows)) for field in self._part.values]
+        values = pa.record_batch(columns, schema=self._part.values)
+        check_values(values, self._part.path)
+        return pa.Table.from_batches([values])
 
-    def _edges(
-        self, ascending: npt.NDArray[np.int64]
-    ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Return, of each batch, its first row and where it begins in `ascending`; and the same of
-        its end."""
-        at = np.searchsorted(ascending, self._starts).tolist()
-        places = list(zip(self._starts.tolist(), at, strict=True))
-        return places[:-1], places[1:]
+    def _column(self, field: pa.Field, pieces: Sequence[_Piece], num_rows: int) -> pa.Array:
+        """Return a column of rows that are in `pieces`: a batch, rows in it, and their places."""
+        found = [batch.column(field.name) for batch, _, _ in pieces]
+        if kind_of(field.type) != "pooled" or any(column.null_count for column in found):
+            taken = [
+                column.take(pa.array(inside))
+                for column, (_, inside, _) in zip(found, pieces, strict=True)
+            ]
+            back = np.empty(num_rows, np.int64)
+            back[np.concatenate([places for _, _, places in pieces])] = np.arange(num_rows)
+            return pa.concat_arrays(taken).take(pa.array(back))
+        views = [view(column) for column in found]
+        room = self._room.get(field.name)
+        if room is None or len(room) < num_rows:
+            room = self._room[field.name] = np.empty((num_rows, views[0].shape[1]), views[0].dtype)
+        for vectors, (_, inside, places) in zip(views, pieces, strict=True):
+            room[places] = vectors[inside]
+        flat = pa.array(room[:num_rows].reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
+
+
+_Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.int64]]

@@ -31,7 +31,7 @@ class PartWriter(parquet.Writer):
     """Writes one of the files, of rows of one sample: its column is the folder's name."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(target._replace(samples={}))
+        super().__init__(target._replace(samples={}), has_statistics=False)
 
 
 class Writer:
@@ -49,7 +49,8 @@ class Writer:
             folder /= f"sample={self._sample}"
             folder.mkdir(exist_ok=True)
         path = folder / FORMAT.part_name.format(self._num_files)
-        self._file = PartWriter(self._target._replace(path=path))
+        # The column of samples is the folder's name.
+        self._file = parquet.Writer(self._target._replace(path=path, samples={}))
         self._num_files += 1
         self._room = ROWS_A_FILE
 

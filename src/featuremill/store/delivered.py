@@ -76,6 +76,7 @@ def forget_others(folder: Results, keys: Collection[str]) -> None:
         if each.name not in keys:
             remove(each)
     if not keys:
+        remove(place)
         remove(folder.store / IDENTITIES)
 
 

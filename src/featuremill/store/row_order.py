@@ -22,8 +22,9 @@ FROM_RECORDS = 5_000_000
 MOST_FILES = 20_000
 """`auto` is the order of the input where there could be more files, as samples have each their
 own."""
-MOST_JOBS = 64
-"""Jobs that share the shards of a run among them: a job more costs seconds, on a cluster."""
+LEAST_JOBS, MOST_JOBS = 4, 64
+RECORDS_A_JOB = 500_000
+"""Jobs that share the shards of a run among them: each costs a second, or on a cluster some."""
 
 
 def refuse_outputs(order: str, outputs: Sequence[str]) -> str:
@@ -56,6 +57,7 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
 def groups_of(plan: Plan) -> list[range]:
     """Return the shards of each delivering job, by their numbers among the plan's sources."""
     num_sources = len(plan.sources)
-    num_jobs = min(MOST_JOBS, num_sources)
+    num_jobs = max(LEAST_JOBS, plan.counts.planned // RECORDS_A_JOB)
+    num_jobs = min(num_jobs, MOST_JOBS, num_sources)
     edges = [num_sources * number // num_jobs for number in range(num_jobs + 1)] if num_jobs else []
     return [range(first, end) for first, end in itertools.pairwise(edges)]
