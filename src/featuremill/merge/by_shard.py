@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
+from featuremill.base.words import counted
 from featuremill.features.table import allow_open
 from featuremill.merge.accounts import FAILURE, LISTED_COLUMNS, Lists
 from featuremill.merge.deliver import FAILURES, Delivering
@@ -258,25 +259,31 @@ def collected(
         IntegrityError: when a part is not what its receipt says.
     """
     scratch = folder.store / "merge"
-    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
     scratch.mkdir()
     try:
-        identities = lay_out(folder, plan)
-        delivering = Delivering(folder, plan, outputs, identities)
-        known = delivering.known()
-        shards: list[DeliveredShard] = []
-        shown = Progress(log, "checking what was delivered", "shards")
-        numbers = range(len(plan.sources))
-        for shard in in_order(
-            lambda number: known.get(number) or delivering.shard(number)[0], numbers, num_threads
-        ):
-            shards.append(shard)
-            shown.at(len(shards), len(numbers))
-        _refuse_other_columns(folder, plan, shards)
-        receipts = [_receipt(folder, plan, source) for source in plan.sources]
-        yield ByShard(folder, plan, scratch, identities, shards, receipts)
+        with closing(lay_out(folder, plan)) as identities:
+            shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
+            _refuse_other_columns(folder, plan, shards)
+            receipts = [_receipt(folder, plan, source) for source in plan.sources]
+            yield ByShard(folder, plan, scratch, identities, shards, receipts)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]:
+    """Return what is delivered of each of the plan's shards, by jobs or now."""
+    known = delivering.known()
+    numbers = range(len(delivering.plan.sources))
+    lacking = [number for number in numbers if number not in known]
+    if lacking:
+        log.info("%s to deliver first", counted(len(lacking), "shard"))
+    shown = Progress(log, "delivering", "shards")
+    deliver = in_order(lambda number: delivering.shard(number)[0], lacking, num_threads)
+    for count, (number, shard) in enumerate(zip(lacking, deliver, strict=True), 1):
+        known[number] = shard
+        shown.at(count, len(lacking))
+    return [known[number] for number in numbers]
 
 
 def _receipt(folder: Results, plan: Plan, source: PlannedShard) -> Receipt:

@@ -13,7 +13,7 @@ import itertools
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,14 +93,12 @@ def run(arguments: argparse.Namespace) -> None:
             f"{folder.plan}: there are {counted(len(groups), 'delivering job')}, from 0, and no "
             f"{arguments.job}."
         )
-    identities = lay_out(folder, plan)
-    if arguments.lay_out:
-        return
-    delivery = Delivering(folder, plan, outputs, identities)
     chosen = range(len(groups)) if arguments.job is None else [arguments.job]
-    for number in chosen:
-        with run_log.line(folder.root, "deliver", f"{number}") as line:
-            line.text = delivery.job(number, groups[number], threads).told
+    with closing(lay_out(folder, plan)) as identities:
+        delivering = Delivering(folder, plan, outputs, identities)
+        for number in () if arguments.lay_out else chosen:
+            with run_log.line(folder.root, "deliver", f"{number}") as line:
+                line.text = delivering.job(number, groups[number], threads).told
 
 
 class Job(NamedTuple):

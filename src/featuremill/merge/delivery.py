@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
-from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ledger, ours
 from featuremill.store.delivery import Written
@@ -41,8 +43,31 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
     ours.vacate(folder.exports)
 
 
+class Rows(Protocol):
+    """Finished rows, and what there is to know of them before they are read."""
+
+    values: pa.Schema
+    samples: dict[str, list[str]]
+    scratch: Path
+    """A folder for temporary files."""
+    num_threads: int
+    beyond_bytes: int
+    """What the values take beyond what their types say."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are, at most."""
+
+    @property
+    def num_residues(self) -> int:
+        """Of how many residues there are vectors, at most."""
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Yield id, description, length, sha256 and values, block by block."""
+
+
 def write(
-    source: Gatherer, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
+    source: Rows, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
 ) -> dict[str, Written]:
     """Write the outputs of `run` in one pass over the blocks; return each one's size and sha256.
 
@@ -103,7 +128,7 @@ def _close(name: str, writer: Writer) -> None:
         writer.close()
 
 
-def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
+def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:
     """Refuse what would end on a full disk, maybe hours later."""
     if not paths:
         return

@@ -59,6 +59,10 @@ class Identities:
         columns = _columns(bool(self.samples))
         self._shuffle = Shuffle.opened(place / ROWS, columns, self._starts)
 
+    def close(self) -> None:
+        """Close their file."""
+        self._shuffle.close()
+
     def of(self, number: int) -> pa.RecordBatch:
         """Return the planned records of the plan's shard `number`, in the order of the input."""
         found = self._shuffle.read(number)
