@@ -1,6 +1,8 @@
 """deliver: results shard by shard hold what results in the order of the input hold."""
 
+import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -516,11 +518,12 @@ def test_a_run_with_jobs_that_deliver(tmp_path, environment):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
     """Each is killed at a random moment, and the next one goes on."""
     verbs = Verbs(tmp_path, environment)
     config = {"order": "shard", "outputs": OUTPUTS}
-    verbs.extract(verbs.plan(random_records(3000, 5), cost=4000, **config))
+    verbs.extract(verbs.plan(random_records(1200, 5), cost=2000, **config))
     ask(verbs, config)
     folder = verbs.run_folder
     shutil.copytree(folder.root, tmp_path / "whole")
@@ -528,22 +531,32 @@ def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
     by_jobs(whole)
     merge(whole, OUTPUTS, 0, order="shard")
     rng = random.Random(5)
-    words = [sys.executable, "-c", KILLED, str(folder.root)]
     num_kills, moments = 0, set()
-    while num_kills < 50:
-        process = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "ready\n"
-        time.sleep(rng.uniform(0, 0.35))
-        process.send_signal(signal.SIGKILL)
-        if process.wait() == -signal.SIGKILL:
-            num_kills += 1
-            standing = [*(folder.store / "delivered").glob("[0-9a-f]*")]
-            halves = [*(folder.store / "delivered").glob(".*")]
-            moments.add((len(standing), len(halves) > 0))
-        else:  # it was done
-            shutil.rmtree(folder.store / "delivered")
-            shutil.rmtree(folder.store / "identities")
-            shutil.rmtree(folder.root / "receipts/delivered")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(folder.root)], **pipes) as forking:
+
+        def start():
+            forking.stdin.write("\n")
+            forking.stdin.flush()
+            return int(forking.stdout.readline())
+
+        began = time.monotonic()
+        start()
+        assert int(forking.stdout.readline()) == 0
+        seconds = time.monotonic() - began
+        assert forget(folder)
+        while num_kills < 50:
+            pid = start()
+            time.sleep(rng.uniform(0, min(seconds, 1.5)))
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            if int(forking.stdout.readline()) == -signal.SIGKILL:
+                num_kills += 1
+                there = folder.store / "delivered"
+                moments.add((len([*there.glob("[0-9a-f]*")]), len([*there.glob(".*")])))
+            if rng.random() < 0.1:
+                forget(folder)
+        forking.stdin.close()
     assert len(moments) > 10, "at moments that differ"
     verbs("deliver", folder.root)
     verbs("merge", folder.root)
@@ -551,11 +564,23 @@ def test_delivering_jobs_survive_fifty_kills(tmp_path, environment):
     assert not [*(folder.store / "delivered").glob(".*")]
 
 
+def forget(folder):
+    """Remove all that was delivered; return whether there was anything."""
+    places = (folder.store / "delivered", folder.store / "identities")
+    found = [place for place in (*places, folder.root / "receipts/delivered") if place.exists()]
+    for place in found:
+        shutil.rmtree(place)
+    return len(found) == 3
+
+
 KILLED = """
-import sys
-from pathlib import Path
+import os, signal, sys
 from featuremill import __main__
 from featuremill.merge import deliver
-print("ready", flush=True)
-sys.exit(__main__.main(["deliver", sys.argv[1], "--threads", "2"]))
+for _ in sys.stdin:
+    pid = os.fork()
+    if not pid:
+        os._exit(__main__.main(["deliver", sys.argv[1], "--threads", "2"]))
+    print(pid, flush=True)
+    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 """
