@@ -33,7 +33,7 @@ class DeliveredFile(Record):
 
 
 class DeliveredShard(JsonFile):
-    """What was delivered of a shard: all that merge has to know of its part and its records."""
+    """What was delivered of a shard: what merge needs of its part and its records."""
 
     shard: str
     key: str
