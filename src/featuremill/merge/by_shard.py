@@ -20,13 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import IntegrityError
-from featuremill.base.progress import Progress
 from featuremill.base.words import counted
 from featuremill.features.table import allow_open
 from featuremill.merge.accounts import FAILURE, LISTED_COLUMNS, Lists
 from featuremill.merge.deliver import FAILURES, Delivering
 from featuremill.merge.identities import Identities, lay_out
-from featuremill.merge.parallel import in_order
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import delivered, ledger, ours
 from featuremill.store.delivered import DeliveredFile, DeliveredShard
@@ -278,11 +276,8 @@ def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]
     lacking = [number for number in numbers if number not in known]
     if lacking:
         log.info("%s to deliver first", counted(len(lacking), "shard"))
-    shown = Progress(log, "delivering", "shards")
-    deliver = in_order(lambda number: delivering.shard(number)[0], lacking, num_threads)
-    for count, (number, shard) in enumerate(zip(lacking, deliver, strict=True), 1):
-        known[number] = shard
-        shown.at(count, len(lacking))
+    now, _ = delivering.shards(lacking, num_threads)
+    known |= dict(zip(lacking, now, strict=True))
     return [known[number] for number in numbers]
 
 

@@ -45,7 +45,7 @@ from featuremill.store.delivered import (
     index_beside,
     receipt_of,
 )
-from featuremill.store.files import digest_of, replacing_folder, sha256_of
+from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
 from featuremill.store.formats import format_of, kind_of, told
 from featuremill.store.parts import Part, open_part, open_taken, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -131,13 +131,7 @@ class Delivering:
             IntegrityError: when a part is not what its receipt says.
             UserError: when the disk cannot hold them.
         """
-        found: list[DeliveredShard] = []
-        num_kept = 0
-        shown = Progress(log, "delivering", "shards")
-        for shard, is_kept in in_order(self.shard, shards, num_threads):
-            found.append(shard)
-            num_kept += is_kept
-            shown.at(len(found), len(shards))
+        found, num_kept = self.shards(shards, num_threads)
         delivered = Delivered(
             records_sha256=self.plan.records_sha256,
             recipe=self.plan.recipe,
@@ -147,8 +141,27 @@ class Delivering:
         delivered.write(receipt_of(self.folder, number))
         return Job(delivered, num_kept)
 
+    def shards(self, numbers: Sequence[int], num_threads: int) -> tuple[list[DeliveredShard], int]:
+        """Deliver these of the plan's shards; return what that is, and how many were there.
+
+        Raises:
+            IntegrityError: when a part is not what its receipt says.
+            UserError: when the disk cannot hold them.
+        """
+        found: list[DeliveredShard] = []
+        new: list[Path] = []
+        shown = Progress(log, "delivering", "shards")
+        for shard, is_kept in in_order(self.shard, numbers, num_threads):
+            found.append(shard)
+            new += [] if is_kept else [folder_of(self.folder, shard.key)]
+            shown.at(len(found), len(numbers))
+        for place in new:  # together, as the disk takes longer for each by itself
+            sync_folder(place)
+        return found, len(numbers) - len(new)
+
     def shard(self, number: int) -> tuple[DeliveredShard, bool]:
-        """Deliver one shard; return what that is, and whether it was there."""
+        """Deliver one shard, which is not synced yet; return what that is, and whether it was
+        there."""
         part = self._open(number)
         records = self.identities.of(number)
         receipt = part.receipt
@@ -159,7 +172,7 @@ class Delivering:
         if (answer := standing(place)) is not None:
             return answer.model_copy(update={"part_mtime_ns": seen}), True
         self._check_room(part, records)
-        with replacing_folder(place) as new:
+        with replacing_folder(place, is_synced=False) as new:
             shard = _Shard(new, part, records, provenance, bool(self.identities.samples))
             failed = shard.list_failures(self.folder)
             answer = DeliveredShard(
@@ -172,7 +185,7 @@ class Delivering:
                 files=shard.write(self.outputs),
                 part_mtime_ns=seen,
             )
-            answer.write(new / ANSWER)
+            answer.write(new / ANSWER, is_synced=False)
         return answer, False
 
     def known(self) -> dict[int, DeliveredShard]:
