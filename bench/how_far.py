@@ -20,7 +20,7 @@ from featuremill.config import validate
 from featuremill.plan.estimate.command import device_called
 from featuremill.plan.estimate.report import Case, Estimate, Row
 from featuremill.plan.estimate.work import Work, look
-from featuremill.plan.speeds.assumed import Range
+from featuremill.plan.speeds import Range
 from featuremill.store.plan import Counts
 from featuremill.store.results import Results
 from featuremill.workload import EstimatesMemory, find_workload

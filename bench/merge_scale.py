@@ -31,9 +31,9 @@ import pyarrow.parquet
 
 from bench.scale_watch import Watch
 from featuremill.config import validate
-from featuremill.store import ledger
 from featuremill.store.files import digest_of, sha256_of, write_json
 from featuremill.store.journal import Journal, part_schema
+from featuremill.store.records import READ_ROWS, SCHEMA
 from featuremill.store.results import Results
 from featuremill.store.row_order import groups_of
 from featuremill.store.run_file import RunFile
@@ -223,9 +223,9 @@ def _write_manifest(
     rng: np.random.Generator,
 ) -> None:
     names = pa.array(shards)
-    with pa.parquet.ParquetWriter(path, ledger.SCHEMA, compression="zstd") as writer:
-        for start in range(0, len(sha256), ledger.READ_ROWS):
-            here = slice(start, start + ledger.READ_ROWS)
+    with pa.parquet.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+        for start in range(0, len(sha256), READ_ROWS):
+            here = slice(start, start + READ_ROWS)
             row = row_in_all[here]
             count = len(row)
             shard = pa.array((row // ROWS_A_SHARD).astype(np.int32))
@@ -246,9 +246,9 @@ def _write_manifest(
             }
             arrays = [
                 columns[field.name] if field.name in columns else pa.nulls(count, field.type)
-                for field in ledger.SCHEMA
+                for field in SCHEMA
             ]
-            writer.write_table(pa.Table.from_arrays(arrays, schema=ledger.SCHEMA))
+            writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
 
 
 if __name__ == "__main__":

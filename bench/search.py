@@ -67,6 +67,7 @@ def make(root: Path, num_records: int, width: int, outputs: list[str]) -> None:
             "description": [f"a protein that nobody has seen, number {n}" for n in range(count)],
             "length": rng.integers(50, 1000, count),
             "sha256": pa.array([rng.bytes(32) for _ in range(count)], pa.binary(32)),
+            "sample": [""] * count,
             "values": pa.FixedSizeListArray.from_arrays(numbers, width),
         }
         for writer in writers:

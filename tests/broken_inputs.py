@@ -394,19 +394,19 @@ BROKEN: list[Case] = [
         plan_fragment="empty sequence",
     ),
     # Tables.
-    Case("csv, empty", _file("\n", "in.csv"), "error", "no column is the id column among none"),
+    Case("csv, empty", _file("\n", "in.csv"), "error", "no column of ids is found (columns: none)"),
     Case("csv, header only", _file("id,sequence\n", "in.csv"), "error", "no record in this file"),
     Case(
         "csv without id",
         _file(f"gene,sequence\nubc,{UBIQUITIN}\n", "in.csv"),
         "error",
-        "no column is the id column among 'gene', 'sequence'",
+        "no column of ids is found (columns: 'gene', 'sequence')",
     ),
     Case(
         "csv without sequence",
         _file("id,length\nP1,76\n", "in.csv"),
         "error",
-        "no column is the sequence column among 'id', 'length'",
+        "no column of sequences is found (columns: 'id', 'length')",
     ),
     Case(
         "csv with two sequences",
@@ -472,7 +472,7 @@ BROKEN: list[Case] = [
         "error",
         "this Parquet file cannot be read",
     ),
-    Case("parquet without columns", _parquet({"x": [1]}), "error", "no column is the id column"),
+    Case("parquet without columns", _parquet({"x": [1]}), "error", "no column of ids is found"),
     Case(
         "parquet with holes",
         _parquet({"id": [1, 2, None], "sequence": [UBIQUITIN, None, "MKV"]}),

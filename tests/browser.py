@@ -27,6 +27,7 @@ FLAGS = (
     "--remote-debugging-pipe"
 )
 PATIENCE_SECONDS = 90
+FOLDS = "document.querySelectorAll('details:has([data-chart])')"
 
 
 class Tab:
@@ -115,9 +116,12 @@ class Tab:
     def open_drawn(self, path: Path, **window: Any) -> int:
         """Open a page of ours; return the number of its charts once all are drawn."""
         self.open(path, **window)
-        if not self.value("document.querySelectorAll('[data-chart]').length"):
+        if not (num_charts := self.value("document.querySelectorAll('[data-chart]').length")):
             return 0
-        return int(self.wait("document.documentElement.dataset.drawn"))
+        self.wait("document.documentElement.dataset.drawn")
+        self.value(f"{FOLDS}.forEach(fold => {{ fold.open = true; }})")  # those draw when opened
+        self.wait(f"Number(document.documentElement.dataset.drawn) === {num_charts}")
+        return int(num_charts)
 
     def screenshot(self, path: Path) -> None:
         """Write the whole page as a PNG file."""

@@ -12,27 +12,50 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "src" / "featuremill"
 ROOMS = (
-    *("base", "lease", "store", "features"),
-    *("workload", "inputs", "step", "config", "plan", "extract"),
-    *(
-        "merge",
-        "status",
-        "doctor",
-        "report",
-        "kit",
-        "flow",
-        "outputs",
-        "commands",
-        "steps",
-        "workloads",
-    ),
+    "base",
+    "lease",
+    "store",
+    "features",
+    "workload",
+    "inputs",
+    "step",
+    "config",
+    "plan",
+    "extract",
+    "merge",
+    "status",
+    "doctor",
+    "report",
+    "kit",
+    "flow",
+    "outputs",
+    "commands",
+    "steps",
+    "workloads",
 )
 """Each may import those before it; docs/architecture.md says what they are."""
 PLUGINS = ("commands", "steps", "workloads")
 """Rooms in which each folder or module is a unit of its own."""
 FOR_STEPS = {"step", "features", "inputs"}
 """The rooms that are the contract of a step; what one imports of others stands beside it."""
-SAMPLES = re.compile(r"\bsamples?\b|_samples?\b|\bsamples?_", re.IGNORECASE)
+SAMPLES = re.compile(r"(?<![a-z])samples?(?![a-z])", re.IGNORECASE)
+OTHER_SAMPLES = {
+    **dict.fromkeys(("extract.recorder", "store.receipt", "store.telemetry"), "readings of a job"),
+    **dict.fromkeys(("report.curves", "report.usage", "status.jobs"), "readings of a job"),
+    **dict.fromkeys(
+        [f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")],
+        "proteins that are drawn",
+    ),
+    **dict.fromkeys(
+        ["workloads.pac", *(f"workloads.pac.{name}" for name in ("coupling", "edf_header"))],
+        "numbers of a signal",
+    ),
+    **dict.fromkeys(("workloads.pac.filters", "workloads.pac.signals"), "numbers of a signal"),
+    **dict.fromkeys(("report.embedding", "steps.autoencoders.training"), "rows that are drawn"),
+    "workloads.esm2.fallbacks": "rows that are drawn",
+    "steps.virnucpro.command": "a run of VirNucPro",
+}
+"""The modules in which a sample is no column of a sheet, and what it is there."""
 
 
 @functools.cache
@@ -183,26 +206,31 @@ def core_lines():
 
 
 def knows_samples():
-    """Return the modules with a name, an attribute or a text about samples, each with the number of
-    its conditions on them."""
+    """Return the modules that know of sheets of samples, each with the number of its conditions on
+    them. Such a module has a name of any kind, or a text without a blank (a key, a column, a file),
+    with the word; sentences and docstrings do not count. Modules in which a sample is something
+    else are left out."""
     found = {}
     for name, text in modules().items():
+        if name in OTHER_SAMPLES:
+            continue
         tree = ast.parse(text)
-        tests = [
-            node.test for node in ast.walk(tree) if isinstance(node, (ast.If, ast.IfExp, ast.While))
-        ]
-        tests += [
-            test
-            for node in ast.walk(tree)
-            if isinstance(node, ast.comprehension)
-            for test in node.ifs
-        ]
-        named = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)}
-        named |= {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
-        named |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
-        if any(map(SAMPLES.search, named)):
-            found[name] = sum(bool(SAMPLES.search(ast.unparse(test))) for test in tests)
+        if any(map(SAMPLES.search, words_in(tree))):
+            tests = [node.test for node in ast.walk(tree) if hasattr(node, "test")]
+            tests += [test for node in ast.walk(tree) for test in getattr(node, "ifs", ())]
+            found[name] = sum(any(map(SAMPLES.search, words_in(test))) for test in tests)
     return found
+
+
+def words_in(tree):
+    """Yield the names in a syntax tree, and its texts without a blank."""
+    for node in ast.walk(tree):
+        for field in ("id", "attr", "arg", "name", "asname", "module"):
+            if isinstance(word := getattr(node, field, None), str):
+                yield word
+        text = node.value if isinstance(node, ast.Constant) else None
+        if isinstance(text, str) and not re.search(r"\s", text):
+            yield text
 
 
 def table():

@@ -89,6 +89,11 @@ def uuid(index):
     return f"GPU-{index:x}{index:x}000000-0000-0000-0000-{index:012}"
 
 
+def gpu_name(index):
+    """Return what that GPU is called on every screen and page."""
+    return f"GPU {index} ({uuid(index)[4:8]})"
+
+
 class Node:
     """The node's state, and the environment in which child processes see it."""
 

@@ -42,14 +42,14 @@ PROGRAMS = ("featuremill", "snakemake", "without_internals", "killed")
 IMPORTED = (
     *("plan.command", "extract.command", "merge.command", "report.command", "status.command"),
     *("plan.retry", "merge.clean", "plan.estimate.command", "merge.export", "plan.init"),
-    *("steps.search.command", "doctor.command", "workload.weights", "status.top"),
+    *("steps.transfer.search.command", "doctor.command", "workload.weights", "status.top"),
     # What they import when they know what they are asked for.
     *(
         "status.state",
         "status.view",
         "status.watch",
         "doctor.findings",
-        "steps.search.queries",
+        "steps.transfer.search.queries",
         "report.page",
     ),
     *("inputs.fasta", "workloads.composition", "workloads.esm2"),

@@ -23,11 +23,15 @@ from featuremill.store.plan import Counts, Input, Lengths, Settings
 from featuremill.store.receipt import Receipt, Usage, UsedDevice
 from featuremill.store.results import Results
 
-FIGURES = {"accounting", "timeline", "usage", "throughput", "stages", "lengths", "embeddings"}
 HOSTILE = "</script><script>alert('x')</script><img src=http://evil.example/x.png>&\u202eabc"
 STARTED = datetime.datetime(2026, 11, 20, 10, tzinfo=datetime.UTC)
 RECIPE = "0123456789abcdef" * 2
-H200 = {"kind": "cuda", "uuid": "GPU-1f0c2a3b-0000-4444-8888-000000000001", "name": "NVIDIA H200"}
+H200 = {
+    "kind": "cuda",
+    "uuid": "GPU-1f0c2a3b-0000-4444-8888-000000000001",
+    "name": "NVIDIA H200",
+    "number": 0,
+}
 CPU = {"kind": "cpu", "uuid": "cpu", "name": "AMD EPYC 9654 96-Core Processor"}
 
 
@@ -39,7 +43,7 @@ class FakeRun:
     failed: int = 0
     refused: int = 0
     duplicate: int = 0
-    devices: tuple[dict[str, str], ...] = (H200,)
+    devices: tuple[dict[str, Any], ...] = (H200,)
     num_shards: int = 4
     columns: tuple[str, ...] = ("mean_layer_6",)
     width: int = 16

@@ -18,11 +18,11 @@ from featuremill.config import project, runs
 from featuremill.flow import context, internals, preflight
 from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
-from featuremill.status import view
+from featuremill.status import sources, view
 from featuremill.status.project import ProjectReader
 from featuremill.step import Made
 from featuremill.steps import autoencoders
-from featuremill.store import run_lock
+from featuremill.store import known_digests, run_lock
 from featuremill.store.drawn import labels_of
 from featuremill.store.results import Results
 from featuremill.workloads import composition
@@ -142,6 +142,35 @@ def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
     assert kinds("results/my/groups/g.members.tsv") == kinds("results/my/transfer/t.tsv") == {*"pq"}
     assert look()[0].exit_status == 0 and look()[0].states["my"].delivery.reported == "yes"
     assert "extract │" not in said and "plan │" not in said
+
+
+def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
+    monkeypatch.setattr(known_digests, "LARGE", 10)
+    monkeypatch.setattr(sources, "LARGE", 10)
+    read, sha256_of = [], known_digests.sha256_of
+    monkeypatch.setattr(
+        known_digests, "sha256_of", lambda path: read.append(path) or sha256_of(path)
+    )
+    text = Path("in.fa").read_text()
+
+    def replace(text):
+        """Put another file there, with an old time, as `cp -p` and `rsync -t` do."""
+        Path("new.fa").write_text(text)
+        os.utime("new.fa", (LONG_AGO, LONG_AGO))
+        Path("new.fa").replace("in.fa")
+
+    replace(text)
+    for _ in range(2):
+        assert look()[0].exit_status == 0
+    assert len(read) == 1, "once: nothing was written to it since"
+    replace(text[:-2] + ("W" if text[-2] != "W" else "Y") + text[-1])
+    for _ in range(2):
+        state, _ = look()
+        assert [one.code for one in state.states["my"].problems] == ["input_changed"]
+    assert len(read) == 2
+    said = run(desk)
+    assert "in.fa: this input has changed since it was planned. This is made again." in said
+    assert look()[0].exit_status == 0 and not Path("results/my/.known_digests.json").exists()
 
 
 def test_status_of_a_config_that_was_edited_is_not_done(desk):

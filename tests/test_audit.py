@@ -22,7 +22,6 @@ from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
-from featuremill.base import this_process
 from featuremill.commands.audit import command, measure, report
 from featuremill.commands.audit.sample import draw
 from featuremill.inputs.residues import protein
@@ -378,7 +377,7 @@ def test_out_of_memory_is_halved_or_a_sentence(audit, tmp_path, monkeypatch, at)
 def test_a_machine_that_is_too_small_is_told_before_the_work(audit, tmp_path, monkeypatch):
     path = write(tmp_path, {"a": UBIQUITIN})
     with monkeypatch.context() as patch:
-        patch.setattr(this_process, "free_memory_mb", lambda: 10)
+        patch.setattr(measure, "free_memory_mb", lambda: 10)
         patch.setattr(esm2, "load", pytest.fail)
         said = audit(path, status=2)[2]
         assert re.search(r"take about \d{3} MB of memory, and 10 MB are free; lower", said)

@@ -46,8 +46,8 @@ from featuremill.steps.autoencoders import page as sae_page
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.training import Trainer
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
-from featuremill.store import ledger
 from featuremill.store.formats import RECORD
+from featuremill.store.records import SCHEMA
 from featuremill.store.results import Results
 
 with pytest.MonkeyPatch.context() as patch:
@@ -453,7 +453,7 @@ def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_el
     texts[4] = "Protein kinase OS=Coli"
     rows = [{"id": f"r{n}", "description": text} for n, text in enumerate(texts)]
     rows.append({"id": "none", "description": None})
-    pq.write_table(pa.Table.from_pylist(rows, ledger.SCHEMA), tmp_path / "records.parquet")
+    pq.write_table(pa.Table.from_pylist(rows, SCHEMA), tmp_path / "records.parquet")
     asked = [["r0", "r1", "r2", "r3", "r4"], ["r0", "r10", "r11"], ["none"], []]
     found = names.names_of(tmp_path / "records.parquet", asked)
     assert found.words_M == [["coli", "ribosomal"], [], [], []]  # all have "protein"

@@ -359,7 +359,7 @@ def test_samples_are_a_folder_each(tmp_path, environment):
     few = pq.read_table(tmp_path / "few/embeddings.parquet")
     assert few.select(["sample", "id"]).to_pylist() == [
         {"sample": sample, "id": id}
-        for sample, id in (("a", "r9"), ("a", "twin"), ("b.b", "r9"), ("c", "x"))
+        for sample, id in (("c", "x"), ("b.b", "r9"), ("a", "r9"), ("a", "twin"))
     ]
 
 

@@ -80,6 +80,8 @@ SCHEMA = thing(
             bf16=FLAG,
             visible=FLAG,
             accessible=FLAG,
+            label=TEXT,
+            state={"enum": ["free", "leased", "busy", "sick", "lost", "hidden", "not usable"]},
             busy_by=some("string"),
         )
     ),
@@ -222,7 +224,8 @@ def test_a_mixed_node_in_full(doctor):
     expected = {"id": 0, "mig": None, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB"}
     expected |= {"memory_gb": 80.0, "free_gb": 79.4}
     expected |= {"processes": [], "capability": "8.0", "bf16": True}
-    assert first == expected | {"visible": True, "accessible": True, "busy_by": None}
+    expected |= {"visible": True, "accessible": True, "busy_by": None}
+    assert first == expected | {"label": "GPU 0 (0)", "state": "free"}
     assert [gpu["bf16"] for gpu in answer["gpus"]] == [True, True, False, True]
     needs = {need["device"]: need for need in answer["memory"]["needs"]}
     assert (needs["GPU-0"]["dtype"], needs["GPU-2"]["dtype"]) == ("bf16", "fp16")
@@ -311,12 +314,16 @@ def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
         crashes += world.get("crashes", [])
     answer = doctor(*gpus, Gpu("GPU-fine"), fails=fails, crashes=crashes)("--json")
     for number, code in enumerate(BROKEN):
-        found = [i for i in answer["issues"] if i["what"].startswith(f"GPU {number} ")]
+        found = [i for i in answer["issues"] if re.match(rf"GPU {number}\b", i["what"])]
         issue = next(issue for issue in found if issue["code"] == code)
         assert issue["severity"] == "warning"
         assert BROKEN[code][2].replace("-i 1", f"-i {number}") in issue["remedy"]
     accessible = [gpu["accessible"] for gpu in answer["gpus"]]
     assert accessible == [False] * len(BROKEN) + [True]
+    states = dict(zip([*BROKEN, "fine"], (gpu["state"] for gpu in answer["gpus"]), strict=True))
+    assert states.pop("lost") == "lost" and states.pop("fine") == "free"
+    assert states.pop("exclusive") == states.pop("full") == "busy"
+    assert set(states.values()) == {"not usable"}
     assert answer["recommended"]["resources"] == "gpu=1"
     assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
 
@@ -478,6 +485,13 @@ def test_driver_and_torch_that_do_not_go_together(doctor, system, world, code, s
     assert codes(answer) == {code}
 
 
+def test_a_torch_without_cuda_hides_nobody_who_uses_a_gpu(doctor):
+    gpus = Gpu("GPU-0", processes={os.getpid(): 7000}), Gpu("GPU-1"), Gpu("GPU-2", lost=True)
+    answer = doctor(*gpus, **NO_CUDA)("--json", status=1)
+    assert codes(answer) == {"torch-without-cuda", "busy", "lost"}
+    assert [gpu["state"] for gpu in answer["gpus"]] == ["busy", "not usable", "lost"]
+
+
 def test_an_older_minor_version_of_cuda_is_no_trouble_while_the_gpu_works(doctor):
     assert codes(doctor(Gpu("GPU-0"), system={"cuda": 12040}, cuda="12.8")("--json")) == set()
 
@@ -621,14 +635,14 @@ def test_each_gpus_ways_are_said_and_a_check_that_dies_is_a_finding(doctor):
     assert ways["GPU-0"]["attention"] == "heads of 128" and ways["GPU-0"]["why"] == [why]
     assert ways["GPU-1"]["dtype"] is None and "SIGSEGV" in ways["GPU-1"]["error"]
     found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
-    assert found["steps-down", None]["what"] == f"GPU 0, 3: {why}"
+    assert found["steps-down", None]["what"] == f"GPU 0 (0), GPU 3 (3): {why}"
     assert "torch works on it" in found["fails-check", "GPU-1"]["what"]
     assert "RuntimeError: rotary is wrong" in found["fails-check", "GPU-2"]["what"]
     assert "cuBLAS's handle (4.9 GB free)" in found["no-memory", "MIG-a"]["what"]
     assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False, False, True, False]
     page = check("--devices", "0,1")
-    assert "\n  GPU 0  bf16: attention heads of 64; products torch; kernels triton 3\n" in page
-    assert "GPU 1  bf16" not in page
+    assert "\n  GPU 0 (0)  bf16: attention heads of 64; products torch; kernels triton 3\n" in page
+    assert "GPU 1 (1)  bf16" not in page
     assert max(map(len, page.splitlines())) <= 80
     alone = doctor(Gpu("GPU-0"), check={"GPU-0": "rotary is wrong"})("--json", status=1)
     assert [issue["code"] for issue in alone["issues"] if issue["severity"] == "error"] == [

@@ -447,7 +447,7 @@ def words_for_a_vocabulary(folder):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda f: edit_config(f, model_type="gpt2"), "'gpt2', a causal network, in which"),
+        (lambda f: edit_config(f, model_type="opt"), "its model_type is 'opt', and known ones are"),
         (
             lambda f: edit_config(f, model_type="E1"),
             "'E1', and its network is in its authors' pack",

@@ -17,10 +17,11 @@ from programs import LETTERS, Verbs, fasta
 
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
+from featuremill.flow.job_resources import slow_speed
 from featuremill.plan import speeds
 from featuremill.plan.estimate.report import seconds_of_shards
 from featuremill.plan.estimate.work import Work
-from featuremill.plan.speeds import Asked, assumed
+from featuremill.plan.speeds import Asked
 from featuremill.store.plan import Plan, PlannedShard, Settings
 from featuremill.store.results import Results
 from featuremill.workload import Weights
@@ -166,12 +167,13 @@ def test_a_gpu_that_has_computed_nothing_is_an_assumption_with_a_range(estimates
     estimates.esm2()
     said = estimates("--device", DEVICE, "--gpus", "1,64")
     told = " ".join(said.split())
-    assert f"derived: 65 % (60 to 70 %) of what the data sheet of {DEVICE} would allow" in told
-    assert "as NVIDIA H200 reached (docs/performance.md); no GPU of this model has mea" in told
+    share = "from other runs: 65 % (60 to 70 %) of what the data sheet of"
+    assert f"{share} {DEVICE} allows, as NVIDIA H200 reached (docs/performance.md)" in told
     known = " ".join(estimates("--device", "h200").split())
-    assert "from other runs: 65 % (60 to 70 %) of what the data sheet of NVIDIA H200" in known
+    assert f"{share} NVIDIA H200 allows, as NVIDIA H200 reached" in known
     other = " ".join(estimates("--device", "l40s").split())
-    assert "an assumption: 50 % (30 to 80 %)" in other and "no GPU of this model" in other
+    assert "an assumption: 50 % (30 to 80 %) of what the data sheet of NVIDIA L40S al" in other
+    assert "reached" not in other
     advice = "With 64, `shards: {cost: auto}` cuts 1 shard of"
     assert advice in (said_in_one := " ".join(said.split())), "13 shards"
     assert "tokens: less than 58 s is not worth a start-up of 6.5 s, so 63 of 64" in said_in_one
@@ -259,14 +261,16 @@ def test_limits_are_for_the_slowest_of_what_is_meant(tmp_path):
     )
     plan = Plan.model_validate_json(json.dumps(told))
     run = tmp_path / "results" / "x"
-    by_name = {name: speeds.of_plan(run, plan, name) for name in ("", "t4", "a100", "h100")}
+    names = ("", "t4", "a100", "h100", "k80")
+    by_name = {name: slow_speed(run, plan, name) for name in names}
     seconds = {name: speed.most_seconds(2e6) for name, speed in by_name.items()}
-    assert seconds[""] == seconds["t4"] > seconds["a100"] > seconds["h100"]
+    assert seconds[""] == seconds["k80"] == seconds["t4"] > seconds["a100"] > seconds["h100"]
     assert by_name["h100"].device == "NVIDIA H100 PCIe", "the slowest that is called so"
     for name in ("k80", "a100 3g.20gb", ""):
-        assert not assumed.cards_called(name)
+        assert not speeds.cards_called(name)
+    asked = Asked(plan.settings, "k80", is_gpu=True)
     with pytest.raises(UserError, match="--tokens-per-second"):
-        speeds.of_plan(run, plan, "k80")
+        speeds.find(asked, run.parent, weights_of_shape(33, 1280), 350)
 
 
 def test_shards_are_done_in_rounds_of_all_slots():
@@ -340,7 +344,7 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption(machine):
         measured = {row["name"]: row["tokens_per_second"] for row in rows}
         for dtype in ("fp32", "bf16"):
             rate = measured[f"featuremill {dtype}"]
-            rates = assumed.on_cpu(work, dtype, data["machine"]["cores"])
+            rates = speeds.on_cpu(work, dtype, data["machine"]["cores"])
             assert 2 * rates.low < rate < rates.high / 1.4
             assert 0.75 < rate / rates.middle < 1.33
 
@@ -351,18 +355,18 @@ def test_what_was_measured_on_cpus_lies_well_within_the_assumption(machine):
 def test_what_was_measured_on_an_h200_is_what_is_said_of_one(shape, kind):
     record = ROOT / "bench" / "results" / f"2026-11-26-NVIDIA-H200-{shape}-{kind}.json"
     data = json.loads(record.read_text())
-    one, (card,) = data["stages"][shape], assumed.cards_called(data["machine"]["gpu"])
+    one, (card,) = data["stages"][shape], speeds.cards_called(data["machine"]["gpu"])
     work = unit_work(weights_of_shape(one["layers"], one["width"]), data["data"]["mean"])
     rows = data["measured"][f"compare {shape} mean"]["rows"]
     measured = {row["name"]: row.get("tokens_per_second_of_extract") for row in rows}
     for dtype in ("fp32", "fp16", "bf16"):
-        rates = assumed.on_card(work, dtype, card)
+        rates = speeds.on_card(work, dtype, card)
         assert rates.low < measured[f"featuremill {dtype}"] < rates.high
         far = 0.12 if dtype == "fp32" else 0.1  # its share differs most between both shapes
         assert measured[f"featuremill {dtype}"] == pytest.approx(rates.middle, rel=far)
-        assert assumed.share_on(work, dtype, card).kind == "measured"
+        assert speeds.share_on(work, dtype, card)[1] == card.name
     small = unit_work(weights_of_shape(6, 320), data["data"]["mean"])
-    assert assumed.share_on(small, "bf16", card).kind == "assumed", "no such model was measured"
+    assert speeds.share_on(small, "bf16", card) == (speeds.SHARES, ""), "no such model was measured"
 
 
 def test_runs_beside_it_that_cannot_be_read_are_skipped(estimates):

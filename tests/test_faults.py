@@ -240,8 +240,7 @@ def test_a_read_only_folder_is_said_by_every_verb(disk, whole):
         step()
     assert disk.data() == whole
     disk.mount.remount("ro")
-    pictures = ("--figures", disk.run / "figures")
-    words = ("report", disk.run, "--output", disk.run / "report.html", *pictures)
+    words = ("report", disk.run, "--output", disk.run / "report.html")
     say_what_to_do(disk(*words, status=1), "Read-only file system")
     assert disk.data() == whole
 

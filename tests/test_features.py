@@ -12,9 +12,9 @@ from programs import Verbs
 
 from featuremill import features
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.features import records, table
+from featuremill.features import parts, records, table
 from featuremill.merge.command import merge, merge_partial
-from featuremill.store import failed, ledger
+from featuremill.store import failed
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
 
@@ -280,14 +280,14 @@ def test_parts_tell_the_row_of_each_record_in_the_order_of_the_input(run):
     assert opened.hash_of_row[np.concatenate(rows)].tolist() == hashes
 
 
-def test_vectors_that_the_ledger_does_not_have_are_not_there(run, monkeypatch):
-    all_of = ledger.batches
+def test_vectors_that_the_records_do_not_have_are_not_there(run, monkeypatch):
+    all_of = parts.read_records
 
     def first_ten(*words):
         for batch in all_of(*words):
             yield batch.slice(0, 10)
 
-    monkeypatch.setattr(ledger, "batches", first_ten)
+    monkeypatch.setattr(parts, "read_records", first_ten)
     some = features.open_parts(run.root, "residues")
     assert np.count_nonzero(some.num_of_row) == 9, "the first one failed"
 

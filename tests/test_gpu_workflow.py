@@ -161,7 +161,7 @@ def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, ca
     monkeypatch.setattr(jobs, "count_slots", lambda request: 4)
     monkeypatch.setattr(jobs, "_caps", set())
     monkeypatch.setenv("FEATUREMILL_GPUS", "")
-    sentence = f"gpus: one job needs {gpus}, but {had} can be had; lower it"
+    sentence = f"gpus: one job needs {gpus}, but {had} are available; lower it"
     with pytest.raises(RefusedError, match=sentence):
         jobs.cap_gpus(None, "cuda", gpus)
     jobs.cap_gpus(None, "cuda", had)

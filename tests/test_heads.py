@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 from programs import Desk, Verbs, fasta
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
+from sklearn import metrics
 from torch import nn
 
 import featuremill
@@ -40,6 +42,7 @@ from featuremill.merge.command import merge
 from featuremill.steps.heads import (
     calibration,
     card,
+    curves,
     figures,
     fitting,
     held_out,
@@ -185,7 +188,14 @@ def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_rec
         assert found["seen_in_training"].tolist() == ["yes"] * 100 + ["no"] * 20
     about = card_of(tmp_path / "h")
     assert about["features"][0]["recipe"] == Results(runs[0]).find_plan().recipe
-    assert about["scores"].keys() == {"accuracy", "macro_f1", "auc", "brier"}
+    assert about["scores"].keys() == {
+        "accuracy",
+        "balanced_accuracy",
+        "macro_f1",
+        "mcc",
+        "auc",
+        "brier",
+    }
     assert about["guesses"] == {"accuracy": 0.5, "macro_f1": 1 / 3, "auc": 0.5, "brier": 0.25}
     assert about["counts"]["groups"] == 25  # families
     value, low, high = about["scores"]["auc"]
@@ -914,14 +924,80 @@ def test_the_page_opens_offline_and_its_figures_can_be_drawn(runs, labels, tmp_p
     head("train", runs[0], *COLUMN, *words, "--output", tmp_path / "h")
     text = (tmp_path / "h" / "head.html").read_text("utf-8")
     assert not re.search(r"""(src|href)=["']?(https?:)?//""", text) and name not in text
-    charts = re.findall(r'id="data-\w+">(.*?)</script>', text, re.DOTALL)
-    assert len(charts) == 3
+    charts = re.findall(r'id="data-[\w-]+">(.*?)</script>', text, re.DOTALL)
+    assert len(charts) == 5
     for chart in charts:
         specification = json.loads(chart) | {"width": 600}
         assert "<svg" in vl_convert.vegalite_to_svg(json.dumps(specification))
     value, low, high = card_of(tmp_path / "h")["scores"]["accuracy"]
     assert f"accuracy {value:.3f} ({low:.3f}–{high:.3f}; guessing 0.500)" in text
     assert "The Brier score is" in text and "better than guessing" not in text
+
+
+@pytest.mark.parametrize("kinds", ["xy", "xxxyz"], ids=["two classes", "three"])
+def test_the_pages_figures_are_those_of_scikit_learn(runs, tmp_path, kinds):
+    """Its figures of the held-out predictions that head.json and the page name."""
+    rows = [(f"p{n}", kinds[n % len(kinds)], n // 4) for n in range(120)]
+    where = write_labels(tmp_path / "labels.csv", rows), "--column", "kind", "--group", "family"
+    head("train", runs[0], *COLUMN, "--labels", *where, "--output", tmp_path / "h")
+    told = pd.read_parquet(tmp_path / "h" / "held_out.parquet")
+    classes = sorted(set(kinds))
+    scores = told[[f"score_{name}" for name in classes]].to_numpy()
+    predicted = np.array(classes)[scores.argmax(1)]
+    found = card_of(tmp_path / "h")["scores"]
+    for key, figure in (
+        ("accuracy", metrics.accuracy_score),
+        ("balanced_accuracy", metrics.balanced_accuracy_score),
+        ("mcc", metrics.matthews_corrcoef),
+    ):
+        assert found[key][0] == pytest.approx(figure(told["label"], predicted), abs=1e-12), key
+    assert found["macro_f1"][0] == pytest.approx(
+        metrics.f1_score(told["label"], predicted, average="macro"), abs=1e-12
+    )
+    page = (tmp_path / "h" / "head.html").read_text("utf-8")
+    for name in classes if len(classes) > 2 else "y":
+        score, is_it = told[f"score_{name}"].to_numpy(), (told["label"] == name).to_numpy()
+        area = metrics.roc_auc_score(is_it, score)
+        precision = metrics.average_precision_score(is_it, score)
+        one = curves.curve(name, score, is_it)
+        assert (one.area, one.average_precision) == pytest.approx((area, precision), abs=1e-12)
+        fpr, tpr, _ = metrics.roc_curve(is_it, score, drop_intermediate=False)
+        np.testing.assert_allclose([one.false_T, one.recall_T], [fpr, tpr], atol=1e-12)
+        assert f"{area:.3f} for {name}" in page and f"{precision:.3f} for {name}" in page
+        points = json.loads(re.search(r'id="data-roc">(.*?)</script>', page, re.S)[1])
+        drawn = [row for row in points["layer"][1]["data"]["values"] if row["class"] == name]
+        assert drawn[0]["x"] == drawn[0]["y"] == 0 and drawn[-1]["x"] == drawn[-1]["y"] == 1
+    wrong = told[told["label"] != predicted]
+    assert f"{len(wrong)} predictions are wrong" in page
+    margin = scores.max(1) - scores[np.arange(120), [classes.index(one) for one in told["label"]]]
+    worst = told["id"][np.argsort(-margin, kind="stable")[: min(20, len(wrong))]].tolist()
+    table = page.partition('id="errors"')[2].partition("</section>")[0]
+    assert re.findall(r'"text reason"><bdi>(\w+)</bdi>', table) == worst
+
+
+def test_a_curve_takes_equal_scores_together_as_scikit_learn_does():
+    rng = np.random.default_rng(2)
+    for _ in range(20):
+        score, is_it = rng.integers(0, 6, 40) / 5, rng.random(40) < 0.4
+        one = curves.curve("x", score, is_it)
+        assert one.area == pytest.approx(metrics.roc_auc_score(is_it, score))
+        assert one.average_precision == pytest.approx(metrics.average_precision_score(is_it, score))
+        precision, recall, _ = metrics.precision_recall_curve(is_it, score)
+        np.testing.assert_allclose([one.precision_T, one.recall_T], [precision[::-1], recall[::-1]])
+        assert (one.records, one.share) == (is_it.sum(), is_it.mean())
+
+
+def test_figures_of_a_draw_without_a_class_or_of_one_prediction_are_scikit_learns():
+    """As in a draw of groups; and where every record is predicted as the same class."""
+    rng = np.random.default_rng(5)
+    for num_classes in (2, 3, 5):
+        true, predicted = rng.integers(0, num_classes, (2, 60))
+        for y, said in ((true, predicted), (np.minimum(true, 1), predicted), (true, true * 0)):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of classes that are predicted and are not there
+                balanced = metrics.balanced_accuracy_score(y, said)
+            assert figures.balanced_accuracy(said, y) == pytest.approx(balanced)
+            assert figures.mcc(said, y) == pytest.approx(metrics.matthews_corrcoef(y, said))
 
 
 # ---- what is no good ----

@@ -335,14 +335,15 @@ FOR_PLUGINS = {
     "steps": {"step", "features", "inputs", "kit"},
     "workloads": {"workload", "inputs", "kit"},
     "outputs": {"workload", "kit"},
+    "commands": {"step", "config", "workload", "kit"},
 }
 """What those who write plug-ins may rely on, and ours as they do."""
-FOR_LEASE = {"base.errors", "base.environment"}
+FOR_LEASE = {"base.errors", "base.environment", "base.gpu_name"}
 """lease is a product of its own."""
-MAX_ARROWS = 138
+MAX_ARROWS = 131
 """Pairs of units (a room, the root, a step, a workload) of which one imports the other. A new unit
 brings its own; besides, it may only shrink."""
-MAX_CORE_LINES = 38_413
+MAX_CORE_LINES = 38_364
 """Of all but steps and workloads. It may only shrink: what a feature adds, another place gives."""
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports against the order) and why. It may only shrink."""
@@ -427,6 +428,8 @@ def test_the_core_does_not_grow():
         ("merge.gather", "from featuremill.outputs import parquet", False),
         ("outputs.npy", "from featuremill.merge import gather", False),
         ("outputs.npy", "from featuremill.base import arrays", False),
+        ("commands.audit.report", "from featuremill.kit.text import counted", True),
+        ("commands.audit.report", "from featuremill.base.words import counted", False),
         ("steps.heads", "from featuremill.kit.files import remove", True),
         ("steps.heads", "from featuremill.store.files import remove", False),
         ("steps.heads", "from featuremill.workload import Record", False),

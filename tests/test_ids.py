@@ -86,7 +86,8 @@ def test_accessions_give_what_whole_ids_give(run, tmp_path, capfd, command):
     path = table(other / "kinds.csv", id_column="my protein")
     refused = said(capfd, *words_of(command, run, path, other), status=2)
     assert (
-        "no column is the id column among 'number', 'my protein', 'kind'; call the right" in refused
+        "no column of ids is found (columns: 'number', 'my protein', 'kind'); call the right"
+        in refused
     )
     assert "--id-column" in refused
     said(capfd, *words_of(command, run, path, other), "--id-column", "my protein")

@@ -112,7 +112,7 @@ def test_a_run_beside_this_one_that_cannot_be_read_stops_nothing(tmp_path):
     resources = asked(run.folder.root)
     alone = resources.extract_minutes(wildcards(run), 1)
     (run.folder.root.parent / "other" / "plan.json").mkdir(parents=True)
-    job_resources._seconds.cache_clear()
+    job_resources._speed.cache_clear()
     assert resources.extract_minutes(wildcards(run), 1) == alone != 60
 
 

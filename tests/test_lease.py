@@ -10,9 +10,10 @@ import time
 from pathlib import Path
 from typing import get_args
 
+import psutil
 import pytest
 from leases import NOBODY, Leases, end, for_all_users
-from nvml_node import Gpu, Slice
+from nvml_node import Gpu, Slice, gpu_name
 from programs import PATIENCE_SECONDS, wait_for
 
 from featuremill.base.environment import Policy
@@ -24,6 +25,12 @@ from featuremill.lease.devices import Device
 from featuremill.lease.request import Request
 
 HELD = "1 GPU did not become free in 0 s"
+
+
+def who(pid):
+    """Return a process as messages name it: by number, user and program."""
+    process = psutil.Process(pid)
+    return f"process {pid} ({process.username()}: {process.name()})"
 
 
 @pytest.fixture
@@ -69,7 +76,7 @@ def test_a_whole_device_and_parts_of_it_exclude_each_other(node_of):
     assert first.holds == second.holds == leases.node.uuids[0]
     for other in ((), half, ("--slots-per-gpu", 4)):
         said = leases("--wait", 0, *other, status=3)[1]
-        assert HELD in said and f"pid {first.pid}" in said
+        assert HELD in said and f"process {first.pid} (" in said
     first.kill()
     first.wait()
     assert "held by" in leases("--wait", 0, "--slots-per-gpu", 4, status=3)[1]
@@ -168,12 +175,12 @@ def test_who_waits_says_for_what_again_and_again(node_of):
     wait_for(lambda: leases.num_drawn() == 2)
     second = leases.python(SAY, "1")
     for process, what in (
-        (head, "waiting for 3 GPUs (GPU 1: held by pid"),
+        (head, f"waiting for 3 GPUs (GPU 1 (1100): held by {who(holder.pid)[:-1]} -c "),
         (second, "others came"),
     ):
         lines = [process.stderr.readline() for _ in range(3)]
         assert all(what in line for line in lines), lines
-    assert f"GPU 2: used by process {os.getpid()}, which has no lease" in head.stderr.readline()
+    assert f"GPU 2 (2200): used by process {os.getpid()} (" in head.stderr.readline()
     end(holder)
 
 
@@ -183,7 +190,17 @@ def test_children_keep_a_lease_on_purpose_only(node_of):
     child = int(leases(run=["sh", "-c", script])[0])
     assert HELD in leases("--wait", 0, status=3)[1], "the child may hold the device's memory"
     heading, row = leases.list()
-    assert heading.split() == ["DEVICE", "SLOT", "PID", "USER", "SINCE", "COMMAND"]
+    assert heading.split() == [
+        "GPU",
+        "STATE",
+        "SLOT",
+        "PID",
+        "USER",
+        "SINCE",
+        "COMMAND",
+        "OR",
+        "REASON",
+    ]
     assert f" {child} " in row and "left by" in row
     os.kill(child, signal.SIGKILL)
     wait_for(lambda: leases.num_held() == 0)
@@ -331,20 +348,20 @@ def test_devices_that_others_use_are_passed_over_or_waited_for(node_of):
     leases.node.write()
     assert {leases("--index-mode")[0] for _ in range(2)} == {"2"}
     said = leases("--gpus", 2, "--wait", 0, status=3)[1]
-    assert f"GPU 0: used by process {stranger.pid}, which has no lease" in said
-    assert "GPU 1: 30000 MB in use without a lease" in said
+    assert f"GPU 0 (0000): used by {who(stranger.pid)}, which has no lease" in said
+    assert "GPU 1 (1100): 30000 MB in use without a lease" in said
     share = ("--policy", "memory", "--gpus", 2, "--index-mode", "--min-free-mb")
     assert leases(*share, 60_000)[0] == "2,0", "memory: strangers are no hindrance"
     assert (
-        "GPU 1: 50000 MB free of the 60000"
+        "GPU 1 (1100): 50000 MB free of the 60000"
         in leases(*share, 60_000, "--devices", "1,2", "--wait", 0, status=3)[1]
     )
     waiting = leases.python(SAY, "3")
-    assert "GPU 1: 30000 MB" in waiting.stderr.readline()
+    assert "GPU 1 (1100): 30000 MB" in waiting.stderr.readline()
     leases.node.gpus[1].used_mb = 0
     leases.node.write()
     looked = next(line for line in waiting.stderr if "GPU 1" not in line)
-    assert f"(GPU 0: used by process {stranger.pid}, which has no lease)" in looked
+    assert f"(GPU 0 (0000): used by {who(stranger.pid)}, which has no lease)" in looked
     stranger.kill()
     stranger.wait()
     assert waiting.wait(PATIENCE_SECONDS) == 0
@@ -360,7 +377,7 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
     for number in range(3):
         gpu, said = leases("--index-mode", "--devices", number, "--wait", 0)
         assert gpu == str(number)
-        assert f"GPU {number}: 1300 MB are in use by a display; it is used anyway" in said
+        assert f"{gpu_name(number)}: 1300 MB are in use by a display; it is used anyway" in said
     leases.node.gpus[0].more["error.nvmlDeviceGetGraphicsRunningProcesses"] = 999
     leases.node.write()
     assert leases("--index-mode", "--devices", 0, "--wait", 0)[0] == "0", "only that is not known"
@@ -372,11 +389,11 @@ def test_a_display_and_what_draws_on_it_are_nobodys_work(node_of):
         Gpu(graphics={1: 600}, used_mb=300),
     )
     said = leases("--gpus", 5, "--wait", 0, status=3)[1]
-    assert "GPU 0: 1300 MB in use without a lease; if that is a display" in said
-    assert "GPU 1: 5000 MB in use without a lease; if that is a display" in said
+    assert "GPU 0 (0000): 1300 MB in use without a lease; if that is a display" in said
+    assert "GPU 1 (1100): 5000 MB in use without a lease; if that is a display" in said
     for number in (2, 3):
-        assert f"GPU {number}: used by process {me}, which has no lease" in said
-    assert "GPU 4:" not in said
+        assert f"{gpu_name(number)}: used by {who(me)}, which has no lease" in said
+    assert "GPU 4 (4400):" not in said
     said = leases("--devices", 4, "--wait", 0)[1]
     assert "by a display" not in said, "that little is said of no GPU"
 
@@ -390,11 +407,11 @@ def test_what_a_device_says_once_its_slot_is_ours_is_what_counts(tmp_path, monke
     chooser = Chooser(tmp_path, Request(), [device], {})
     found = chooser.attempt()
     assert (found.chosen, found.is_used_by_others) == ([], True)
-    assert found.barred["GPU 0"].startswith("10000 MB in use without a lease")
+    assert found.barred["GPU 0 (1)"].startswith("10000 MB in use without a lease")
     [free] = chooser.attempt().chosen
     assert free.free_mb == 80_000
     free.slot.close()
-    assert chooser.attempt().barred == {"GPU 0": "GPU is lost"}
+    assert chooser.attempt().barred == {"GPU 0 (1)": "GPU is lost"}
 
 
 @pytest.mark.parametrize("policy", get_args(Policy))
@@ -412,7 +429,7 @@ def test_what_a_program_that_draws_has_started_is_somebodys_work(node_of):
     training = leases.beside(["sleep", "100"])
     leases.node.run_on(leases.node.uuids[0], training.pid, 2000)
     said = leases("--wait", 0, status=3)[1]
-    assert f"GPU 0: used by process {training.pid}, which has no lease" in said
+    assert f"GPU 0 (0000): used by {who(training.pid)}, which has no lease" in said
 
 
 def test_what_other_leases_use_of_a_shared_device_is_no_hindrance(node_of):
@@ -438,7 +455,7 @@ def test_the_small_ones_of_a_mixed_node_are_never_taken(node_of):
         assert HELD in leases(*large, "--policy", policy, "--wait", 0, status=3)[1]
         for process in held:
             end(process)
-    assert "GPU 0: it has 24000 MB in all" in leases(*large, "--gpus", 3, status=3)[1]
+    assert "GPU 0 (0000): it has 24000 MB in all" in leases(*large, "--gpus", 3, status=3)[1]
 
 
 def test_devices_that_fail_are_left_out_with_the_reason(node_of):
@@ -451,13 +468,15 @@ def test_devices_that_fail_are_left_out_with_the_reason(node_of):
     )
     assert "1 GPU is wanted and there are 0 (GPU 0: GPU is lost)." in alone
     said = leases("--gpus", 2, status=3)[1]
-    assert "too few work: GPU 3: its compute mode is Prohibited" in said
+    assert "too few work: GPU 3 (3300): its compute mode is Prohibited" in said
     holder = leases.hold()
     waiting = leases.queue()
     leases.node.gpus[2].lost = True
     leases.node.write()
     _, err = waiting.communicate(timeout=PATIENCE_SECONDS)
-    assert waiting.returncode == 3 and "GPU 2: GPU is lost" in err, "waiting would be of no use"
+    assert waiting.returncode == 3 and "GPU 2 (2200): GPU is lost" in err, (
+        "waiting would be of no use"
+    )
     end(holder)
 
 
@@ -474,7 +493,7 @@ def test_slices_are_devices(node_of):
     uuid = leases.node.uuids[1]
     held = [leases.hold() for _ in range(3)]
     assert sorted(process.holds for process in held) == sorted(["MIG-a", "MIG-b", uuid])
-    assert "GPU 0 (MIG-b): held by" in leases("--wait", 0, status=3)[1]
+    assert "GPU 0 (MIG b): held by" in leases("--wait", 0, status=3)[1]
     for process in held:
         end(process)
     assert leases("--min-free-mb", 15_000, "--devices", "0")[0] == "MIG-b"
@@ -507,7 +526,7 @@ def test_a_lease_without_a_command_says_one_that_works(node_of):
     said = leases("--gpus", 1, run=[], status=2)[1]
     example = said.strip().partition("as in: ")[2].split()
     assert example[:2] == ["featuremill", "lease"] and example[-2] == "--"
-    assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0") == 1
+    assert leases(*example[2:-2], run=example[-1:])[1].count("leased GPU 0 (0000)") == 1
 
 
 @pytest.mark.parametrize("words", [["echo", "hello"], ["--gpus", "2", "python", "my job.py", "-x"]])
@@ -566,8 +585,11 @@ def test_a_given_gpu_that_others_have_is_said_once_a_session(node_of):
     leases, given = node_of(1), {"NVIDIA_VISIBLE_DEVICES": "0"}
     holder = leases.hold(variables=given)
     _, said = leases(variables=given)
-    assert "GPU 0, which NVIDIA_VISIBLE_DEVICES gives this job, is leased to others too (" in said
-    assert f"'s process {holder.pid}: sh -c echo" in said
+    assert (
+        "GPU 0 (0000), which NVIDIA_VISIBLE_DEVICES gives this job, is leased to others too ("
+        in said
+    )
+    assert f"{who(holder.pid)[:-1]} -c echo" in said
     assert "if that is too little, wait until they have ended, or start fewer at once." in said
     assert "leased to others" not in leases(variables=given)[1]
     other = leases.start(run=("true",), variables=given, start_new_session=True)
@@ -639,9 +661,10 @@ def test_a_device_on_which_work_fails_quickly_gets_a_rest(node_of):
     first = ("--policy", "sequential", "--index-mode")
     assert leases(*first)[0] == "1"
     assert "cooling down until" in leases("--gpus", 1, *first)[1] or leases.list()[-1]
-    assert "3 quick failures, the worker fell over" in leases.list()[-1]
+    sick = next(line for line in leases.list() if " sick " in line)
+    assert sick.startswith("GPU 0 (0000)") and "3 quick failures, the worker fell over" in sick
     holder = leases.hold("--devices", "1")
-    assert "GPU 0: cooling down until" in leases("--wait", 0, *first, status=3)[1]
+    assert "GPU 0 (0000): cooling down until" in leases("--wait", 0, *first, status=3)[1]
     end(holder)
     assert leases(*first, "--gpus", 2)[0] == "0,1", "all are needed"
     tell("1", "fail", "fail", "fail")
@@ -652,7 +675,7 @@ def test_a_device_on_which_work_fails_quickly_gets_a_rest(node_of):
     for _ in range(3):
         leases("--watch", "--devices", "0", run=["false"], status=1)
     assert leases(*first)[0] == "1", "a foreign command, watched"
-    assert "3 quick failures, false left with status 1" in leases.list()[-1]
+    assert "3 quick failures, false left with status 1" in leases.list()[1]
     leases("--watch", "--devices", "0", run=["true"])
     assert leases(*first)[0] == "0"
 
@@ -689,14 +712,55 @@ def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
 
 def test_the_list_says_who_has_what(node_of):
     leases = node_of(2)
-    assert leases.list() == ["No GPU slot is leased on this machine."]
+    assert [line.split()[-1] for line in leases.list()[1:]] == ["free", "free"]
     holder = leases.hold("--slots-per-gpu", 2)
     row = leases.list()[1]
-    assert row.startswith(f"GPU 0 {leases.node.uuids[0]}  1 of 2  {holder.pid}  ")
+    assert row.startswith(f"GPU 0 (0000)  leased  1 of 2  {holder.pid}  ")
     assert row.endswith("sh -c echo $CUDA_VISIBLE_DEVICES; read line")
-    since = time.strptime(" ".join(row.split()[8:10]), "%Y-%m-%d %H:%M:%S")
+    since = time.strptime(" ".join(row.split()[9:11]), "%Y-%m-%d %H:%M:%S")
     slot = leases.node.locks / f"{leases.node.uuids[0]}@0of2.slot"
     assert 0 <= slot.stat().st_mtime - time.mktime(since) < 60, "it was noted as it was taken"
+
+
+def test_the_list_has_every_gpu_and_what_keeps_it_from_a_job(node_of):
+    """Free, leased, busy (whose), lost, not usable: as `doctor` and nvidia-smi number them."""
+    leases = node_of(8)
+    gpus = leases.node.gpus
+    holder = leases.hold("--devices", "1")
+    stranger = leases.beside(["sleep", "100"])
+    leases.node.run_on(leases.node.uuids[2], stranger.pid)
+    gpus[3].used_mb, gpus[4].lost, gpus[5].compute_mode, gpus[6].error = 30_000, True, 2, 999
+    leases.node.write()
+    inner = f"{sys.executable} -m featuremill lease --devices 7 -- sh -c 'echo; read line'"
+    outer = leases.start("--devices", "7", run=["sh", "-c", inner], stdin=subprocess.PIPE)
+    outer.stdout.readline()
+    headings, *rows = leases.list()
+    state, slot, pid, user, *_ = (headings.index(word) for word in headings.split()[1:])
+    cells = [(row[:state].strip(), row[state:slot].strip(), row[pid:user].strip()) for row in rows]
+    assert cells[:7] == [
+        (gpu_name(0), "free", ""),
+        (gpu_name(1), "leased", str(holder.pid)),
+        (gpu_name(2), "busy", str(stranger.pid)),
+        (gpu_name(3), "busy", ""),
+        ("GPU 4", "lost", ""),
+        (gpu_name(5), "not usable", ""),
+        ("GPU 6", "not usable", ""),
+    ]
+    assert rows[2].endswith("  sleep") and f" {psutil.Process(stranger.pid).username()} " in rows[2]
+    assert "30000 MB in use without a lease" in rows[3] and rows[4].endswith("GPU is lost")
+    assert rows[5].endswith("its compute mode is Prohibited")
+    assert [row[slot:pid].strip() for row in rows[7:]] == ["1 of 1", "1 of 1 in 1 of 1"]
+    gpus[1].lost = True
+    leases.node.write()
+    rows = leases.list()
+    assert rows[2].split()[:3] == ["GPU", "1", "lost"]
+    assert any(row.startswith("GPU (1100)") and f" {holder.pid} " in row for row in rows[1:])
+    leases.node.gpus.clear()
+    leases.node.write()
+    outer.communicate("\n", timeout=PATIENCE_SECONDS)
+    end(holder)
+    said = "No NVIDIA GPU is visible on this machine; featuremill doctor shows why."
+    assert leases.list() == [said]
 
 
 def test_the_folder_is_for_all_users_and_of_this_machine(node_of, tmp_path, monkeypatch):
@@ -728,7 +792,7 @@ def test_two_users_share_the_devices(nvml_library, environment, umask):
         other = leases.hold(**as_nobody)
         mine = leases.hold(umask=umask)
         assert sorted([mine.holds, other.holds]) == leases.node.uuids
-        assert "(nobody)" in leases("--wait", 0, status=3)[1]
+        assert "(nobody: sh -c echo" in leases("--wait", 0, status=3)[1]
         assert HELD in leases("--wait", 0, status=3, **as_nobody)[1]
         end(other)
         end(leases.hold(**as_nobody))

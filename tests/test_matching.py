@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID_ALONE, KEYS, IdColumns
 from featuremill.base.matching import Matcher
 
 HEADERS = [f"sp|P{number}|NAME{number}_HUMAN" for number in range(10000, 10008)]
 TABLE = Path("t.csv")
 
 
-def matcher(*names, has_samples=False, log=None):
+def matcher(*names, id_columns=ID_ALONE, log=None):
     lines = {name: line for line, name in enumerate(names, 2)}
-    return Matcher(TABLE, lines, "record of results/my", has_samples, log)
+    return Matcher(TABLE, lines, "record of results/my", id_columns, log)
 
 
 def test_a_name_is_a_whole_id_or_an_accession():
@@ -26,7 +27,7 @@ def test_a_name_is_a_whole_id_or_an_accession():
 
 
 def test_of_samples_the_accession_is_behind_the_sample():
-    names = matcher("a/P10000", f"b/{HEADERS[0]}", has_samples=True)
+    names = matcher("a/P10000", f"b/{HEADERS[0]}", id_columns=IdColumns(KEYS))
     assert [names.name_of(f"{sample}/{HEADERS[0]}") for sample in "abc"] == [
         "a/P10000",
         f"b/{HEADERS[0]}",

@@ -10,6 +10,7 @@ import pytest
 from conftest import PLUGINS
 from programs import Verbs, random_records
 
+from featuremill import step
 from featuremill.base import reasons, this_process
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
@@ -20,7 +21,7 @@ from featuremill.flow.screen import RefusedError
 from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
 from featuremill.plan import speeds
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.shard_cost import Sizing
 from featuremill.report import troubles
 from featuremill.store.plan import Plan, Settings
 from featuremill.workload import UnitWork, Weights, find_workload
@@ -202,3 +203,11 @@ def test_every_attribute_has_a_default():
     assert [optional(object(), name) for name in names] == [
         getattr(OptionalAttributes, name) for name in names
     ]
+
+
+def test_a_workload_or_step_without_an_optional_method_gives_what_means_nothing(tmp_path):
+    assert optional(object(), "figures")([], None) == ()
+    assert optional(object(), "write_object")({}, tmp_path / "x") is None
+    assert optional(object(), "published")(tmp_path, tmp_path, "", None) is None
+    assert step.optional(object(), "proteins_of")(["in.fa"]) is None
+    assert step.optional(object(), "VARIABLES") == ()

@@ -325,6 +325,7 @@ def test_the_estimate_is_near_what_the_file_takes(tmp_path, name):
             "description": [f"Protein {id} OS=Homo sapiens OX=9606 PE=1 SV=2" for id in ids],
             "length": [length] * count,
             "sha256": pa.array([bytes([number]) * 32 for number in range(count)], pa.binary(32)),
+            "sample": [""] * count,
             "mean_layer_6": pa.FixedSizeListArray.from_arrays(
                 pa.array(pooled.astype(np.float32)), width
             ),

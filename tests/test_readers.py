@@ -471,7 +471,12 @@ WRONG: dict[str, tuple[Any, str, str | bytes, str]] = {
     ),
     "ids alone": (rows, "in.csv", "id\nP1\n", ": there is no column but 'id'; give a table with"),
     "two columns of one name": (rows, "in.csv", "id,a,a\nP,1,2\n", ": two columns are called 'a'"),
-    "no ids": (rows, "in.csv", "a,b\n1,2\n", ": no column is the id column among 'a', 'b'; set id"),
+    "no ids": (
+        rows,
+        "in.csv",
+        "a,b\n1,2\n",
+        ": no column of ids is found (columns: 'a', 'b'); set id",
+    ),
 }
 
 

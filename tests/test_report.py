@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import vl_convert
-from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, Page, make, rows_of
+from report_runs import CPU, H200, HOSTILE, FakeRun, make, rows_of
 
 from featuremill import __main__, config
 from featuremill.base import reasons, words
@@ -19,6 +20,7 @@ from featuremill.base.errors import UserError
 from featuremill.report import command, embedding, timeline
 from featuremill.report import page as report_page
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
+from featuremill.store import ours
 from featuremill.store.receipt import Receipt
 
 
@@ -43,7 +45,7 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     assert f"993 records with {sum(residues):,} residues" in page.text
     assert f"the longest has {max(residues):,}" in page.text
     assert len(rows_of(page, "embeddings")) == 990
-    assert len(rows_of(page, "timeline")) == len(rows_of(page, "throughput")) // 2 == 6
+    assert len(rows_of(page, "timeline")) == 6
     assert page.source.count("window.vegaEmbed") == 1
     assert len(page.source.encode()) < 5e6
 
@@ -64,47 +66,70 @@ def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
 def test_strangers_text_is_only_text(tmp_path: Path) -> None:
     run = FakeRun(refused=1, failed=1, ids=HOSTILE + "{0}", reasons=(f"bad {HOSTILE}",))
     run.failed_reason = f"{HOSTILE}: {HOSTILE * 3_000}"
-    page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
-    for each in (page, *(Page(path) for path in (tmp_path / "figures").glob("*.html"))):
-        assert not [tag for tag, _ in each.elements if tag == "img"]
-        assert not any("alert" in script for script in each.scripts)
-        assert "<script>alert" not in each.source
+    page = make(run.write(tmp_path / "demo"))
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert not any("alert" in script for script in page.scripts)
+    assert "<script>alert" not in page.source
     assert rows_of(page, "embeddings")[0]["id"].startswith(HOSTILE)
     assert HOSTILE in " ".join(page.words)
 
 
-def test_figures_are_files_of_their_own(tmp_path: Path) -> None:
-    run = FakeRun(refused=3, telemetry="files")
-    page = make(run.write(tmp_path / "demo"), "--figures", str(tmp_path / "figures"))
-    drawn = set()
-    files = {path.stem: path for path in (tmp_path / "figures").glob("*.html")}
-    assert set(files) == FIGURES
-    captions = Path(__file__).parents[1] / "workflow/report"
-    assert {path.stem for path in captions.glob("*.rst")} == FIGURES | {"report"}
-    for name, path in files.items():
-        figure = Page(path)
-        figure.assert_self_contained()
-        assert all(key.startswith(f"data-{name}") for key in figure.data)
-        assert (f"data-{name}" in figure.data) == (name != "accounting")
-        drawn |= set(figure.data)
-        assert path.stat().st_size < 1.5e6
-    assert drawn == set(page.data)
-    assert "43 input = 40 ok" in Page(files["accounting"]).text
-
-
-def test_the_records_come_before_the_devices(tmp_path: Path) -> None:
-    page = make(FakeRun(failed=1, telemetry="files").write(tmp_path / "demo"))
+def test_the_page_is_in_the_order_of_its_reader(tmp_path: Path) -> None:
+    """Results, map, what was refused, neighbours, lengths; then the machines, folded."""
+    page = make(FakeRun(failed=1, devices=(H200, CPU), telemetry="files").write(tmp_path / "demo"))
+    page.assert_self_contained()
     sections = [attributes["id"] for tag, attributes in page.elements if tag == "section"]
-    devices = ["timeline", "usage", "throughput", "stages"]
-    figures = ["embeddings", "lengths", *devices]
-    assert sections == ["accounting", "failures", *figures, "provenance", "reproduce"]
-    rules = (Path(__file__).parents[1] / "workflow/rules/report.smk").read_text("utf-8")
-    declared = re.findall(r'^    "(\w+)",$', rules, re.MULTILINE)
-    assert declared == ["accounting", *figures], "as in the page"
-    charts = list(page.data)
-    assert charts.index("data-embeddings") < min(
-        charts.index(name) for name in charts if name.startswith(("data-timeline", "data-usage"))
+    records = ["accounting", "embeddings", "failures", "neighbours", "lengths"]
+    machines = ["machines", "timeline", "usage", "stages"]
+    assert sections == [*records, "provenance", "reproduce", *machines]
+    shown = page.source.partition("<details>")[0]
+    assert 'id="lengths"' in shown
+    for word in ("NVIDIA", "token", "GPU", "digest"):
+        assert word not in re.sub(r"<script.*?</script>|<style.*?</style>", "", shown, flags=re.S)
+
+
+def test_a_run_has_one_time_and_its_figures_stand_once(tmp_path: Path) -> None:
+    root = FakeRun(devices=(H200, {**H200, "uuid": "GPU-2"}), num_shards=4).write(tmp_path / "demo")
+    with ours.delivering(root / "figures/lengths.html") as early:
+        early.write_text("as an earlier version wrote it")
+    (root / "figures/mine.html").write_text("somebody's")
+    page = make(root)
+    (tile,) = re.findall(r'<div class="tile"><b>([^<]*)</b><span>from the first', page.source)
+    assert f"From the first to the last {tile} passed" in page.source
+    assert "from the first shard to the last, on 2 GPUs" in page.text
+    assert [path.name for path in (root / "figures").glob("*.html")] == ["mine.html"]
+
+
+def test_neighbours_that_are_nearly_equal_are_listed(tmp_path: Path) -> None:
+    root = FakeRun(ok=700).write(tmp_path / "demo")
+    table = pq.read_table(root / "embeddings.parquet")
+    column = table.schema.get_field_index("mean_layer_6")
+    width = table.schema.field(column).type.list_size
+    vectors = np.random.default_rng(0).standard_normal((700, width)).astype(np.float32)
+    assert (np.corrcoef(vectors) - np.eye(700)).max() < 0.99
+    vectors[690], vectors[3] = vectors[5], 0
+    vectors[600] = 2 * vectors[40] + np.float32(0.01) * vectors[41]
+    vectors[691] = vectors[692] + np.float32(0.02) * vectors[1]
+    flat = pa.array(vectors.ravel())
+    new = pa.FixedSizeListArray.from_arrays(flat, width)
+    pq.write_table(
+        table.set_column(column, table.schema.field(column).name, new), root / "embeddings.parquet"
     )
+    page = make(root)
+    section = page.source.partition('id="neighbours"')[2].partition("</section>")[0]
+    rows = re.findall(
+        r"<bdi>sp\|P(\d+)\|.*?<bdi>sp\|P(\d+)\|.*?data-label=\"Cosine:\">([^<]*)<", section
+    )
+    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-9)
+    cosines = np.triu(unit @ unit.T, 1)
+    near = {frozenset(map(int, pair)) for pair in zip(*np.nonzero(cosines >= 0.999), strict=True)}
+    assert near == {frozenset(map(int, pair)) for *pair, _ in rows} and len(near) == 3
+    assert {5, 690} == {int(n) for n in rows[0][:2]} and rows[0][2] == "equal"
+    for one, other, told in rows[1:]:
+        assert float(told) == pytest.approx(
+            max(cosines[int(one), int(other)], cosines[int(other), int(one)]), abs=1e-5
+        )
+    assert "3 pairs of the records have cosines of 0.999 or more" in page.text
 
 
 def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path: Path) -> None:
@@ -118,11 +143,9 @@ def test_a_retried_record_is_one_sequence_and_the_unit_is_the_workloads(tmp_path
     (root / "manifest.json").write_text(json.dumps(manifest))
     page = make(root)
     assert "40 distinct sequences" in page.text and "2 shards" in page.text
-    assert "residues/s" in page.text and "Residues a second, shard by shard" in page.text
     assert "token" not in page.text.lower()
     for chart in page.data.values():
         assert not re.search(r'"title": "[^"]*token', json.dumps(chart))
-    assert '"title": "residues/s"' in json.dumps(page.data["data-throughput"])
 
 
 def test_same_files_same_page(tmp_path: Path) -> None:
@@ -134,14 +157,14 @@ def test_same_files_same_page(tmp_path: Path) -> None:
     ("run", "says", "charts"),
     [
         (FakeRun(ok=0, refused=4), "Nothing|nothing to show", 0),
-        (FakeRun(ok=0, failed=4, num_shards=2), "A map needs at least three records", 4),
-        (FakeRun(ok=1, num_shards=1), "1 of 1 record has features", 4),
-        (FakeRun(parquet=False), "add parquet to its outputs", 4),
-        (FakeRun(width=1), "have one dimension", 4),
-        (FakeRun(columns=()), "no vectors of a fixed width", 4),
-        (FakeRun(columns=("bos_layer_3", "mean_layer_6")), "also holds mean_layer_6", 5),
-        (FakeRun(resumed_batches=4), "1 resumed shard left out", 5),
-        (FakeRun(gap_seconds=86_400), "first to the last, pauses aside, the device was busy", 5),
+        (FakeRun(ok=0, failed=4, num_shards=2), "A map needs at least three records", 3),
+        (FakeRun(ok=1, num_shards=1), "1 of 1 record has features", 3),
+        (FakeRun(parquet=False), "add parquet to its outputs", 3),
+        (FakeRun(width=1), "have one dimension", 3),
+        (FakeRun(columns=()), "no vectors of a fixed width", 3),
+        (FakeRun(columns=("bos_layer_3", "mean_layer_6")), "also holds mean_layer_6", 4),
+        (FakeRun(resumed_batches=4), "batches were kept from before a stop", 4),
+        (FakeRun(gap_seconds=86_400), "passed without the pauses, which the axis has", 4),
     ],
 )  # fmt: skip
 def test_odd_runs(tmp_path: Path, run: FakeRun, says: str, charts: int) -> None:

@@ -9,9 +9,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from browser import CHROMIUM, Tab, browser
-from report_runs import CPU, FIGURES, H200, HOSTILE, FakeRun, make
+from report_runs import CPU, H200, HOSTILE, FakeRun, make
+
+from featuremill.steps.heads import figures
+from featuremill.steps.heads.card import Bin, Calibration, Card, Part, TableUsed
+from featuremill.steps.heads.curves import Judged
+from featuremill.steps.heads.figures import OfSample
+from featuremill.steps.heads.page import write_page
+from featuremill.steps.heads.train import Examples, judged
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +39,7 @@ SMALLEST = """Math.min(...Array.from(document.querySelectorAll("main *, svg text
 ).map(each => parseFloat(getComputedStyle(each).fontSize)))"""
 
 AXES = """Array.from(document.querySelectorAll("[data-chart]")).filter(
-    each => /^(timeline|usage|throughput)/.test(each.dataset.chart)
+    each => /^(timeline|usage)/.test(each.dataset.chart)
 ).map(each => Array.from(each.querySelectorAll(".role-axis-domain line"))
     .map(line => line.getBoundingClientRect()).find(box => box.width > 100))
 .map(box => [box.left, box.right])"""
@@ -40,6 +48,15 @@ MENUS = """Array.from(document.querySelectorAll(".vega-embed")).filter(each => {
     return Array.from(each.querySelectorAll(".role-legend")).some(legend => {
         const box = legend.getBoundingClientRect();
         return box.right > menu.left && box.top < menu.bottom; }); }).length"""
+CUT_COLUMNS = """Array.from(document.querySelectorAll(".scroll")).filter(
+    each => each.scrollWidth > each.clientWidth + 1).map(each => each.outerHTML.slice(0, 200))"""
+CELLS = """(() => { const read = colour => colour.match(/[0-9]+/g).slice(0, 3).map(Number);
+    const cells = Array.from(document.querySelectorAll("#confusion .mark-rect path"))
+        .map(each => read(getComputedStyle(each).fill));
+    const card = read(getComputedStyle(document.querySelector(".card")).backgroundColor);
+    const far = colour => Math.abs(colour[0] + colour[1] + colour[2] - card[0] - card[1] - card[2]);
+    cells.sort((a, b) => far(a) - far(b));
+    return [cells[0], cells[cells.length - 1], card]; })()"""
 CUT = """Array.from(document.querySelectorAll("pre"))
 .filter(each => each.scrollWidth > each.clientWidth).length"""
 
@@ -54,7 +71,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     labels = ["id\tfamily"] + [f"x{HOSTILE}{n}\t{HOSTILE} {n % 9}" for n in range(900)]
     (folder / "labels.tsv").write_text("\n".join(labels))
     colours = ("--label-file", str(folder / "labels.tsv"), "--label", "family")
-    make(run.write(folder / "demo"), "--figures", str(folder / "figures"), *colours)
+    make(run.write(folder / "demo"), *colours)
     return folder
 
 
@@ -65,11 +82,11 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("width", [1200, 400])
 def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_dark: bool) -> None:
     page = root / "demo/report.html"
     num_charts = len(re.findall(r"data-chart=", page.read_text()))
-    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 12
+    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 10
     drawn = "document.querySelectorAll('[data-chart] svg.marks, [data-chart] canvas.marks').length"
     assert tab.value(drawn) == num_charts
     assert tab.value(INK) > 50, "the map has colours"
@@ -108,11 +125,68 @@ def test_a_chart_answers_to_a_pointer(root: Path, tab: Tab) -> None:
     assert tab.value("document.querySelectorAll('#vg-tooltip-element img, main img').length") == 0
 
 
-@pytest.mark.parametrize("name", sorted(FIGURES))
-def test_each_figure_stands_alone(root: Path, tab: Tab, name: str) -> None:
-    drawn = tab.open_drawn(root / "figures" / f"{name}.html", width=800)
-    assert (drawn > 0) == (name != "accounting")
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("num_classes", [2, 12])
+def test_a_heads_page_has_no_cut_column_on_a_phone(
+    tmp_path: Path, tab: Tab, num_classes: int, is_dark: bool
+) -> None:
+    """And its colours mean the same in both themes: full is far from the page, empty near it."""
+    page = head_page(tmp_path / "head.html", num_classes)
+    assert tab.open_drawn(page, width=400, dark=is_dark) == 5
+    tab.value("document.querySelectorAll('details').forEach(fold => { fold.open = true; })")
+    assert tab.value("document.documentElement.scrollWidth") <= 400
+    assert tab.value(TOO_WIDE) == tab.value(CUT_COLUMNS) == []
+    assert tab.value(SMALLEST) >= 11
+    assert tab.value(MENUS) == tab.value(CUT) == 0
+    empty, full, card = (sum(colour) for colour in tab.value(CELLS))
+    assert abs(full - card) > 300, "of most of a row"
+    assert abs(empty - card) < 120 or num_classes == 2, "of nearly none of one"
     assert tab.console == [] and tab.requests == []
+
+
+def head_page(path: Path, num_classes: int) -> Path:
+    """Write the page of a head of that many classes, some with long names or by an attacker."""
+    random = np.random.default_rng(0)
+    names = sorted([f"class {n} with a rather long name"[: 9 + 4 * n] for n in range(num_classes)])
+    names[0] = HOSTILE
+    y = random.integers(0, num_classes, 600)
+    scores = random.dirichlet(np.ones(num_classes), 600)
+    scores[np.arange(600), y] += 0.4
+    scores /= scores.sum(1, keepdims=True)
+    told = Judged([f"{HOSTILE}{n}" for n in range(600)], y, scores, scores.argmax(1))
+    each = [str(n) for n in range(600)]
+    examples = Examples(each, each, scores, y, np.array(each), np.arange(600), names)
+    estimates, gain, confusion = judged(scores, examples)
+    made = Card(
+        version=Card.NEWEST,
+        kind="logistic",
+        classes=names,
+        features=[Part(width=20, column="mean", recipe="a" * 32, run="results/my")],
+        sha256="b" * 64,
+        counts={"records": 600, "groups": 600, "missing": 0},
+        scores={name: [*estimate] for name, estimate in estimates.items()},
+        guesses=figures.of_guesses(y, num_classes),
+        accuracy_gain=[*gain],
+        reliability=[
+            Bin(
+                class_name=names[one.number],
+                low=one.low,
+                high=one.high,
+                records=one.items,
+                mean_score=one.mean_score,
+                share=one.share,
+            )
+            for one in figures.reliability(scores, y)
+        ],
+        calibration=Calibration(scale=1.0, shift=[0.0] * num_classes),
+        confusion=confusion.tolist(),
+        setting={"penalty": 1.0},
+        setting_bounds=[10, 1e-6],
+        labels=TableUsed(file="labels.csv", sha256="c" * 64, column="kind", group="family"),
+        seed=0,
+    )
+    write_page(path, HOSTILE, made, told, [OfSample(f"sample {n}", 30, n) for n in range(20)])
+    return path
 
 
 def test_what_would_leave_the_machine_is_noticed(tmp_path: Path, tab: Tab) -> None:

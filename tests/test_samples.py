@@ -19,15 +19,16 @@ import yaml
 import featuremill
 from featuremill import config, features
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.id_columns import KEYS, WHOLE, IdColumns
 from featuremill.config import project
 from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
 from featuremill.plan import reading
-from featuremill.steps import heads
 from featuremill.workload import Record
 from featuremill.workloads import scores
 
 SHEET = "sample\tfile\tsite\n"
+OF_SAMPLES = IdColumns(KEYS)
 OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad", "safetensors"]
 
 
@@ -66,7 +67,7 @@ def test_a_sheet_is_the_same_in_any_format_and_order(tmp_path):
     found = [samples.read(tmp_path / f"s.{suffix}") for suffix in ("csv", "tsv", "parquet")]
     for sheet in found:
         assert sheet.about == {"sample": ["a", "b"], "year": ["2", "01"]}
-        assert [(row.sample, row.file) for row in sheet.rows] == [
+        assert [(row.owner, row.file) for row in sheet.rows] == [
             (0, "x.fa"),
             (0, "b.fa"),
             (1, "b.fa"),
@@ -111,20 +112,25 @@ def test_a_folder_called_like_a_samples_says_nothing_of_a_file_in_it(tmp_path):
     rows = pa.table({"id": ["p1"]})
     for name in ("embeddings.parquet", "embeddings/sample=a/part-0.parquet"):
         pq.write_table(rows, tmp_path / "sample=7" / name)
-    assert Table(tmp_path / "sample=7/embeddings.parquet").schema.names == ["id"]
+    table = Table(tmp_path / "sample=7/embeddings.parquet")
+    assert table.schema.names == table.id_columns.names == ["id"]
+    assert [batch.to_pylist() for _, batch in table.batches(WHOLE)] == [
+        [{"sample": "", "id": "p1"}]
+    ]
     inside = Table(tmp_path / "sample=7/embeddings")
     assert inside.schema.names == ["id", "sample"]
-    assert [group.sample for group in inside.groups] == ["a"]
+    assert inside.id_columns == OF_SAMPLES
+    assert [batch.to_pylist() for _, batch in inside.batches(WHOLE)] == [
+        [{"sample": "a", "id": "p1"}]
+    ]
 
 
-def test_a_step_that_does_not_know_samples_is_refused(monkeypatch):
-    told = {"samples": "s.tsv", "heads": {"h": {"labels": "l.csv", "column": "c"}}}
-    refused = pytest.raises(UserError, match="heads: this step takes no samples; leave it out")
-    monkeypatch.setattr(heads, "TAKES_SAMPLES", False)
-    with refused:
-        project.validate({"workload": "composition", **told})
-    monkeypatch.delattr(heads, "TAKES_SAMPLES")
-    with refused:
+def test_a_step_whose_files_cannot_name_a_sample_refuses_them():
+    heads = {"h": {"labels": "l.csv", "column": "c"}}
+    told = {"samples": "s.tsv", "translate": {"by": "virnucpro"}, "heads": heads, "virnucpro": {}}
+    with pytest.raises(
+        UserError, match=r"^config: virnucpro: this step takes no samples; leave it"
+    ):
         project.validate({"workload": "composition", **told})
 
 
@@ -132,20 +138,20 @@ def test_labels_are_of_a_record_of_a_sample(tmp_path):
     """Two samples have an id in common, which is two records with labels of their own."""
     table = tmp_path / "labels.tsv"
     table.write_text("id\tsample\tkind\tgenus\np1\tb\tx\tg\np1\ta\ty\tg\np2\ta\t\tg\n")
-    found, num_empty = labels.read(table, "kind", None, of_samples=True)
+    found, num_empty = labels.read(table, "kind", None, OF_SAMPLES)
     assert found == {"b/p1": ("x", "b", 2), "a/p1": ("y", "a", 3)}
-    assert [features.split_id(id) for id in found] == [("b", "p1"), ("a", "p1")]
+    assert [OF_SAMPLES.cells(id) for id in found] == [["b", "p1"], ["a", "p1"]]
     assert num_empty == 1
-    groups, _ = labels.read(table, "kind", "genus", of_samples=True)
+    groups, _ = labels.read(table, "kind", "genus", OF_SAMPLES)
     assert {label.group for label in groups.values()} == {"g"}
     with pytest.raises(UserError, match=r":3: 'p1' has a label in line 2 already"):
         labels.read(table, "kind", None)
     table.write_text("id\tsample\tkind\np1\t\tx\n")
     with pytest.raises(UserError, match=r":2: this row does not say whose 'p1' is"):
-        labels.read(table, "kind", None, of_samples=True)
+        labels.read(table, "kind", None, OF_SAMPLES)
     table.write_text("id\tkind\np1\tx\n")
     with pytest.raises(UserError, match=r"no column 'sample'; add it"):
-        labels.read(table, "kind", None, of_samples=True)
+        labels.read(table, "kind", None, OF_SAMPLES)
 
 
 def test_without_samples_nothing_tells_of_them():
@@ -174,7 +180,7 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
         return [
             one
             for chunk in found
-            for one in zip(chunk.samples, chunk.ids, chunk.payloads, strict=True)
+            for one in zip(chunk.owners, chunk.ids, chunk.payloads, strict=True)
         ]
 
     letters = {"1": b"MKV", "2": b"MAV"}
@@ -205,7 +211,7 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
     chunks = reading._chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
     found = [
-        one for chunk in chunks for one in zip(chunk.samples, chunk.sources, chunk.ids, strict=True)
+        one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
     ]
     assert found == [
         (number, f"{file}.fa", id)

@@ -24,6 +24,7 @@ from programs import Desk, Verbs, fasta, wait_for
 
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.flow import preflight
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
@@ -32,7 +33,7 @@ from featuremill.inputs import samples
 from featuremill.steps.heads import card, intervals
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
-from featuremill.steps.search.command import search
+from featuremill.steps.transfer.search.command import search
 from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
@@ -357,11 +358,13 @@ def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
     done = translated(tmp_path)
     monkeypatch.chdir(tmp_path)
     paths = [f"./{entry.path}" for entry in done.inputs]
-    assert done.is_of_files(paths, [])
-    assert not done.is_of_files(paths[1:], [])
+    assert done.is_of_files(tmp_path, paths, [])
+    assert not done.is_of_files(tmp_path, paths[1:], [])
     letters = (tmp_path / "a.fa").read_text()
     (tmp_path / "a.fa").write_text(letters[:-2] + "G" + letters[-1])
-    assert done.is_of_files(paths, []) and not done.is_of_files(paths, ["./a.fa"])
+    assert done.is_of_files(tmp_path, paths, []) and not done.is_of_files(
+        tmp_path, paths, ["./a.fa"]
+    )
 
 
 def test_an_edited_sheet_translates_what_is_new(tmp_path):
@@ -443,7 +446,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     done = translated(tmp_path, of_sample)
     ids = [id for some in fragments(tmp_path / "out", ["id"]) for id in some["id"].to_pylist()]
     score = {"a": 0.75, "b": 0.25}
-    rows = [(*features.split_id(id), score[id[0]]) for id in ids]
+    rows = [(*id.split("/", 1), score[id[0]]) for id in ids]
     path = predict(tmp_path / "p.tsv", rows)
     write(tmp_path / "out", path, tmp_path / "v.tsv", by="mean")
     assert [(r["sample"], r["contig"], r["verdict"]) for r in rows_of(tmp_path / "v.tsv")] == [
@@ -474,7 +477,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
 def test_labels_of_contigs_and_of_samples_are_those_of_fragments(tmp_path):
     translated(tmp_path)
     found = {"a/c1": labels_of.Label("x", "g", 2), "b/c2": labels_of.Label("y", "g", 3)}
-    of, num_without = of_fragments(found, tmp_path / "kinds.csv", tmp_path / "out", True)
+    of, num_without = of_fragments(found, tmp_path / "kinds.csv", tmp_path / "out", IdColumns(KEYS))
     assert {id.partition("_")[0] for id in of} == {"a/c1"}
     assert num_without == 1
     assert set(of.values()) == {found["a/c1"]}

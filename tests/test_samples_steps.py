@@ -13,8 +13,8 @@ from programs import Verbs, fasta, random_records
 import featuremill
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.config import project
-from featuremill.features import split_id
 from featuremill.steps.groups import write
 from featuremill.steps.transfer import write as transfer
 
@@ -25,6 +25,7 @@ SAMPLES = {
     "c": [("p0", SEQUENCES[0])],
 }
 """Samples with the same ids, of which p0 of a and of c alone are the same sequence."""
+OF_SAMPLES = IdColumns(KEYS)
 SITES = {"a": "lake", "b": "sea", "c": "lake"}
 
 
@@ -47,7 +48,7 @@ def run(tmp_path_factory, environment):
 def vectors(run):
     """Return the vector of each record, by sample and id."""
     return {
-        split_id(id): vector.astype(np.float64)
+        (*OF_SAMPLES.cells(id),): vector.astype(np.float64)
         for ids, block in features.open(run).blocks()
         for id, vector in zip(ids, block, strict=True)
     }
@@ -159,7 +160,7 @@ def test_labels_are_transferred_by_sample_and_id(run, tmp_path, vectors):
         record = row["sample"], row["id"]
         assert row["known"] == label_of.get(record, "")
         assert row["nearest"] == "/".join(nearest(vectors, record, label_of))
-        assert row["label"] == label_of[split_id(row["nearest"])]
+        assert row["label"] == label_of[(*OF_SAMPLES.cells(row["nearest"]),)]
     assert [(row["sample"], row["id"]) for row in found.missing] == [("a", "fails"), ("b", "bad")]
     assert found.told["counts"]["labels_without_vector"] == 1
     with pytest.raises(UserError, match="no column 'sample'; add it"):
@@ -170,7 +171,7 @@ def test_no_record_gets_its_label_from_its_own_sample_where_that_is_asked(run, t
     labels = table_of(tmp_path, LABELS, ("sample", "id", "kind"))
     found = transferred(tmp_path, run, labels, group="sample")
     judged = [row for row in found.rows if row["known"]]
-    assert judged and all(split_id(row["nearest"])[0] != row["sample"] for row in judged)
+    assert judged and all(OF_SAMPLES.owner(row["nearest"]) != row["sample"] for row in judged)
 
 
 # ---- search ----

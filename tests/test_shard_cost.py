@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,10 +23,9 @@ from featuremill.config import validate
 from featuremill.lease import devices
 from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
-from featuremill.plan.shard_cost import Work, choose, choose_without_speed
+from featuremill.plan.shard_cost import Sizing, Work, choose
 from featuremill.plan.shards import cuts, write_new
-from featuremill.plan.sizing import Sizing, num_jobs
-from featuremill.plan.speeds.assumed import Range
+from featuremill.plan.speeds import Range
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard
@@ -108,7 +108,7 @@ SURVEY = """
 import itertools, json, os
 from pathlib import Path
 from featuremill.lease.devices import planning_device
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.shard_cost import Sizing
 from featuremill.workload.recipe import settings_of
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import find_workload
@@ -126,11 +126,14 @@ for name in {models}:
     sizing = Sizing("auto", Path("results"), settings, path, values, "tokens", device, 1)
     for records, gpus in itertools.product({records}, (1, 4, 8)):
         os.environ["FEATUREMILL_DEVICES"] = ",".join(map(str, range(gpus)))
-        choice, speed = sizing.choice(358 * records, records, 356 * records)
+        choice = sizing.choice(358 * records, records, 356 * records)
+        keys = ("num_shards", "why", "seconds", "startup_share")
+        told = {{key: getattr(choice, key) for key in keys}}
         said = sizing.cut(358 * records, records, 356 * records)
         assert said.shards(358 * records) == choice.num_shards
-        case = dict(model=name, records=records, gpus=gpus, device=speed.device, said=said.why)
-        print(json.dumps({{**case, **choice._asdict(), "startup_share": choice.startup_share}}))
+        device_name = choice.speed.device
+        case = dict(model=name, records=records, gpus=gpus, device=device_name, said=said.why)
+        print(json.dumps({{**case, **told}}))
 """
 MODELS = [f"esm2_{name}_UR50D" for name in ("t6_8M", "t30_150M", "t33_650M", "t36_3B")]
 
@@ -307,7 +310,7 @@ def test_a_shard_of_failed_records_that_run_again_is_not_cut_anew(tmp_path, monk
 @pytest.mark.parametrize("records", [1, 3, 9, 40, 1000])
 @pytest.mark.parametrize("usual", [100, 2_000_000])
 def test_without_a_speed_each_slot_gets_two_where_there_are_records(slots, records, usual):
-    cost, number, why = choose_without_speed(work(7 * records, records), usual, slots)
+    number, cost, why, *_ = choose(work(7 * records, records), None, slots, usual)
     assert number >= min(2 * slots, records // slots * slots or records)
     assert number % slots == 0 or number < slots
     assert ("slots get none" in why) == (number < slots) and cost == -(-7 * records // number)
@@ -320,7 +323,7 @@ def test_without_a_speed_each_slot_gets_two_where_there_are_records(slots, recor
 )
 def test_few_records_of_uneven_cost_make_as_many_shards(costs, slots, borders):
     """Whatever buckets they are in, and however much one record costs."""
-    number = choose_without_speed(work(sum(costs), len(costs)), 2_000_000, slots)[1]
+    number = choose(work(sum(costs), len(costs)), None, slots, 2_000_000).num_shards
     buckets = enumerate(np.split(np.array(costs), sorted(min(b, len(costs)) for b in borders)))
     made = list(cuts(buckets, sum(costs), len(costs), sum(costs) / number))
     assert len(made) == number
@@ -379,9 +382,10 @@ def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
     shards = [SimpleNamespace(shard=f"{n}", cost=100, wanted=1, bytes=9) for n in range(3)]
     plan = SimpleNamespace(shards=shards, recipe="r")
     speed = SimpleNamespace(cost_per_second=SimpleNamespace(middle=5))
-    known = SimpleNamespace(slots=2, choice=lambda *_: (SimpleNamespace(startup_seconds=10), speed))
+    choice = SimpleNamespace(startup_seconds=10, speed=speed)
+    known = SimpleNamespace(slots=2, choice=lambda *_: choice)
     assert announce._time(Results(tmp_path), plan, known) == "; about 1 min"
-    unknown = SimpleNamespace(slots=2, choice=lambda *_: None)
+    unknown = SimpleNamespace(slots=2, choice=lambda *_: SimpleNamespace(speed=None))
     assert announce._time(Results(tmp_path), plan, unknown) == "; the first one measures the time"
     plan.shards = []
     assert announce._time(Results(tmp_path), plan, known) == ""
@@ -413,6 +417,12 @@ def test_devices_that_the_jobs_ask_for_elsewhere_do_not_stop_a_plan(monkeypatch)
     """Before, plan on a login node ended with "GPU 0 does not exist"."""
     monkeypatch.setenv("FEATUREMILL_DEVICES", "0,1")
     elsewhere = devices.Device("cuda", "", "a GPU that this machine does not have", True)
-    assert num_jobs(elsewhere, 1) == 1
+    settings = Settings(workload="composition", version="1", options={}, weights_sha256=None)
+
+    def slots(gpus):
+        values = pa.schema({})
+        return Sizing("auto", Path(), settings, None, values, "residues", elsewhere, gpus).slots
+
+    assert slots(1) == 1
     monkeypatch.setenv("FEATUREMILL_GPUS", "8")
-    assert num_jobs(elsewhere, 2) == 4 and num_jobs(elsewhere, 16) == 1
+    assert slots(2) == 4 and slots(16) == 1

@@ -116,10 +116,15 @@ def test_done_is_said_with_what_has_no_features():
 
 
 def test_the_work_of_each_gpu_is_said():
-    """By cost, not by the number of shards."""
+    """By cost, not by the number of shards; an early receipt has no number of its GPU."""
+    numbers = {(90, "bbbb1"): {"number": 3}, (20, "aaaa1"): {"number": 0}}
 
     def shard(cost, *uuids):
-        devices = [{"kind": "cuda", "uuid": f"GPU-{uuid}", "name": "NVIDIA L4"} for uuid in uuids]
+        devices = [
+            {"kind": "cuda", "uuid": f"GPU-{uuid}", "name": "NVIDIA L4"}
+            | numbers.get((cost, uuid), {})
+            for uuid in uuids
+        ]
         about = {"devices": devices} if devices else {}
         return SimpleNamespace(receipt=Receipt.model_validate(receipt_json(cost=cost, **about)))
 
@@ -130,7 +135,7 @@ def test_the_work_of_each_gpu_is_said():
         SimpleNamespace(receipt=None),
     ]
     assert view._by_gpu(SimpleNamespace(shards=shards)) == (
-        "NVIDIA L4 bbbb: 1 shard, 75 %; NVIDIA L4 aaaa: 2 shards, 25 %"
+        "GPU 3 (bbbb) NVIDIA L4: 1 shard, 75 %; GPU 0 (aaaa) NVIDIA L4: 2 shards, 25 %"
     )
     assert view._by_gpu(SimpleNamespace(shards=[shard(5)])) == ""
     many = [shard(1, f"{n:04}") for n in range(20)]

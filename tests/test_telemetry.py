@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 from mounts import Mount
-from nvml_node import Gpu, Slice
+from nvml_node import Gpu, Slice, gpu_name
 from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
@@ -152,7 +153,9 @@ def test_one_long_batch_leaves_samples_in_which_only_time_goes_on(verbs, hold):
 def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     more = {"power_mw": 300_000, "throttle": 0x5, "meter": 1, "temperature": 71}
     _, plan = on_gpus(Gpu(used_mb=900, busy=87, more=more), hold=str(hold))
-    computed(verbs, plan, hold, lambda: len(with_devices(file_of(verbs, plan))) >= 3)
+    said = computed(verbs, plan, hold, lambda: len(with_devices(file_of(verbs, plan))) >= 3)
+    assert re.search(rf"20 records in \d+\.\d s on {re.escape(gpu_name(0))}\n", said)
+    assert f"  {gpu_name(0)} Simulated GPU on " in run_log(verbs)[-1]
     (attempt,) = telemetry.read(file_of(verbs, plan))
     (device,) = attempt.devices[0]["devices"]
     assert (device["slot"], device["memory_mb"]) == ("0of1", 80_000)
@@ -173,6 +176,7 @@ def test_a_gpu_is_sampled_and_its_energy_is_counted(verbs, on_gpus, hold):
     seconds = attempt.samples[-1]["time"] - attempt.devices[0]["time"]
     assert 0.01 < energy_j / (300 * seconds) < 1.1, "joules, of the time with the device"
     (receipt,) = verbs.receipts(plan)
+    assert [one["number"] for one in (device, *receipt["devices"])] == [0, 0]
     found = receipt["telemetry"]
     assert found["energy_j"] == pytest.approx(energy_j, abs=0.2)
     names = ("utilisation_percent", "memory_mb", "power_w", "temperature_c")

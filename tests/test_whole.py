@@ -30,6 +30,7 @@ from test_properties import holds
 from featuremill import features
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID_ALONE
 from featuremill.base.locking import locked
 from featuremill.config.runs import named
 from featuremill.status.project import ProjectReader, ProjectState
@@ -146,7 +147,7 @@ def digest_share(payload, salt):
 class FakeRun:
     """What a head reads of a finished run, with vectors of the payloads alone."""
 
-    column, recipe, settings, width, has_samples = "marks", None, None, WIDTH, False
+    column, recipe, settings, width, id_columns = "marks", None, None, WIDTH, ID_ALONE
 
     def __init__(self, name, payloads, failed, order):
         self.name = name

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 # What this imports, every verb does before it answers Ctrl-C: so neither typing nor pathlib.
 # The types are in __init__.pyi.
-__version__ = "0.1.0"
+from featuremill.base import __version__ as __version__
+
 __all__ = [
     "SNAKEFILE",
     "compute",

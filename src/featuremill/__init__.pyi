@@ -3,7 +3,7 @@ from featuremill.api import engine as engine
 from featuremill.api import forget_model as forget_model
 from featuremill.features.loading import load as load
 from featuremill.features.loading import load_matrix as load_matrix
-from featuremill.steps.search.command import search as search
+from featuremill.steps.transfer.search.command import search as search
 from featuremill.workloads.esm2 import embed as embed
 
 SNAKEFILE: str

@@ -73,19 +73,19 @@ MODULES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    verb = next((word for word in given if not word.startswith("-")), None)
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    verb = next((word for word in words if not word.startswith("-")), None)
     try:
         of_plugins = {} if verb in VERBS else _of_plugins()  # or none is typed, and all are listed
     except UserError as error:  # what is installed is older than this
         print(f"featuremill: {error}", file=sys.stderr)
         return UserError.exit_status
     command, of_plugin = None, of_plugins.get(verb or "")
-    if verb == "lease" and "--" in given:  # what follows is not ours to read
-        given, command = given[: given.index("--")], given[given.index("--") + 1 :]
+    if verb == "lease" and "--" in words:  # what follows is not ours to read
+        words, command = words[: words.index("--")], words[words.index("--") + 1 :]
     elif of_plugin:
-        given = of_plugin.words(given)
-    if problem := _without_verb(given, of_plugins):
+        words = of_plugin.words(words)
+    if problem := _without_verb(words, of_plugins):
         print(f"featuremill: {problem}", file=sys.stderr)
         return UserError.exit_status
     if starter := environment.DIE_WITH_PARENT.text():
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         late_pandas.set_up()
     try:
         status = _run(
-            parser.parse_args(given, argparse.Namespace(command=command)), given, of_plugin
+            parser.parse_args(words, argparse.Namespace(command=command)), words, of_plugin
         )
     except SystemExit as end:
         # Words that mean nothing.
@@ -113,14 +113,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _of_plugins() -> Mapping[str, Command]:
     from featuremill.step.finding import commands
 
-    return {verb: told for verb, told in commands().items() if verb not in VERBS}
+    return {verb: command for verb, command in commands().items() if verb not in VERBS}
 
 
-def _without_verb(given: Sequence[str], of_plugins: Mapping[str, Command]) -> str:
+def _without_verb(words: Sequence[str], of_plugins: Mapping[str, Command]) -> str:
     """Say what to type where no verb was, or none that there is."""
-    if not given:
+    if not words:
         return "say what to do: featuremill --help lists the commands."
-    word = given[0]
+    word = words[0]
     known = [*VERBS, *of_plugins]
     if word.startswith("-") or word in known:
         return ""
@@ -129,7 +129,7 @@ def _without_verb(given: Sequence[str], of_plugins: Mapping[str, Command]) -> st
     return f"there is no command {word!r}; {hint}featuremill --help lists them."
 
 
-def _run(parsed: argparse.Namespace, given: list[str], of_plugin: Command | None) -> int:
+def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None) -> int:
     """Run the verb that was parsed out of `given`; return its exit status."""
     verb_log = logging.getLogger(f"featuremill.{parsed.verb}")
     try:
@@ -137,7 +137,7 @@ def _run(parsed: argparse.Namespace, given: list[str], of_plugin: Command | None
         verb_log.debug(
             "%sfeaturemill %s (version %s, on %s)",
             log.BEGIN,
-            shlex.join(given),
+            shlex.join(words),
             __version__,
             platform.node(),
         )
@@ -158,13 +158,13 @@ def _run(parsed: argparse.Namespace, given: list[str], of_plugin: Command | None
 
 def _name_folder(parsed: argparse.Namespace) -> None:
     """Give a command that takes the folder of one run that folder where a config was typed."""
-    given: Path | None = getattr(parsed, "run_folder", None)
-    if given is None or getattr(parsed, "takes_configs", False):
+    typed: Path | None = getattr(parsed, "run_folder", None)
+    if typed is None or getattr(parsed, "takes_configs", False):
         return
-    if given.suffix in (".yaml", ".yml"):
+    if typed.suffix in (".yaml", ".yml"):
         from featuremill.config import runs
 
-        parsed.run_folder = runs.one(given)
+        parsed.run_folder = runs.one(typed)
 
 
 def _about(parsed: argparse.Namespace) -> str:
@@ -199,7 +199,7 @@ def _add_talk(parser: argparse.ArgumentParser, is_act: bool = False) -> None:
     does, what was typed before it stands."""
     default: dict[str, Any] = {"default": argparse.SUPPRESS} if is_act else {}
     loudness = parser.add_mutually_exclusive_group()
-    add, add_one = (partial(of.add_argument, **default) for of in (parser, loudness))
+    add, add_one = (partial(group.add_argument, **default) for group in (parser, loudness))
     add_one("-q", "--quiet", action="store_true", help="only warnings and errors")
     add_one("-v", "--verbose", action="store_true", help="details too, and what libraries print")
     add("--log-file", type=Path, help="also write everything, dated, to the end of this file")
@@ -218,7 +218,7 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
     parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
-    theirs = {verb: told.summary for verb, told in of_plugins.items()}
+    theirs = {verb: command.summary for verb, command in of_plugins.items()}
     for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
         _add_talk(sub)

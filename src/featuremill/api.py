@@ -137,10 +137,10 @@ def compute(
             have no values, or memory runs out while the model is loaded.
     """
     paths = in_memory.paths_of(inputs)
-    given = {key: _plain(value) for key, value in (options or {}).items()}
+    plain_options = {key: _plain(value) for key, value in (options or {}).items()}
     names = list(map(str, paths)) or [in_memory.STEM]
     about = {"device": device, "max_failed": max_failed, "inputs": names}
-    chosen = engine(workload, given, source="compute", **about)
+    chosen = engine(workload, plain_options, source="compute", **about)
     for name in option_files.paths_of(chosen.options):
         option_files.refuse_missing(chosen.options, name)
     records, failed = _accounted(_records(inputs, paths, chosen))
@@ -210,8 +210,8 @@ def engine(
     Raises:
         UserError: when an option is wrong (`source` says whose), or a package is not installed.
     """
-    asked = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
-    checked = config.validate(asked, source)
+    raw = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
+    checked = config.validate(raw, source)
     refuse_without_packages(type(checked.options))
     return Engine(workload, checked.module, checked.options, checked.device)
 
@@ -310,8 +310,8 @@ def _accounted(records: Iterable[Record]) -> tuple[list[Record], list[dict[str, 
 
 def _row(record: Record, status: str, reason: str) -> dict[str, Any]:
     """Return what failed.tsv says of a record."""
-    told = {"id": record.id, "source": record.source, "line": record.line}
-    return {**told, "status": status, "reason": reason}
+    columns = {"id": record.id, "source": record.source, "line": record.line}
+    return {**columns, "status": status, "reason": reason}
 
 
 def _refuse_too_many(failed: Sequence[Mapping[str, Any]], max_failed: int) -> None:
@@ -335,10 +335,10 @@ def _on_terminal() -> Iterator[Progress | None]:
         return
     end = ""
 
-    def show(done: int, of: int) -> None:
+    def show(done: int, total: int) -> None:
         nonlocal end
         end = "\n"
-        sys.stderr.write(f"\rfeaturemill: {done:,} of {counted(of, 'record')}")
+        sys.stderr.write(f"\rfeaturemill: {done:,} of {counted(total, 'record')}")
         sys.stderr.flush()
 
     try:

@@ -90,7 +90,7 @@ def _heavy_after(code: str) -> list[str]:
 
 def _left_out(run: Finished) -> dict[str, str]:
     """Return the records without values, each with its reason."""
-    return {one.id: one.reason for one in failed.read(run.folder.root / "failed.tsv")}
+    return {record.id: record.reason for record in failed.read(run.folder.root / "failed.tsv")}
 
 
 class WorkloadContract:
@@ -119,8 +119,8 @@ class WorkloadContract:
     def test_its_options_are_described_and_survive_json(self) -> None:
         fields = self._module.Options.model_fields
         assert [name for name, field in fields.items() if not field.description] == []
-        told = json.loads(json.dumps(self._options.model_dump(mode="json")))
-        assert self._module.Options.model_validate(told) == self._options
+        values = json.loads(json.dumps(self._options.model_dump(mode="json")))
+        assert self._module.Options.model_validate(values) == self._options
 
     def test_it_delivers_the_kinds_that_it_says(self) -> None:
         assert {kind_of(field.type) for field in self._schema} == self._options.delivers()
@@ -249,11 +249,11 @@ class WorkloadContract:
     def _options(self) -> Any:
         """The options, their paths as they are found from anywhere."""
         kinds = option_files.kinds_of(self._module.Options)
-        given = {
+        options = {
             name: str(Path(value).absolute()) if name in kinds and value else value
             for name, value in self.options.items()
         }
-        return self._module.Options.model_validate(given)
+        return self._module.Options.model_validate(options)
 
     @cached_property
     def _records(self) -> list[Record]:
@@ -365,11 +365,11 @@ class StepContract:
             assert lacking == [], name
 
     def test_a_key_that_it_does_not_have_is_refused_with_its_line(self) -> None:
-        told = self.config[self.step]
-        is_named = all(isinstance(one, Mapping) for one in told.values())
-        first, inside = next(iter(told.items())) if is_named else ("", told)
+        section = self.config[self.step]
+        is_named = all(isinstance(value, Mapping) for value in section.values())
+        first, inside = next(iter(section.items())) if is_named else ("", section)
         wrong = {**inside, "nonesuch": 1}
-        raw = {**self.config, self.step: {**told, first: wrong} if is_named else wrong}
+        raw = {**self.config, self.step: {**section, first: wrong} if is_named else wrong}
         text = yaml.safe_dump(raw)
         line = 1 + text[: text.index("nonesuch")].count("\n")
         said = ""
@@ -381,21 +381,23 @@ class StepContract:
 
     def test_names_in_its_rules_begin_with_its_key(self) -> None:
         names = internals.names_in(finding.step_of(self.step).RULES)
-        others = [one for one in names if one != self.step and not one.startswith(f"{self.step}_")]
+        others = [
+            name for name in names if name != self.step and not name.startswith(f"{self.step}_")
+        ]
         assert others == [], f"all rule files share their names; let these begin with {self.step}_"
 
     def test_what_it_makes_is_named_once_and_lies_in_the_project(self) -> None:
         found = project.validate(self._told)
-        made, seen = found.made, found.for_steps
-        assert made and all(one.label.partition(".")[0] == self.step for one in made)
-        files = [file for one in made for file in one.files]
-        assert len(set(files)) == len(files) and all(one.files for one in made)
-        assert all(file.startswith(f"{seen.folder}/") for file in files)
-        logs = [log for one in made for log in one.logs]
-        assert logs and all(log.startswith(f"{seen.logs}/{self.step}/") for log in logs)
-        places = [place for one in made for place in one.removable]
-        assert all(place.startswith(f"{seen.folder}/") for place in places)
-        assert [one.progress() for one in made] == [""] * len(made), "nothing has started"
+        made, project_ = found.made, found.for_steps
+        assert made and all(each.label.partition(".")[0] == self.step for each in made)
+        files = [file for each in made for file in each.files]
+        assert len(set(files)) == len(files) and all(each.files for each in made)
+        assert all(file.startswith(f"{project_.folder}/") for file in files)
+        logs = [log for each in made for log in each.logs]
+        assert logs and all(log.startswith(f"{project_.logs}/{self.step}/") for log in logs)
+        places = [place for each in made for place in each.removable]
+        assert all(place.startswith(f"{project_.folder}/") for place in places)
+        assert [each.progress() for each in made] == [""] * len(made), "nothing has started"
 
     def test_it_is_made_told_of_not_made_twice_and_removed(self, tmp_path: Path) -> None:
         (tmp_path / "my.yaml").write_text(yaml.safe_dump(self._told))
@@ -405,11 +407,11 @@ class StepContract:
 
         verb = partial(self._type, tmp_path)
         verb("run", "my.yaml", "--cores", "2")
-        for one in found.made:
-            for file in (*one.files, *one.logs):
-                assert (tmp_path / file).exists(), f"{one.label}: {file}"
+        for made in found.made:
+            for file in (*made.files, *made.logs):
+                assert (tmp_path / file).exists(), f"{made.label}: {file}"
         said = verb("status", "my.yaml")
-        assert all(f"{one.label} " in said for one in found.made)
+        assert all(f"{made.label} " in said for made in found.made)
         assert "Nothing to be done" in verb("run", "my.yaml", "--cores", "2")
         last = tmp_path / found.made[-1].files[-1]
         if last.is_file():
@@ -418,7 +420,7 @@ class StepContract:
             verb("run", "my.yaml", "--cores", "2")
             assert last.exists()
         verb("clean", "my.yaml", "--keep", "nothing", "--yes")
-        left = [place for one in found.made for place in (*one.removable, *one.logs)]
+        left = [place for made in found.made for place in (*made.removable, *made.logs)]
         assert not any((tmp_path / place).exists() for place in left)
 
     def _type(self, folder: Path, *words: str, status: int = 0) -> str:

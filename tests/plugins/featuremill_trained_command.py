@@ -30,7 +30,7 @@ def add_arguments(parser):
 
 def run(arguments):
     run = features.open(arguments.run_folder, arguments.vectors, choosing="--vectors")
-    found, _ = labels.read(arguments.labels, arguments.column, None, run.has_samples, log=log)
+    found, _ = labels.read(arguments.labels, arguments.column, None, run.id_columns, log=log)
     vectors_of, left, progress = {}, dict.fromkeys(found), Progress(log, "reading")
     for ids, vectors in run.blocks():
         for id, vector in zip(ids, vectors, strict=True):

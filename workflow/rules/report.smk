@@ -1,18 +1,7 @@
 # report: draw a run as one HTML page that opens offline.
 #
 #   in    manifest.json and what it names; the table of config `labels`
-#   out   report.html; the same figures one by one, for `snakemake --report`
-
-figures = [
-    "accounting",
-    "embeddings",
-    "lengths",
-    "timeline",
-    "usage",
-    "throughput",
-    "stages",
-]
-drawn = [f"figures/{figure}.html" for figure in figures]
+#   out   report.html, also for `snakemake --report`
 
 
 rule report:
@@ -24,17 +13,8 @@ rule report:
             f"{mill.results}/report.html",
             caption="../report/report.rst",
             category="Report",
-            labels={"run": mill.run, "figure": "everything on one page"},
+            labels={"run": mill.run},
         ),
-        figures=[
-            report(
-                f"{mill.results}/{file}",
-                caption=f"../report/{figure}.rst",
-                category="Figures",
-                labels={"run": mill.run, "figure": figure},
-            )
-            for figure, file in zip(figures, drawn)
-        ],
     log:
         f"{mill.logs}/report.log",
     wildcard_constraints:
@@ -46,8 +26,6 @@ rule report:
         runtime=mill.asks("merge_minutes"),
     params:
         folder=subpath(output.page, parent=True),
-        figures=subpath(output[1], parent=True),
         reruns=mill.reruns("report"),
     shell:
-        "exec featuremill report {params.folder:q} --output {output.page:q}"
-        " --figures {params.figures:q} --log-file {log:q}"
+        "exec featuremill report {params.folder:q} --output {output.page:q} --log-file {log:q}"

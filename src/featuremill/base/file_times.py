@@ -8,5 +8,5 @@ from pathlib import Path
 def came_at(path: Path) -> float:
     """Return when the file at `path` was written, or came there by whatever way: a copy, an archive
     and a renaming may give it an older time of writing."""
-    there, name = path.stat(), path.lstat()  # a link may be new, too
-    return max(there.st_mtime, there.st_ctime, name.st_mtime, name.st_ctime)
+    status, name = path.stat(), path.lstat()  # a link may be new, too
+    return max(status.st_mtime, status.st_ctime, name.st_mtime, name.st_ctime)

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from featuremill.base.accession import accession
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.base.text import clipped
 from featuremill.base.words import counted
 
@@ -45,14 +46,14 @@ class Matcher:
         path: Path,
         line_of: Mapping[str, int],
         of: str,
-        has_samples: bool = False,
+        id_columns: IdColumns = ID_ALONE,
         log: logging.Logger | None = None,
     ) -> None:
         """`line_of` has each name's line in the table `path`; `of` says what is met, such as
-        "record of results/my". If these have samples, names and ids are `<sample>/<id>`. Warnings
-        go to `log`, if any."""
+        "record of results/my", of whose ids `id_columns` are made. Warnings go to `log`, if any.
+        """
         self._path, self._line_of, self._of, self._log = path, line_of, of, log
-        self._has_samples = has_samples
+        self._id_columns = id_columns
         self._id_of: dict[str, str] = {}
         self._other_id_of: dict[str, str] = {}
         """Ids of records with a row of their own, by their accessions, which have one as well."""
@@ -113,10 +114,7 @@ class Matcher:
         return name
 
     def _short(self, id: str) -> str:
-        if not self._has_samples:
-            return accession(id)
-        sample, slash, own = id.partition("/")
-        return sample + slash + accession(own)
+        return self._id_columns.accession(id)
 
     def check(self) -> None:
         """Look at what was matched after all records were met; say which names are of none.
@@ -176,4 +174,4 @@ class Matcher:
         )
 
     def _own(self, id: str) -> str:
-        return id.partition("/")[2] if self._has_samples else id
+        return self._id_columns.cells(id)[-1]

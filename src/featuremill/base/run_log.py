@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from featuremill.base.gpu_name import device
 from featuremill.base.text import one_line, plain
 
 NAME = "run.log"
@@ -35,18 +36,18 @@ class Line:
 @contextlib.contextmanager
 def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
     """Append a line to the log of the run in `root` when the block ends, however it does."""
-    begun, told = time.monotonic(), Line()
+    begun, entry = time.monotonic(), Line()
     try:
-        yield told
+        yield entry
     except Exception as error:
-        told.outcome = "failed"
-        told.text = "  ".join(filter(None, (told.text, _cut(str(error) or type(error).__name__))))
+        entry.outcome = "failed"
+        entry.text = "  ".join(filter(None, (entry.text, _cut(str(error) or type(error).__name__))))
         raise
     except BaseException:
-        told.outcome = "stopped"
+        entry.outcome = "stopped"
         raise
     finally:
-        _append(root, verb, shard, told, time.monotonic() - begun)
+        _append(root, verb, shard, entry, time.monotonic() - begun)
 
 
 def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
@@ -72,10 +73,7 @@ def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:
 
 
 def _devices(devices: list[dict[str, Any]]) -> str:
-    named = [
-        device["name"] + (f" {device['uuid']}" if device["kind"] == "cuda" else "")
-        for device in devices
-    ]
+    named = [device(one["kind"], one["uuid"], one["name"], one.get("number")) for one in devices]
     return " + ".join(named) or "no device"
 
 
@@ -83,10 +81,10 @@ def _number(facts: Mapping[str, Any], key: str, width: int = 7) -> str:
     return f"{facts.get(key, 0):>{width},}"
 
 
-def _append(root: Path, verb: str, shard: str, told: Line, seconds: float) -> None:
+def _append(root: Path, verb: str, shard: str, entry: Line, seconds: float) -> None:
     now = datetime.datetime.now(datetime.UTC)
-    text = one_line(plain(told.text))
-    start = f"{now:%Y-%m-%dT%H:%M:%SZ}  {verb:7}  {shard[:8]:8}  {told.outcome:7}"
+    text = one_line(plain(entry.text))
+    start = f"{now:%Y-%m-%dT%H:%M:%SZ}  {verb:7}  {shard[:8]:8}  {entry.outcome:7}"
     content = f"{start}  {seconds:>9,.1f} s  {text}".rstrip(" ").encode() + b"\n"
     try:
         file = os.open(root / NAME, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)

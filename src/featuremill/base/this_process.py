@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from featuremill import __version__
+from featuremill.base import __version__
 
 INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """How people and schedulers stop a run."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
 from featuremill.config.yaml_lines import Places
@@ -230,7 +231,7 @@ class Origin:
     def of(self, *key: str) -> str:
         """Return where `key` stands, or the nearest key around it whose place is known."""
         around = (key[:length] for length in range(len(key), 0, -1))
-        return next((self.places[one] for one in around if one in self.places), self.source)
+        return next((self.places[outer] for outer in around if outer in self.places), self.source)
 
 
 class Run(Config):
@@ -246,7 +247,6 @@ class Run(Config):
 
     @property
     def module(self) -> Workload:
-        """The workload."""
         return find_workload(self.workload)
 
     @property
@@ -262,9 +262,9 @@ class Run(Config):
     @property
     def model_key(self) -> tuple[str, ...]:
         """The key of the config that names the model: that of the option with this value."""
-        named = (("options", key) for key, value in self.options_given.items())
+        keys = (("options", key) for key, value in self.options_given.items())
         model = self.model
-        return next((key for key in named if self.options_given[key[1]] == model), ("workload",))
+        return next((key for key in keys if self.options_given[key[1]] == model), ("workload",))
 
     @property
     def files(self) -> list[str]:
@@ -275,6 +275,29 @@ class Run(Config):
             UserError: when the sheet cannot be read.
         """
         return files_named(self.inputs, self.samples)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """What says where the records are: the inputs, or the sheet of samples alone."""
+        return (self.samples,) if self.samples else self.inputs
+
+    @property
+    def key_of_named(self) -> str:
+        return "samples" if self.samples else "inputs"
+
+    @property
+    def paths_of_records(self) -> list[Path]:
+        return [*map(Path, self.files[1:] if self.samples else self.files)]
+
+    def reading(self, named: Sequence[str]) -> Run:
+        """Return the run with other inputs or, of samples, another sheet."""
+        update = {"samples": named[0]} if self.samples else {"inputs": tuple(named)}
+        return self.model_copy(update=update)
+
+    @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its records look when they are written."""
+        return IdColumns.of_sheet(self.samples)
 
     @property
     def paths_of_options(self) -> dict[str, str]:
@@ -309,8 +332,8 @@ def validate(
     except UserError as error:
         raise UserError(f"{origin.of('workload')}: {error}") from None
     if has_options:
-        given, elsewhere = config.options, partial(_others, workload)
-        options = checked(module.Options, given, ("options",), elsewhere, origin)
+        raw_options, elsewhere = config.options, partial(_others, workload)
+        options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
     else:
         options = module.Options.model_construct(**config.options)
     values = {**dict(config), "options": options, "origin": origin}
@@ -441,7 +464,7 @@ def load(path: Path) -> tuple[dict[str, Any], Places]:
 def refuse_patterns(run: Run) -> None:
     """Refuse names that Snakemake would take for patterns; it has no way to write such a name."""
     names: dict[str, Iterable[Any]] = {
-        "samples" if run.samples else "inputs": run.files,
+        run.key_of_named: run.files,
         "options": run.options_given.values(),
         "labels": [run.labels.file],
     }

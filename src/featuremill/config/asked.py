@@ -25,19 +25,18 @@ def options_asked(config: Run) -> dict[str, Any]:
     """Return the options that decide the values or the records, as the config has them: with "auto"
     where it says so, and without paths."""
     left_out = {*execution_of(type(config.options)) - TableOptions.EXECUTION}
-    asked: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
-    return asked
+    options: dict[str, Any] = config.options.model_dump(mode="json", exclude=left_out)
+    return options
 
 
 def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change]:
     """Return what `config` asks for otherwise than what was planned. Its paths are seen from
     `folder`."""
     changes = []
-    planned, now = [entry.path for entry in plan.inputs], list(dict.fromkeys(config.inputs))
-    if config.samples:
-        planned, now = planned[:1], [config.samples]
+    now = list(dict.fromkeys(config.named))
+    planned = [entry.path for entry in plan.inputs][: 1 if config.samples else None]
     if list(map(Path, planned)) != list(map(Path, now)):
-        changes.append(Change("samples" if config.samples else "inputs", planned, now))
+        changes.append(Change(config.key_of_named, planned, now))
     if plan.workload != config.workload:
         return [*changes, Change("workload", plan.workload, config.workload)]
     changes += _changed_options(plan, options_asked(config))
@@ -46,10 +45,10 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
 
 def changes_of_labels(report: Path, config: Run, folder: Path = Path()) -> list[Change]:
     """Return what colours the map otherwise than in the page `report`, as far as that says it."""
-    drawn, asked = labels_of(report), config.labels
+    drawn, labels = labels_of(report), config.labels
     if drawn is None:
         return []
-    now = {"file": asked.file, "column": asked.column}
+    now = {"file": labels.file, "column": labels.column}
     changes = [
         Change(f"labels.{key}", drawn.get(key), value)
         for key, value in now.items()
@@ -68,20 +67,20 @@ def has_other_labels(report: Path, config: Run, folder: Path = Path()) -> bool:
     return came_at(table) > report.stat().st_mtime and sha256_of(table) != drawn.get("sha256")
 
 
-def changes_since_start(plan: Plan, asked: Mapping[str, Any]) -> list[Change]:
+def changes_since_start(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
     """Return what the start of a run that `asked` for this, as `run_lock.Owner` has it, wanted
     otherwise than what was planned, without its paths."""
-    workload = asked.get("workload", plan.workload)
+    workload = options.get("workload", plan.workload)
     if workload != plan.workload:
         return [Change("workload", plan.workload, workload)]
-    return _changed_options(plan, asked)
+    return _changed_options(plan, options)
 
 
-def _changed_options(plan: Plan, asked: Mapping[str, Any]) -> list[Change]:
+def _changed_options(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
     return [
-        Change(key, before, asked[key])
+        Change(key, before, options[key])
         for key, before in plan.asked.items()
-        if key in asked and asked[key] not in (before, plan.settings.options.get(key))
+        if key in options and options[key] not in (before, plan.settings.options.get(key))
     ]
 
 

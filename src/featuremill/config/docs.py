@@ -18,7 +18,7 @@ from featuremill.config import Config, Features, Records
 from featuremill.config.problems import Schema, description_of, kind_of
 from featuremill.config.project import FEATURES, OF, Set, Several
 from featuremill.inputs import TableOptions
-from featuremill.step import ReadsVariables, finding
+from featuremill.step import finding, optional
 from featuremill.store import files
 from featuremill.workload import DEFAULT, find_workload, plugin_errors
 
@@ -125,8 +125,8 @@ def readme(installed: bool = False) -> str:
     for key in keys:
         schema = finding.sections([key]).model_json_schema()
         inside = schema["properties"][key].get("additionalProperties", schema["properties"][key])
-        named = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
-        sections += ["", f"### {named}`{key}`\n"]
+        each_entry = "each entry of " if "additionalProperties" in schema["properties"][key] else ""
+        sections += ["", f"### {each_entry}`{key}`\n"]
         definition = schema["$defs"][inside["$ref"].rpartition("/")[2]]
         sections += _lines(HEAD, _rows(definition, schema["$defs"], ""))
     sections += ["", "## `options` of workloads that read tables\n", *_table(TableOptions)]
@@ -150,7 +150,7 @@ def environment_page() -> str:
         if not setting.is_internal
     )
     steps = map(finding.step_of, finding.built_in())
-    read = [one.VARIABLES for one in steps if isinstance(one, ReadsVariables)]
+    read = [optional(each, "VARIABLES") for each in steps]
     known = itertools.chain(environment.OF_OTHERS, *read)
     groups = itertools.groupby(known, lambda variable: variable.meaning)
     others = ([", ".join(f"`{each}`" for each in group), meaning] for meaning, group in groups)
@@ -169,7 +169,6 @@ def _default(setting: Setting[Any]) -> str:
 
 
 def _lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a Markdown table."""
     yield f"| {' | '.join(head)} |"
     yield "|---" * len(head) + "|"
     for cells in rows:
@@ -181,9 +180,9 @@ def run_schema(installed: bool = False) -> Schema:
     depends on its workload."""
     schema = Config.model_json_schema()
     definitions = schema.setdefault("$defs", {})
-    one = Set.model_json_schema()
-    definitions["Set"] = {key: told for key, told in one.items() if key != "$defs"}
-    schema["properties"][OF] = one["properties"][OF]
+    of_set = Set.model_json_schema()
+    definitions["Set"] = {key: value for key, value in of_set.items() if key != "$defs"}
+    schema["properties"][OF] = of_set["properties"][OF]
     schema["properties"][FEATURES] = Several.model_json_schema()["properties"][FEATURES]
     steps = finding.sections(_steps(installed)).model_json_schema()
     schema["properties"] |= steps["properties"]

@@ -108,7 +108,6 @@ def name_of(key: tuple[str, ...]) -> str:
 
 
 def description_of(schema: Schema) -> str:
-    """Return the description of a field, on one line."""
     return " ".join(schema.get("description", "").split())
 
 

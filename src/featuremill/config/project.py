@@ -19,9 +19,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.step import (
     ChecksFiles,
     ChecksRecords,
-    MakesProteins,
     MakesRecords,
-    TakesSamples,
     finding,
     plain_name,
 )
@@ -57,7 +55,7 @@ class Several(Records):
     their files go to `results/<run>/<name>/`."""
 
 
-class Project(NamedTuple):
+class ProjectConfig(NamedTuple):
     """A config, resolved: its runs, and what it asks of steps."""
 
     name: str
@@ -90,7 +88,6 @@ class Project(NamedTuple):
 
     @property
     def for_steps(self) -> step.Project:
-        """The project as steps see it."""
         folders = {run.rpartition("/")[2]: f"results/{run}" for run in self.runs}
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
@@ -104,14 +101,14 @@ class Project(NamedTuple):
         """What they make before features, and what they make of them."""
         before, after = list[step.Made](), list[step.Made]()
         makers = _makers(self.sections)
-        for key, asked in self.sections.items():
-            (before if key in makers else after).extend(step_of(key).made(asked, self.for_steps))
+        for key, section in self.sections.items():
+            (before if key in makers else after).extend(step_of(key).made(section, self.for_steps))
         return before, after
 
 
 def validate(
     raw: Mapping[str, Any], source: str = "config", places: Places | None = None
-) -> Project:
+) -> ProjectConfig:
     """Return the validated project; raise UserError naming each wrong key and the nearest valid
     one, as `featuremill.config.validate` does."""
     origin = Origin(source, places or {})
@@ -120,23 +117,17 @@ def validate(
     }
     model = finding.sections(list(asked_of_steps))
     checked = configs.checked(model, asked_of_steps, (), dict, origin)
-    asked = {key: getattr(checked, key) for key in asked_of_steps}
-    sections = {key: section for key, section in asked.items() if section}  # none of no names
-    if raw.get("samples"):
-        for key in sections:
-            step_of_key = step_of(key)
-            if not (isinstance(step_of_key, TakesSamples) and step_of_key.TAKES_SAMPLES):
-                raise UserError(
-                    f"{origin.of(key)}: {key}: this step takes no samples; leave it out, or name "
-                    "the files with inputs."
-                )
+    checked_sections = {key: getattr(checked, key) for key in asked_of_steps}
+    sections = {
+        key: section for key, section in checked_sections.items() if section
+    }  # none of no names
     features = {key: value for key, value in raw.items() if key not in asked_of_steps}
     project = _with_runs(features, origin, sections)
     _refuse_problems(project)
     return project
 
 
-def problems_of_files(project: Project) -> Iterator[str]:
+def problems_of_files(project: ProjectConfig) -> Iterator[str]:
     """Yield what files that are there would make a step's job refuse, and where the config asks for
     it."""
     runs = {name.rpartition("/")[2]: run for name, run in project.runs.items()}
@@ -148,45 +139,48 @@ def problems_of_files(project: Project) -> Iterator[str]:
         return known and step.Ahead(*known)
 
     for_steps = project.for_steps._replace(ahead=ahead)
-    for key, asked in project.sections.items():
-        if isinstance(one := step_of(key), ChecksFiles):
-            yield from _sentences(project, key, one.problems_of_files(asked, for_steps))
+    for key, section in project.sections.items():
+        if isinstance(checker := step_of(key), ChecksFiles):
+            yield from _sentences(project, key, checker.problems_of_files(section, for_steps))
 
 
-def checks_records(project: Project) -> bool:
+def checks_records(project: ProjectConfig) -> bool:
     """Return whether a step checks the records once they are planned."""
     return any(isinstance(step_of(key), ChecksRecords) for key in project.sections)
 
 
-def problems_of_records(project: Project) -> Iterator[str]:
+def problems_of_records(project: ProjectConfig) -> Iterator[str]:
     """Yield what the planned records would make a step's job refuse, and where the config asks for
     it."""
-    for key, asked in project.sections.items():
-        if isinstance(one := step_of(key), ChecksRecords):
-            yield from _sentences(project, key, one.problems_of_records(asked, project.for_steps))
+    for key, section in project.sections.items():
+        if isinstance(checker := step_of(key), ChecksRecords):
+            yield from _sentences(
+                project, key, checker.problems_of_records(section, project.for_steps)
+            )
 
 
-def _refuse_problems(project: Project) -> None:
+def _refuse_problems(project: ProjectConfig) -> None:
     """Refuse what steps find wrong with what is asked of them."""
     sentences = [
         sentence
-        for key, asked in project.sections.items()
-        for sentence in _sentences(project, key, step_of(key).problems(asked, project.for_steps))
+        for key, section in project.sections.items()
+        for sentence in _sentences(project, key, step_of(key).problems(section, project.for_steps))
     ]
     if sentences:
         raise UserError("\n".join(sentences))
 
 
 def _sentences(
-    project: Project, key: str, problems: Iterable[tuple[tuple[str, ...], str]]
+    project: ProjectConfig, key: str, problems: Iterable[tuple[tuple[str, ...], str]]
 ) -> Iterator[str]:
     for inside, sentence in problems:
         where = (key, *inside)
         yield f"{project.origin.of(*where)}: {'.'.join(where)}: {sentence}"
 
 
-def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, Any]) -> Project:
-    """Return the project with its runs."""
+def _with_runs(
+    raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, Any]
+) -> ProjectConfig:
     has_kinds = bool(_makers(sections))
     besides = finding.known() if FEATURES in raw else [FEATURES, *finding.known()]
     runs, kinds = [], []
@@ -197,14 +191,12 @@ def _with_runs(raw: Mapping[str, Any], origin: Origin, sections: Mapping[str, An
     if FEATURES not in raw:
         _refuse_path(runs[0].run, origin)
     first = runs[0]
-    inputs = first.inputs or (first.samples,)
     by_name = {run.run: run for run in runs}
     name = first.run.partition("/")[0]
-    project = Project(name, inputs, by_name, sections, first.samples, origin)
+    project = ProjectConfig(name, first.named, by_name, sections, first.samples, origin)
     if files := _records(project.for_steps):
         reading = [
-            run.model_copy(update=_reading(_file_of(kind, run, files), project.samples))
-            for kind, run in zip(kinds, runs, strict=True)
+            run.reading([_file_of(kind, run, files)]) for kind, run in zip(kinds, runs, strict=True)
         ]
         project = project._replace(runs={run.run: run for run in reading})
     return project
@@ -216,8 +208,8 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     if FEATURES not in raw:
         return [(raw, origin)]
     configs.refuse_impossible(raw, origin)
-    given = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
-    sets = {str(name): {} if keys is None else keys for name, keys in given.items()}
+    raw_sets = raw[FEATURES] if isinstance(raw[FEATURES], Mapping) else {}
+    sets = {str(name): {} if keys is None else keys for name, keys in raw_sets.items()}
     # What stands in a set is looked at below, as that of a run.
     names = {name: {} if isinstance(keys, Mapping) else keys for name, keys in sets.items()}
     checked = {**raw, FEATURES: names or raw[FEATURES]}
@@ -238,22 +230,17 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
     """Return the steps that make other records of the inputs, by their keys."""
-    found = {key: step_of(key) for key in sections}
-    return {key: one for key, one in found.items() if isinstance(one, MakesRecords)}
+    steps = {key: step_of(key) for key in sections}
+    return {key: maker for key, maker in steps.items() if isinstance(maker, MakesRecords)}
 
 
 def _records(project: step.Project) -> dict[str, str]:
     """Return the files of what steps make of the inputs, by what it is."""
     return {
         kind: file
-        for key, one in _makers(project.sections).items()
-        for kind, file in one.records(project.sections[key], project).items()
+        for key, maker in _makers(project.sections).items()
+        for kind, file in maker.records(project.sections[key], project).items()
     }
-
-
-def _reading(file: str, samples: str) -> dict[str, Any]:
-    """Return what of a run has it read `file`, which a step makes: of samples, a sheet."""
-    return {"samples": file} if samples else {"inputs": (file,)}
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
@@ -267,17 +254,17 @@ def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
     return files[str(kind)]
 
 
-def records_now(project: Project, folder: Path) -> dict[str, list[Path]]:
+def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
     """Return the files of records of each run by its name: what steps make of the inputs is made in
     `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
     themselves."""
     for_steps = project.for_steps
     now = {
         file: made
-        for key, one in _makers(project.sections).items()
+        for key, maker in _makers(project.sections).items()
         for file, made in zip(
-            one.records(project.sections[key], for_steps).values(),
-            one.records_now(project.sections[key], for_steps, folder).values(),
+            maker.records(project.sections[key], for_steps).values(),
+            maker.records_now(project.sections[key], for_steps, folder).values(),
             strict=True,
         )
     }
@@ -291,7 +278,7 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
     """Return what to type to have proteins made of nucleotides, and the file of these; None where
     no step does that."""
     steps = (step_of(key) for key in finding.built_in())
-    return next((s.proteins_of(paths) for s in steps if isinstance(s, MakesProteins)), None)
+    return next(filter(None, (step.optional(each, "proteins_of")(paths) for each in steps)), None)
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
@@ -315,7 +302,7 @@ def _elsewhere() -> dict[str, str]:
     return configs.sections() | hints
 
 
-def read(path: Path) -> Project:
+def read(path: Path) -> ProjectConfig:
     """Return the validated project in the YAML file `path`, whose options name files that are
     there."""
     raw, places = configs.load(path)

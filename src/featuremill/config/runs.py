@@ -31,7 +31,6 @@ class Runs(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """What each is called in the config."""
         return [folder.name for folder in self.folders]
 
     @property
@@ -48,43 +47,43 @@ class Runs(NamedTuple):
         return command_line.first(self.given, run_lock.working_folder(self.folders[0]))
 
 
-def named(given: Path) -> Runs:
+def named(typed: Path) -> Runs:
     """Return the runs that `given` names, whether they were begun or not.
 
     Raises:
         UserError: when it is a file that is no config, or would be a config and is not there.
     """
-    if given.suffix in (".yaml", ".yml") and not given.exists():
-        raise UserError(f"{given}: there is no such config; check the path, or name results/<run>.")
-    if not given.is_file():
-        below = runs_below(given)
-        is_project = below and run_lock.is_in_results(given) and not _is_run(given)
-        return Runs(given, below if is_project else [given])
-    raw, places = configs.load(given)
-    found = project.validate(raw, str(given), places)
-    elsewhere = [given.parent / folder for folder in found.folders]
-    asked = [*found.runs.values()]
+    if typed.suffix in (".yaml", ".yml") and not typed.exists():
+        raise UserError(f"{typed}: there is no such config; check the path, or name results/<run>.")
+    if not typed.is_file():
+        below = runs_below(typed)
+        is_project = below and run_lock.is_in_results(typed) and not _is_run(typed)
+        return Runs(typed, below if is_project else [typed])
+    raw, places = configs.load(typed)
+    found = project.validate(raw, str(typed), places)
+    elsewhere = [typed.parent / folder for folder in found.folders]
+    runs = [*found.runs.values()]
     if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
         before, after = found.made_around
-        return Runs(given, found.folders, [*before, *after], len(before), asked)
+        return Runs(typed, found.folders, [*before, *after], len(before), runs)
     if found.sections:  # a step knows its files as they are called there
         raise UserError(
-            f"{given}: its results are below {given.parent}, not here; type: "
-            f"cd {shlex.quote(str(given.parent))} and then the same with {given.name}."
+            f"{typed}: its results are below {typed.parent}, not here; type: "
+            f"cd {shlex.quote(str(typed.parent))} and then the same with {typed.name}."
         )
-    return Runs(given, elsewhere, asked=asked)
+    return Runs(typed, elsewhere, asked=runs)
 
 
-def one(given: Path) -> Path:
+def one(typed: Path) -> Path:
     """Return the folder of the one run that the config `given` names.
 
     Raises:
         UserError: it is no config, or it has several sets of features.
     """
-    folders = named(given).folders
+    folders = named(typed).folders
     if len(folders) > 1:
         raise UserError(
-            f"{given}: it has {len(folders)} sets of features; name one of their folders: "
+            f"{typed}: it has {len(folders)} sets of features; name one of their folders: "
             f"{', '.join(map(str, folders))}."
         )
     return folders[0]

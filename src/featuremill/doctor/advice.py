@@ -34,7 +34,7 @@ def advise(findings: Findings) -> Advice:
         command += f" --resources gpu={len(counted)}"
     # Of itself a lease may take all that are takeable, also beside those asked about.
     if counted and (counted != takeable or len(findings.gpus) < len(findings.node.gpus)):
-        tokens = [gpu.number if gpu.mig is None else str(gpu.uuid) for gpu in counted]
+        tokens = [str(gpu.id if gpu.mig is None else gpu.uuid) for gpu in counted]
         command = f"{DEVICES}={','.join(tokens)} {command}"
     return Advice(counted, command)
 

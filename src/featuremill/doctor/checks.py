@@ -81,7 +81,7 @@ def _issue(severity: Severity, code: str, what: str, **words: object) -> Issue:
 def _of(gpu: Gpu, severity: Severity, code: str, what: str, remedy: str = "") -> Issue:
     """Return an issue of one GPU; `what` goes on after its name."""
     told = (remedy or REMEDIES[code]).format(id=gpu.id)
-    return Issue(severity, code, f"{gpu.label} ({gpu.name}){what}", told, gpu.uuid)
+    return Issue(severity, code, f"{gpu.label}{what}", told, gpu.uuid)
 
 
 def issues_of(findings: Findings) -> list[Issue]:
@@ -157,9 +157,9 @@ def _steps_down(findings: Findings) -> Iterator[Issue]:
         for why in getattr(findings.trial(gpu), "why", ()):
             said.setdefault(why, []).append(gpu)
     for why, gpus in said.items():
-        numbers = ", ".join(gpu.number for gpu in gpus)
+        names = ", ".join(gpu.label for gpu in gpus)
         uuid = gpus[0].uuid if len(gpus) == 1 else None
-        yield _issue("warning", "steps-down", f"GPU {numbers}: {why}")._replace(gpu=uuid)
+        yield _issue("warning", "steps-down", f"{names}: {why}")._replace(gpu=uuid)
     for why in getattr(findings.cpu_trial, "why", ()):
         yield _issue("warning", "steps-down", why)
 
@@ -170,7 +170,7 @@ def _hidden(findings: Findings) -> Iterator[Issue]:
         return
     variable = findings.node.given_by
     value = Variable(variable).text() or ""
-    what = f"{variable}={value or repr(value)} hides GPU {', '.join(gpu.number for gpu in hidden)}"
+    what = f"{variable}={value or repr(value)} hides {', '.join(gpu.label for gpu in hidden)}"
     severity: Severity = "note"
     if len(hidden) == len(findings.gpus):
         what += ", so runs go to the CPU"
@@ -219,9 +219,8 @@ def of_gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
         return
     if trial is None:  # hidden: said once for all
         return
-    if trial.error and (findings.lacks_cuda or findings.is_driver_too_old):  # said once for all
-        return
-    if trial.error and not trial.is_missing:
+    is_said = findings.lacks_cuda or findings.is_driver_too_old or trial.is_missing  # once for all
+    if trial.error and not is_said:
         yield _failure(findings, gpu, *_failed(findings, gpu, trial))
     yield from _used(findings, gpu)
     yield from _small(findings, gpu)
@@ -266,8 +265,8 @@ def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str]:
         what = f"torch works on it, and {findings.workload} would not be computed: {error}."
         return "fails-check", what
     if trial.is_silent:
-        return "no-answer", f"a small product on it came to nothing: {trial.error}."
-    return "allocation-failed", f"64 MB and a small product on it failed: {error}."
+        return "no-answer", f"a test calculation on it failed: {trial.error}."
+    return "allocation-failed", f"a test calculation on it, in 64 MB, failed: {error}."
 
 
 def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:

@@ -110,6 +110,19 @@ class Findings:
         """Say who uses it; None when nobody does."""
         return self.used_by_others(gpu) or self.leased_by(gpu) or None
 
+    def state(self, gpu: Gpu) -> str:
+        """Return its state in a word, by the words of `featuremill lease --list`."""
+        states = {
+            "lost": gpu.is_lost,
+            "hidden": not gpu.is_visible,
+            "leased": self.leased_by(gpu),
+            "busy": self.used_by_others(gpu),
+            "not usable": not self.is_accessible(gpu),
+            "sick": self.cooling.get(gpu.uuid or ""),
+            "free": True,
+        }
+        return next(state for state, is_so in states.items() if is_so)
+
     @property
     def accessible(self) -> list[Gpu]:
         return [gpu for gpu in self.gpus if self.is_accessible(gpu)]

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-import pwd
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pynvml
 from pydantic import BaseModel, ConfigDict
 
+from featuremill.base import gpu_name
 from featuremill.doctor.children import ask
-from featuremill.lease import nvml
+from featuremill.lease import condition, nvml
 from featuremill.lease.devices import BF16_CAPABILITY
 from featuremill.lease.nvml import NO_DISPLAY, Display, tell
 from featuremill.lease.offer import Offer, offer
@@ -64,13 +63,8 @@ class Gpu(BaseModel):
         return self.capability is not None and self.capability >= BF16_CAPABILITY
 
     @property
-    def number(self) -> str:
-        """How --devices and people number it."""
-        return str(self.id) if self.mig is None else f"{self.id}:{self.mig}"
-
-    @property
     def label(self) -> str:
-        return f"GPU {self.number}"
+        return gpu_name.gpu(self.uuid or "", self.id)
 
 
 class Node(BaseModel):
@@ -128,12 +122,12 @@ def _gpus(number: int) -> Iterator[Gpu]:
         yield whole
     elif not slices:
         yield whole.model_copy(update={"is_divided": True})
-    for index, one in (slices or {}).items():
+    for index, slice_ in (slices or {}).items():
         # What a slice does not tell, its GPU does.
-        known = {"mig": index, "uuid": tell(pynvml.nvmlDeviceGetUUID, one)}
+        known = {"mig": index, "uuid": tell(pynvml.nvmlDeviceGetUUID, slice_)}
         known |= {"capability": whole.capability, "compute_mode": whole.compute_mode}
         if known["uuid"]:
-            yield _describe(one, Gpu(id=number, **known))
+            yield _describe(slice_, Gpu(id=number, **known))
 
 
 def _describe(handle: Any, known: Gpu) -> Gpu:
@@ -153,8 +147,8 @@ def _describe(handle: Any, known: Gpu) -> Gpu:
             pynvml.nvmlDeviceGetTotalEccErrors, handle, uncorrected, since_boot
         ),
     }  # fmt: skip
-    told = {name: value for name, value in found.items() if value is not None}
-    return Gpu.model_validate(known.model_dump() | told)
+    values = {name: value for name, value in found.items() if value is not None}
+    return Gpu.model_validate(known.model_dump() | values)
 
 
 def _processes(handle: Any) -> list[Process]:
@@ -162,34 +156,19 @@ def _processes(handle: Any) -> list[Process]:
     return [
         Process(
             pid=process.pid,
-            user=_user(process.pid),
-            command=_command(process.pid),
+            user=condition.Process(process.pid).user or "unknown",
+            command=condition.Process(process.pid).command or "unknown",
             memory_mb=None if process.usedGpuMemory is None else process.usedGpuMemory // 2**20,
         )
         for process in found
     ]
 
 
-def _user(pid: int) -> str:
-    try:
-        return pwd.getpwuid(Path(f"/proc/{pid}").stat().st_uid).pw_name
-    except (OSError, KeyError):
-        return "unknown"
-
-
-def _command(pid: int) -> str:
-    """Return the program's name only: arguments may hold what nobody should read."""
-    try:
-        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
-    except OSError:
-        return "unknown"
-
-
 def _with_visibility(gpus: list[Gpu], offered: Offer) -> list[Gpu]:
     """Mark what the outside hides, by the same rule as every lease."""
-    given = {device.uuid for device in offered.devices}
+    visible = {device.uuid for device in offered.devices}
     return [
-        gpu.model_copy(update={"is_visible": not gpu.uuid or gpu.is_divided or gpu.uuid in given})
+        gpu.model_copy(update={"is_visible": not gpu.uuid or gpu.is_divided or gpu.uuid in visible})
         for gpu in gpus
     ]
 

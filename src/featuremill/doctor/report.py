@@ -24,7 +24,6 @@ wrapped = partial(text.wrapped, width=WIDTH)
 
 
 def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
-    """Return the readiness of this machine."""
     torch, host = findings.torch_trial, findings.host
     return {
         "version": VERSION,
@@ -75,6 +74,8 @@ def _gpu(findings: Findings, gpu: Gpu) -> Report:
         "visible": gpu.is_visible,
         "accessible": findings.is_accessible(gpu),
         "busy_by": findings.busy_by(gpu),
+        "label": gpu.label,
+        "state": findings.state(gpu),
     }
 
 
@@ -96,7 +97,7 @@ def _memory(findings: Findings) -> Report:
 
 
 def lines(report: Report) -> Iterator[str]:
-    labels = {gpu["uuid"]: f"GPU {_number(gpu)}" for gpu in report["gpus"]}
+    labels = {gpu["uuid"]: gpu["label"] for gpu in report["gpus"]}
     yield from wrapped(_verdict(report))
     yield ""
     for paragraph in (
@@ -154,22 +155,15 @@ def _verdict(report: Report) -> str:
 
 def _table_lines(report: Report) -> Iterator[str]:
     if report["gpus"]:
-        yield f"GPU  {'model':{NAME_WIDTH}}   memory     free  state"
+        width = max(len(gpu["label"]) for gpu in report["gpus"])
+        yield f"{'':{width}}  {'model':{NAME_WIDTH}}   memory     free  state"
     for gpu in report["gpus"]:
         sizes = (
             "–" if size is None else f"{size:.0f} GB" for size in (gpu["memory_gb"], gpu["free_gb"])
         )
         memory, free = (f"{size:>7}" for size in sizes)
         name = f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}"
-        yield "  ".join([f"{_number(gpu):>3}", name, memory, free, _state(gpu)])
-
-
-def _state(gpu: Report) -> str:
-    if not gpu["visible"]:
-        return "hidden"
-    if not gpu["accessible"]:
-        return "no use"
-    return "in use" if gpu["busy_by"] else "free"
+        yield "  ".join([f"{gpu['label']:{width}}", name, memory, free, gpu["state"]])
 
 
 BESIDES = ("device", "why", "error")
@@ -204,7 +198,3 @@ def _recommended_lines(report: Report) -> Iterator[str]:
     if len(command) > WIDTH:
         command = command.replace(" featuremill ", " \\\n    featuremill ")
     yield from ["To run", *command.split("\n")]
-
-
-def _number(gpu: Report) -> str:
-    return str(gpu["id"]) if gpu["mig"] is None else f"{gpu['id']}:{gpu['mig']}"

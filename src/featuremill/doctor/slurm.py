@@ -86,7 +86,7 @@ def answer(arguments: argparse.Namespace) -> dict[str, Any]:
         "version": report.VERSION,
         "ready": not any(issue.severity == "error" for issue in issues),
         "cluster": config.get("ClusterName"),
-        "partitions": [one.model_dump() for one in _with_gpus(partitions)],
+        "partitions": [partition.model_dump() for partition in _with_gpus(partitions)],
         "issues": [issue._asdict() for issue in by_severity(issues)],
         "versions": versions | {"slurm": config.get("SLURM_VERSION", "unknown")},
     }
@@ -114,13 +114,13 @@ def parse_partitions(text: str) -> list[Partition]:
         name, available, limit, count, state, gres = line.split("|")
         is_default = name.endswith("*")
         new = Partition(name=name.rstrip("*"), is_default=is_default, limit=limit)
-        one = found.setdefault(name, new)
-        one.num_nodes += int(count)
+        partition = found.setdefault(name, new)
+        partition.num_nodes += int(count)
         for kind, number in parse_gpus(gres).items():
             if available == "up" and not state.startswith(UNUSABLE_STATES):
-                one.gpus[kind] = one.gpus.get(kind, 0) + number * int(count)
+                partition.gpus[kind] = partition.gpus.get(kind, 0) + number * int(count)
             else:
-                one.unusable_gpus += number * int(count)
+                partition.unusable_gpus += number * int(count)
     return list(found.values())
 
 
@@ -134,8 +134,8 @@ def parse_gpus(gres: str) -> dict[str, int]:
 
 def _with_gpus(partitions: Sequence[Partition]) -> list[Partition]:
     """Return the partitions with GPUs, those with usable ones first."""
-    found = [one for one in partitions if one.gpus or one.unusable_gpus]
-    return sorted(found, key=lambda one: not one.gpus)
+    found = [partition for partition in partitions if partition.gpus or partition.unusable_gpus]
+    return sorted(found, key=lambda partition: not partition.gpus)
 
 
 def _software(versions: Mapping[str, str]) -> Iterator[Issue]:
@@ -159,7 +159,7 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "No node of this cluster offers GPUs (Gres=gpu).",
             "Set device: cpu, or ask the administrators how GPUs are asked for.",
         )
-    names = sorted({kind for one in found for kind in one.gpus if "-" in kind})
+    names = sorted({kind for partition in found for kind in partition.gpus if "-" in kind})
     if names:
         yield Issue(
             "warning",
@@ -168,13 +168,14 @@ def _gpus(partitions: Sequence[Partition]) -> Iterator[Issue]:
             "To choose such GPUs, name a feature of their nodes: constraint (sinfo -o '%f %G').",
         )
     away = [
-        f"{one.name} {one.unusable_gpus} of {one.unusable_gpus + sum(one.gpus.values())}"
-        for one in found
-        if one.unusable_gpus
+        f"{partition.name} {(bad := partition.unusable_gpus)} of "
+        f"{bad + sum(partition.gpus.values())}"
+        for partition in found
+        if partition.unusable_gpus
     ]
     if away:
         yield Issue(
-            "warning" if any(one.gpus for one in found) else "error",
+            "warning" if any(partition.gpus for partition in found) else "error",
             "slurm-nodes-away",
             f"GPUs on nodes that are down or drained, by partition: {', '.join(away)}.",
             "sinfo -R prints why; jobs wait for the others.",
@@ -191,7 +192,7 @@ def _folder(results: Path, partitions: Sequence[Partition]) -> Iterator[Issue]:
             "Put the run on a file system with locks.",
         )
     kind = file_system(folder, MOUNTS.read_text("utf-8", "replace"))
-    num_nodes = sum(one.num_nodes for one in partitions if one.is_default)
+    num_nodes = sum(partition.num_nodes for partition in partitions if partition.is_default)
     if kind in LOCAL_FILE_SYSTEMS and num_nodes > 1:
         yield Issue(
             "warning",
@@ -220,10 +221,10 @@ def _locks_trouble(folder: Path) -> str:
 def lines(answer: dict[str, Any]) -> Iterator[str]:
     """Yield the lines of the page; names come from the cluster, so they are made plain."""
     page = [*report.wrapped(_verdict(answer)), ""]
-    for one in answer["partitions"]:
-        gpus = ", ".join(f"{n} {kind}" for kind, n in one["gpus"].items()) or "none usable"
+    for partition in answer["partitions"]:
+        gpus = ", ".join(f"{n} {kind}" for kind, n in partition["gpus"].items()) or "none usable"
         page += report.wrapped(
-            f"Partition {one['name']}: GPUs: {gpus}; time limit {one['limit']}."
+            f"Partition {partition['name']}: GPUs: {gpus}; time limit {partition['limit']}."
         )  # fmt: skip
     page += [""] if answer["partitions"] else []
     page += [*report.issue_lines(answer), ""] if answer["issues"] else []
@@ -234,7 +235,7 @@ def lines(answer: dict[str, Any]) -> Iterator[str]:
 def _verdict(answer: dict[str, Any]) -> str:
     if why_not := report.not_ready(answer):
         return why_not
-    gpus = max((sum(one["gpus"].values()) for one in answer["partitions"]), default=0)
+    gpus = max((sum(partition["gpus"].values()) for partition in answer["partitions"]), default=0)
     where = f"the cluster {answer['cluster']}"
     if not gpus:
         return f"Ready for the CPU: {where} shows no usable GPU."

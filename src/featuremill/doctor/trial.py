@@ -90,7 +90,9 @@ def _try(kind: str, uuid: str | None, asked: Asked) -> Trial:
         return Trial(error=end, is_silent=True)
     if len(answers) == 1 and not answers[0].get("error"):
         answers.append({"error": end, "is_silent": True, "is_of_workload": True})
-    return Trial.model_validate({name: told for one in answers for name, told in one.items()})
+    return Trial.model_validate(
+        {name: value for answer in answers for name, value in answer.items()}
+    )
 
 
 def main(kind: str, workload: str, metadata: Mapping[str, str] | None) -> None:

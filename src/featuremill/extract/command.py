@@ -8,23 +8,24 @@ does not end this process. It writes the receipt last. A verified part is used a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import logging
 import os
 import platform
+import subprocess
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from featuremill.base import run_log
-from featuremill.base.environment import STALL_SECONDS
+from featuremill.base.environment import SLURM_JOB_ID, SLURM_JOBS, STALL_SECONDS
 from featuremill.base.errors import UserError
 from featuremill.base.locking import locked
 from featuremill.base.reasons import kind_of
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.extract import slurm_job
 from featuremill.extract.job import Job
 from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
@@ -32,14 +33,13 @@ from featuremill.lease import Request
 from featuremill.store import journal_log, lock_holder, shared
 from featuremill.store.files import sync
 from featuremill.store.plan import Plan
-from featuremill.store.receipt import Receipt
+from featuremill.store.receipt import Receipt, gpus_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.extract")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill extract`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument("shard", help="name of the shard, as in plan.json")
     parser.add_argument("--recipe", help="refuse to run when plan.json has another one")
@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `featuremill extract`."""
     stall_seconds = arguments.stall_seconds
     if stall_seconds is None:
         stall_seconds = STALL_SECONDS.value()
@@ -129,7 +128,7 @@ class Extraction:
 
     def _say_waiting(self) -> None:
         log.info("shard %s: another job computes it; waiting", self.shard[:8])
-        slurm_job.queue_again()
+        _queue_again()
 
     def _publish(self, receipt: Receipt) -> None:
         """Copy the part to the plan's shared store, if there is one. The run keeps it in any
@@ -240,7 +239,8 @@ def _so_far(supervisor: Supervisor, recorder: Recorder) -> dict[str, Any]:
 
 
 def _outcome(receipt: Receipt) -> str:
-    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s"]
+    on = f" on {gpus_of(receipt.devices)}" if receipt.is_on_gpu else ""
+    parts = [f"{counted(receipt.ok, 'record')} in {receipt.seconds['total']:.1f} s{on}"]
     if receipt.failed:
         parts.append(f"{receipt.failed:,} failed")
     if receipt.resumed_batches:
@@ -252,3 +252,19 @@ def _outcome(receipt: Receipt) -> str:
 
 def _now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+
+
+def _queue_again() -> None:
+    """Requeue this job, if it is a Slurm job for a shard, so that it gives its GPU back.
+
+    After Snakemake is killed its jobs continue, and the next Snakemake submits the same shards
+    again. Such a second job starts again at least two minutes later, and finds the result or waits
+    once more. Slurm then ends this process. If Slurm refuses (--no-requeue), the job waits where it
+    is.
+    """
+    job = SLURM_JOB_ID.text()
+    if job is None or not SLURM_JOBS.value():
+        return
+    log.info("another job has the shard: Slurm's job %s is queued again until it is done", job)
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(["scontrol", "requeue", job], check=True, timeout=60)  # noqa: S607

@@ -61,12 +61,10 @@ class Shard:
         return sum(len(payload.as_buffer()) for payload in self._payloads)
 
     def payloads(self, rows: Sequence[int]) -> list[bytes]:
-        """Return the payloads of `rows`."""
         # One by one, as `take` would import pyarrow.compute.
         return [self._payloads[row].as_py() for row in rows]
 
     def is_done(self, row: int) -> bool:
-        """Return whether the journal has the row."""
         return self._digest(row) in self.journal.rows_done
 
     def _digest(self, row: int) -> bytes:
@@ -80,7 +78,6 @@ class Shard:
         return self._of_part(rows, values, given)
 
     def commit_failed(self, row: int, reason: str) -> None:
-        """Commit a failed row."""
         self.commit(self._of_part([row], compute.failed(self.values, 1), [reason]))
 
     def _of_part(
@@ -89,7 +86,6 @@ class Shard:
         return compute.rows_of_part([self._digest(row) for row in rows], values, given)
 
     def commit(self, batch: pa.RecordBatch) -> None:
-        """Commit rows of the part."""
         start = time.monotonic()
         self.journal.commit(batch)
         self.num_batches += 1

@@ -107,7 +107,6 @@ class Recorder:
             self._sampler.worker = process
 
     def record_progress(self, progress: dict[str, Any]) -> None:
-        """Record the worker's progress."""
         self._sampler.progress = {**self._sampler.progress, **progress}
 
     @property
@@ -133,7 +132,7 @@ class Recorder:
 
 def _described(device: Device, held: Lease) -> dict[str, Any]:
     """Return a device as its event has it."""
-    entry: dict[str, Any] = {"kind": device.kind, "uuid": device.uuid, "name": device.name}
+    entry = device.identity
     if device.kind == "cuda":
         name = next((s.name for s in held.slots if s.name.startswith(f"{device.uuid}@")), "")
         is_alone = bool(name) and set(SLOTS.findall(name)) == {"1"}
@@ -260,7 +259,9 @@ class Sampler:
 def _unfinished(attempts: list[Attempt]) -> list[Attempt]:
     """Return the attempts since the part was last finished: this one continues them."""
     finished = [
-        number for number, one in enumerate(attempts) if (one.end or {}).get("status") == "ok"
+        number
+        for number, attempt in enumerate(attempts)
+        if (attempt.end or {}).get("status") == "ok"
     ]
     return attempts[finished[-1] + 1 :] if finished else attempts
 
@@ -287,8 +288,8 @@ class Summary:
             ("cpu_percent", process, "cpu_percent", max),
             ("process_memory_mb", process, "memory_mb", max),
         ):
-            if seen := [one[key] for one in those if key in one]:
-                value = combine(seen)
+            if values := [facts[key] for facts in those if key in facts]:
+                value = combine(values)
                 self._nums[name] += 1
                 self._sums[name] = self._sums.get(name, 0.0) + value
                 self._highest[name] = max(value, self._highest.get(name, value))

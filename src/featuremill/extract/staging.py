@@ -49,16 +49,16 @@ def staged(weights: Weights, warn: Callable[[str], Any]) -> Weights:
 
 def folder_of_this_user() -> Path | None:
     """Return the folder of copies; None if none is set."""
-    asked = STAGE.value()
-    if not asked:
+    variable = STAGE.value()
+    if not variable:
         return None
-    named = os.path.expandvars(asked)
-    if "$" in named or not Path(named).is_absolute():
+    folder = os.path.expandvars(variable)
+    if "$" in folder or not Path(folder).is_absolute():
         raise UserError(
-            f"{STAGE}: {asked!r} is no folder on this node; give an absolute path, and only "
+            f"{STAGE}: {variable!r} is no folder on this node; give an absolute path, and only "
             "variables that are set where the job runs."
         )
-    return Path(named) / f"featuremill-{os.getuid()}"
+    return Path(folder) / f"featuremill-{os.getuid()}"
 
 
 def _is_known(copy: Path) -> bool:

@@ -107,7 +107,7 @@ class Supervisor:
             waiting_since = time.monotonic()
             with lease(self._choice, self._wanted, self._failures, avoid) as held:
                 self.seconds_waited += time.monotonic() - waiting_since
-                lock_holder.say(self._lock, devices=[device.name for device in held.devices])
+                lock_holder.say(self._lock, devices=[*map(str, held.devices)])
                 self._recorder.has(held)
                 try:
                     receipt = self._run_worker(held)
@@ -162,7 +162,7 @@ class Supervisor:
         given_up = [u for u, count in self._failures.items() if count >= MAX_FAILURES_A_DEVICE]
         allowed = devices_for(self._choice) if given_up else []
         if given_up and all(device.uuid in given_up for device in allowed):
-            names = ", ".join(device.name for device in allowed)
+            names = ", ".join(map(str, allowed))
             raise DeviceError(
                 f"{self._name}: every device failed {MAX_FAILURES_A_DEVICE} times ({names}); "
                 f"the last worker {manner}; see {logs.place()}, then run the same command again: "

@@ -342,10 +342,7 @@ class Worker:
             batch_cost=self.journal.batch_cost,
             seconds={stage: round(value, 3) for stage, value in self.seconds.items()},
             load_seconds={name: round(value, 3) for name, value in loading.parts().items()},
-            devices=[
-                UsedDevice(kind=device.kind, uuid=device.uuid, name=device.name)
-                for device in self.devices
-            ],
+            devices=[UsedDevice(**device.identity) for device in self.devices],
             backend=getattr(self.model, "backend", ""),
             warnings=self.warnings,
             **versions(self.workload),

@@ -16,16 +16,11 @@ It knows columns of vectors, and no workload that makes them or step that takes 
 
 from featuremill.features.columns import Column, chosen, columns_of
 from featuremill.features.index import NOWHERE, Index
-from featuremill.features.opening import (
-    has_samples,
-    open,  # noqa: A004  (features.open is its name)
-    open_parts,
-)
+from featuremill.features.opening import open, open_parts  # noqa: A004  (features.open is its name)
 from featuremill.features.parts import Parts
 from featuremill.features.records import Features, Listed, Planned, Record
 from featuremill.features.table import Matrix, Rows
 from featuremill.store.failed import Failure
-from featuremill.store.ledger import split_id
 
 __all__ = [
     "NOWHERE",
@@ -41,8 +36,6 @@ __all__ = [
     "Rows",
     "chosen",
     "columns_of",
-    "has_samples",
     "open",
     "open_parts",
-    "split_id",
 ]

@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
 from featuremill.features import by_id
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
-from featuremill.store.ledger import SAMPLE, full_ids
+from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
@@ -46,7 +47,7 @@ def load(
         raise UserError("load: give samples or ids, and not both; an id names its sample.")
     path = _table(run)
     table = _read(path, samples) if ids is None else by_id.rows_of(path, ids)
-    about = [name for name in (*ABOUT, SAMPLE) if name in table.column_names]
+    about = [name for name in (*ABOUT, *KEYS) if name in table.column_names]
     frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
     for name in table.drop_columns(about).column_names:
         column = table[name]
@@ -69,30 +70,34 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     """
     path = _table(run)
     schema = _dataset(path).schema
-    selected, names = chosen(schema, column, path), schema.names
-    of_sample = [SAMPLE] if SAMPLE in names else []
-    ids: list[str] = full_ids(_read(path, columns=["id", *of_sample])).to_pylist()
-    delivery = Results(Path(run)).find_delivery()
-    is_sorted = delivery is None or delivery.row_order == "input"  # an exported npy always is
-    if path != Path(run) and is_sorted and format_of("npy").file in _outputs(run):
+    selected = chosen(schema, column, path)
+    its_ids = _read(path, columns=IdColumns.among(schema.names).names)
+    ids: list[str] = whole_ids(with_keys(its_ids)).to_pylist()
+    if path != Path(run) and _has_npy(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, selected.start : selected.start + selected.width]
     return ids, matrix(_read(path, columns=[selected.name])[selected.name])
 
 
+def _has_npy(run: str | Path) -> bool:
+    """Return whether there is an embeddings.npy with the rows of the table: one that was exported
+    is in the order of the input."""
+    delivery = Results(Path(run)).find_delivery()
+    is_by_shard = delivery is not None and delivery.row_order == "shard"
+    return not is_by_shard and format_of("npy").file in _outputs(run)
+
+
 def _dataset(path: Path) -> ds.Dataset:
-    """Open a table; of the folders of samples, their names are the column `sample`."""
+    """Open a table; names of folders such as sample=a are columns, too."""
     files = list(map(str, files_of(path)))
-    if not any(path.glob(f"{SAMPLE}=*")):
-        return ds.dataset(files)
-    by_name = ds.partitioning(pa.schema({SAMPLE: pa.string()}), flavor="hive")
+    keys = [(key, pa.string()) for key in KEYS if any(path.glob(f"{key}=*"))]
+    by_name = ds.partitioning(pa.schema(keys), flavor="hive") if keys else None
     return ds.dataset(files, partitioning=by_name, partition_base_dir=str(path))
 
 
 def _read(
     path: Path, samples: Sequence[str] | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
-    """Return the table at `path`, or what it has of some `samples`."""
     table = _dataset(path)
     if samples is None:
         return table.to_table(columns=columns and list(columns))

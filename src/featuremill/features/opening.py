@@ -20,7 +20,6 @@ from featuremill.features.table import Matrix, Stored, Table, mapped
 from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.formats import bytes_of, outputs_of
-from featuremill.store.ledger import samples_of
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -69,12 +68,6 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
     folder = Results(Path(run))
     _, delivery = _delivered(folder, False)
     return _parts(folder, delivery, column, "--vectors", True)
-
-
-def has_samples(run: str | Path) -> bool:
-    """Return whether the records of `run` are of samples, if it was planned."""
-    records = Results(Path(run)).records
-    return records.exists() and bool(samples_of(records))
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:

@@ -18,15 +18,17 @@ import pyarrow.compute as pc
 
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import WHOLE
 from featuremill.base.progress import Progress
 from featuremill.features.columns import chosen
 from featuremill.features.table import Matrix, Rows, Table, allow_open
-from featuremill.store import command_line, ledger
+from featuremill.store import command_line
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import digest_of
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of
 from featuremill.store.plan import Plan
+from featuremill.store.records import id_columns_of, read_records, whole_ids
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.features")
@@ -58,9 +60,8 @@ class Parts:
         self.root = folder.root
         self.recipe, self.settings = plan.recipe, plan.settings
         self._folder, self._delivery = folder, delivery
-        self.has_samples = bool(ledger.samples_of(folder.records))
-        self.id_columns = [*([ledger.SAMPLE] if self.has_samples else []), "id"]
-        """Of records.parquet: `full_ids` makes the ids of them."""
+        self.id_columns = id_columns_of(folder.records)
+        """How its ids look when they are written."""
         names = [source.shard for source in plan.sources]
         paths = [folder.part(plan.recipe, entry.shard) for entry in plan.shards]
         paths += [Path(entry.path) for entry in plan.taken]
@@ -165,7 +166,7 @@ class Parts:
 
     def _records(self, columns: Sequence[str]) -> Iterator[tuple[pa.RecordBatch, Rows]]:
         """Yield records.parquet in batches, and the row of each record; -1 where it has none."""
-        for batch in ledger.batches(self._folder.records, columns):
+        for batch in read_records(self._folder.records, columns):
             column = batch["shard"]
             number_of = pc.index_in(column.dictionary, value_set=self._shards)
             number = np.asarray(number_of.take(column.indices).fill_null(-1)).astype(np.int64)
@@ -178,10 +179,10 @@ class Parts:
 
     def records(self) -> Iterator[tuple[list[str], Rows]]:
         """Yield the ids of all records that have vectors, in the order of the input, and the row of
-        each; 100,000 at a time. Of a run with samples, an id is `<sample>/<id>`."""
-        for batch, rows in self._records([*self.id_columns, "shard", "row"]):
+        each; 100,000 at a time. Ids are whole."""
+        for batch, rows in self._records([*WHOLE, "shard", "row"]):
             places = self._places(rows)
-            ids = ledger.full_ids(batch)
+            ids = whole_ids(batch)
             yield ids.take(pa.array(places)).to_pylist(), rows[places]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
@@ -210,7 +211,7 @@ class Parts:
             ordinals.append(first + places)
             rows_of.append(rows[places])
             first += batch.num_rows
-        table = LedgerRows(self._folder.records, np.concatenate(ordinals))
+        table = RecordsRows(self._folder.records, np.concatenate(ordinals))
         return table, RecordVectors(self, np.concatenate(rows_of))
 
 
@@ -227,7 +228,7 @@ class RecordVectors:
         return self._parts.take(rows, np.zeros(len(rows), np.int64), self.dtype)
 
 
-class LedgerRows(Table):
+class RecordsRows(Table):
     """Some rows of records.parquet, by their `ordinals`."""
 
     def __init__(self, path: Path, ordinals: Rows) -> None:

@@ -10,16 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.id_columns import WHOLE
 from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
-from featuremill.features.parts import LedgerRows, RecordVectors
+from featuremill.features.parts import RecordsRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table
-from featuremill.store import failed, ledger
+from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
 from featuremill.store.formats import FAILED, index_of
-from featuremill.store.ledger import SAMPLE, full_ids, samples_of
 from featuremill.store.plan import Input, Plan
+from featuremill.store.records import read_records, samples_of, whole_ids
 from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
@@ -47,14 +48,13 @@ class Records:
         self._hashes = hashes_at(table.path.with_name(index_of(table.path.name)), table.num_rows)
         self.name = str(folder.root)
         self.num_rows = table.num_rows
-        self.has_samples = SAMPLE in table.schema.names
-        self.id_columns = [*([SAMPLE] if self.has_samples else []), "id"]
-        """Of the table: `full_ids` makes the ids of them."""
+        self.id_columns = table.id_columns
+        """How its ids look when they are written."""
 
     def samples(self) -> dict[str, list[str]]:
         """Return the names of the samples, and each other column of their sheet, as the last plan
-        has them; nothing of a run without."""
-        return samples_of(self.folder.records) if self.has_samples else {}
+        has them; nothing without a sheet."""
+        return samples_of(self.folder.records) if self.id_columns.keys else {}
 
     def index(self) -> Index:
         """Return the index of the ids: that which merge wrote, or one that is made now.
@@ -65,10 +65,10 @@ class Records:
         return Index(self, self._hashes)
 
     def ids_of(self, rows: Rows) -> list[str]:
-        """Return the ids of `rows`: of a run with samples, <sample>/<id>."""
+        """Return the whole ids of `rows`: <sample>/<id>, or the id where the sample is empty."""
         ids_found = np.empty(len(rows), object)
-        for places, batch in self.table.pieces(rows, self.id_columns):
-            ids_found[places] = full_ids(batch).to_pylist()
+        for places, batch in self.table.pieces(rows, WHOLE):
+            ids_found[places] = whole_ids(batch).to_pylist()
         ids: list[str] = ids_found.tolist()
         return ids
 
@@ -82,8 +82,8 @@ class Records:
             return {id: row for id, row in zip(listed, rows, strict=True) if row != NOWHERE}
         wanted = set(ids)
         wanted_ids = pa.array(wanted, pa.string())
-        for first, batch in self.table.batches(self.id_columns) if wanted else ():
-            ids_there = full_ids(batch)
+        for first, batch in self.table.batches(WHOLE) if wanted else ():
+            ids_there = whole_ids(batch)
             places = pc.indices_nonzero(pc.is_in(ids_there, value_set=wanted_ids))
             names = ids_there.take(places).to_pylist()
             row_of.update(zip(names, (first + places.to_numpy()).tolist(), strict=True))
@@ -96,15 +96,15 @@ class Records:
         records: dict[int, Record] = {}
         rows = np.unique(rows)
         others = Record._fields[1:]
-        for places, batch in self.table.pieces(rows, [*self.id_columns, *others]):
-            columns = (_plain(each) for each in (full_ids(batch), *map(batch.column, others)))
+        for places, batch in self.table.pieces(rows, [*WHOLE, *others]):
+            columns = (_plain(each) for each in (whole_ids(batch), *map(batch.column, others)))
             records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return records
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
-        for _, batch in self.table.batches([*self.id_columns, "sha256"]):
-            yield from zip(full_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
+        for _, batch in self.table.batches([*WHOLE, "sha256"]):
+            yield from zip(whole_ids(batch).to_pylist(), _plain(batch["sha256"]), strict=True)
 
 
 class Planned(Records):
@@ -113,7 +113,7 @@ class Planned(Records):
     is_of_plan = True
 
     def __init__(self, run: str | Path) -> None:
-        """Read the ledger of `run`, such as "results/demo".
+        """Read the records.parquet of `run`, such as "results/demo".
 
         Raises:
             UserError: there is no plan.
@@ -122,18 +122,18 @@ class Planned(Records):
         folder = Results(Path(run))
         self.inputs = folder.read_plan().inputs
         first, ordinals = 0, [np.empty(0, np.int64)]
-        for batch in ledger.batches(folder.records, ["status"]):
+        for batch in read_records(folder.records, ["status"]):
             is_planned = pc.equal(batch["status"].cast(pa.string()), "planned")
             ordinals.append(first + pc.indices_nonzero(is_planned).to_numpy().astype(np.int64))
             first += batch.num_rows
-        super().__init__(folder, LedgerRows(folder.records, np.concatenate(ordinals)))
+        super().__init__(folder, RecordsRows(folder.records, np.concatenate(ordinals)))
 
     def failures(self) -> Iterator[Record]:
         """Yield the records without a vector, as far as they are known: those that are refused."""
         every = Table(self.folder.records)
-        for _, batch in every.batches([*self.id_columns, "status"]):
+        for _, batch in every.batches([*WHOLE, "status"]):
             is_refused = pc.equal(batch["status"].cast(pa.string()), "refused")
-            for id in full_ids(batch).filter(is_refused).to_pylist():
+            for id in whole_ids(batch).filter(is_refused).to_pylist():
                 yield Record(id, 0, "", "")
 
 
@@ -211,13 +211,10 @@ class Features(Records):
 
     def failures(self) -> Iterator[Failure]:
         """Yield the records of the run that have no vector, and why, in the order of its input;
-        with samples, their ids are `<sample>/<id>`, as those of all rows."""
+        their ids are whole."""
         path = self.place.root / FAILED[0]
         failures = failed.read(path) if path.exists() else iter(())
-        return (
-            failure._replace(id=f"{failure.sample}/{failure.id}") if failure.sample else failure
-            for failure in failures
-        )
+        return (failure._replace(id=failure.whole_id) for failure in failures)
 
 
 Listed = Features | Planned

@@ -7,7 +7,7 @@ It is read a few thousand rows at a time, so memory does not grow with it.
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,9 +19,10 @@ import pyarrow.parquet as pq
 
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import KEYS, IdColumns
 from featuremill.features.columns import Column
 from featuremill.store.formats import files_of
-from featuremill.store.ledger import SAMPLE
+from featuremill.store.records import with_keys
 
 ROWS_AT_ONCE = 4096
 """Rows that are decoded together."""
@@ -40,8 +41,8 @@ class Group(NamedTuple):
     number: int
     first_row: int
     num_rows: int
-    sample: str | None
-    """The sample of all these rows, if they are in a folder of a sample."""
+    key_of: Mapping[str, str]
+    """The keys of ids that all these rows have, as the folders say that they are in."""
 
 
 class Table:
@@ -62,20 +63,20 @@ class Table:
         if any(file.schema_arrow != self.schema for file in files):
             raise pa.ArrowInvalid(f"{path}: its files have different columns")
         # A file that stands alone may lie in a folder that is called like a sample's.
-        folders = [place.relative_to(path).parent.name for place in places]  # as in sample=a
-        keys = (folder.partition("=") for folder in folders)
-        samples = [name if key == SAMPLE else None for key, _, name in keys]
-        if samples[0] is not None:
-            self.schema = self.schema.append(pa.field(SAMPLE, pa.string()))
+        keys = [_keys_in(place.relative_to(path)) for place in places]
+        for key in keys[0]:
+            self.schema = self.schema.append(pa.field(key, pa.string()))
+        self.id_columns = IdColumns.among(self.schema.names)
         self.num_rows = 0
-        for file, sample in zip(files, samples, strict=True):
+        for file, key_of in zip(files, keys, strict=True):
             for number in range(file.num_row_groups):
                 num_rows = file.metadata.row_group(number).num_rows
-                self.groups.append(Group(file, number, self.num_rows, num_rows, sample))
+                self.groups.append(Group(file, number, self.num_rows, num_rows, key_of))
                 self.num_rows += num_rows
 
     def batches(self, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield `columns` of all rows, some at a time, each time with the first one's number.
+        """Yield `columns` of all rows, some at a time, each time with the first one's number. Keys
+        of ids that the table lacks are empty.
 
         Raises:
             IntegrityError: when the bytes turn out to be no rows.
@@ -107,13 +108,15 @@ class Table:
 
     def _read(self, group: Group, columns: Sequence[str]) -> Iterator[tuple[int, pa.RecordBatch]]:
         first = group.first_row
+        there = group.file.schema_arrow.names
+        asked = [name for name in columns if name in there or name not in KEYS]
         with self._decoding():
             for batch in group.file.iter_batches(
-                ROWS_AT_ONCE, row_groups=[group.number], columns=list(columns)
+                ROWS_AT_ONCE, row_groups=[group.number], columns=asked
             ):
-                if group.sample is not None and SAMPLE in columns:
-                    batch = batch.append_column(SAMPLE, pa.repeat(group.sample, batch.num_rows))
-                yield first, batch
+                for key, value in group.key_of.items():
+                    batch = batch.append_column(key, pa.repeat(value, batch.num_rows))
+                yield first, with_keys(batch).select(list(columns))
                 first += batch.num_rows
 
     @contextmanager
@@ -128,6 +131,12 @@ class Table:
                 f"{self.path}: it is damaged ({what}); featuremill merge {self.path.parent} writes "
                 "it anew from the parts."
             ) from None
+
+
+def _keys_in(place: Path) -> dict[str, str]:
+    """Return the keys of ids in the names of the folders of a table's file, as in sample=a."""
+    pairs = (folder.name.partition("=") for folder in place.parents)
+    return {key: value for key, _, value in pairs if key in KEYS}
 
 
 def allow_open(num_files: int) -> None:

@@ -27,7 +27,6 @@ PROFILE = "--workflow-profile"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill run`."""
     parser.add_argument("config", type=Path, help="the run's config; featuremill init writes one")
     parser.add_argument(
         "options",

@@ -15,14 +15,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.config import (
-    Run,
-    check_outputs,
-    load,
-    project,
-    refuse_patterns,
-    without_effect,
-)
+from featuremill.config import Run, check_outputs, load, project, refuse_patterns, without_effect
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
@@ -49,8 +42,8 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     Raises:
         RefusedError: in one sentence, when this run cannot be or should not begin.
     """
-    asked = validated(config, workflow)
-    flow = Flow(workflow, asked, failures)
+    whole = validated(config, workflow)
+    flow = Flow(workflow, whole, failures)
     if internals.is_main(workflow) and not internals.is_imported(workflow):
         flow.refuse_missing()
     jobs.prepare_jobs(workflow)
@@ -58,7 +51,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     for run in flow.runs.values():
         imported.share(workflow, run.here)
         preflight.prepare(workflow, run.here)
-    preflight.make_steps_older(workflow, asked)
+    preflight.make_steps_older(workflow, whole)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
     for run in flow.runs.values():
@@ -149,11 +142,9 @@ class RunOfRules:
 
     @property
     def extract_gpus(self) -> int:
-        """The GPUs that one extract job asks for."""
         return 0 if self.asked.device == "cpu" else self.asked.gpus
 
     def extract_threads(self) -> int:
-        """Return the threads of one extract job."""
         return jobs.extract_threads(self._workflow, self.asked.device, self.num_slots)
 
     def receipts(self, plan_json: str) -> list[str]:
@@ -217,18 +208,20 @@ class Flow:
     can name their files. Of several, the wildcard `run` is <run>/<name>.
     """
 
-    def __init__(self, workflow: Any, asked: project.Project, failures: screen.Failures) -> None:
+    def __init__(
+        self, workflow: Any, whole: project.ProjectConfig, failures: screen.Failures
+    ) -> None:
         self._workflow, self._failures = workflow, failures
-        self.project = asked.for_steps
+        self.project = whole.for_steps
         """The project as steps see it."""
-        self._asked = asked
-        self.steps = asked.sections
+        self._whole = whole
+        self.steps = whole.sections
         """What is asked of steps, by their keys of the config."""
-        self.rules = asked.rules
+        self.rules = whole.rules
         """The files with their rules."""
-        self.made = asked.made
+        self.made = whole.made
         """What they make."""
-        self.runs = {name: RunOfRules(workflow, run) for name, run in asked.runs.items()}
+        self.runs = {name: RunOfRules(workflow, run) for name, run in whole.runs.items()}
         """By what each is called below results/."""
         self.folders = [run.here.folder for run in self.runs.values()]
         self.names = _one_of(self.runs)
@@ -248,7 +241,7 @@ class Flow:
         self._checks_records = (
             internals.is_main(workflow)
             and not (internals.only_looks() or self._has_prefix)
-            and project.checks_records(asked)
+            and project.checks_records(whole)
         )
         """Whether steps are still to check the planned records."""
         self._runs_jobs = internals.may_execute(workflow)
@@ -263,7 +256,7 @@ class Flow:
         """Keep from Snakemake what a person put in the place of an output; the rules of a run are
         beside the workflow's `snakefile`."""
         of_runs = (Path(snakefile).parent / "workflow" / "rules").glob("*.smk")
-        of_steps = (Path(file) for one in self.made for file in one.files)
+        of_steps = (Path(file) for made in self.made for file in made.files)
         rules = [*of_runs, *map(Path, self.rules)]
         guard.guard(self._workflow, rules, self._outputs(), of_steps)
 
@@ -281,7 +274,7 @@ class Flow:
         """The files with its records, as Snakemake names them; a sheet of samples comes first."""
         self._check_once()
         with screen.refusing():
-            return [preflight.bare(path) for path in self._asked.files]
+            return [preflight.bare(path) for path in self._whole.files]
 
     def inputs_of(self, wildcards: Any) -> list[str]:
         """Return the files with the records of a job's run, as Snakemake names them."""
@@ -295,7 +288,7 @@ class Flow:
             if self._module is None:
                 preflight.refuse_missing_here(run.here)
         if not self._has_prefix:
-            preflight.refuse_missing_of_steps(self._workflow, self._asked, is_made)
+            preflight.refuse_missing_of_steps(self._workflow, self._whole, is_made)
 
     def _check_once(self) -> None:
         """Have Snakemake see edits of the config, now that its settings are known. Where another
@@ -305,7 +298,7 @@ class Flow:
             return
         self._is_checked = True
         with screen.ending_with_it():
-            merging = [one.rule for one in self.merged]
+            merging = [merged.rule for merged in self.merged]
             preflight.refuse_what_computes_nothing(self._workflow, self._rule, merging)
         if self._module is None:
             internals.see_edits(self._workflow)
@@ -328,7 +321,7 @@ class Flow:
         if self._checks_records:
             self._checks_records = False
             with screen.ending_with_it():
-                preflight.refuse_records(self._asked)
+                preflight.refuse_records(self._whole)
 
     @property
     def _by_weights(self) -> dict[str, RunOfRules]:
@@ -337,7 +330,6 @@ class Flow:
         return {Path(path).stem: run for run in runs for path in run.weights}
 
     def of(self, wildcards: Any) -> RunOfRules:
-        """Return the run that a job is about."""
         return self.runs[getattr(wildcards, "run", self.run)]
 
     def of_weights(self, wildcards: Any) -> RunOfRules:
@@ -371,7 +363,7 @@ class Flow:
     @property
     def merged(self) -> list[Merged]:
         """The rules that merge: one, or one for all runs that have the same outputs."""
-        groups = project.outputs_of(self._asked.runs.values()).items()
+        groups = project.outputs_of(self._whole.runs.values()).items()
         return [
             Merged(f"merge{self.runs[runs[0]].suffix if place else ''}", _one_of(runs), outputs)
             for place, (outputs, runs) in enumerate(groups)
@@ -381,7 +373,7 @@ class Flow:
     def exported(self) -> list[Exported]:
         """The rules that write one more format: one for each that not all runs have."""
         without = {
-            name: [each for each, run in self._asked.runs.items() if name not in run.outputs]
+            name: [each for each, run in self._whole.runs.items() if name not in run.outputs]
             for name in files()
         }
         return [Exported(name, _one_of(runs)) for name, runs in without.items() if runs]
@@ -393,15 +385,15 @@ class Flow:
             for run in self.runs.values()
             for file in (*(format_of(name).file for name in run.asked.outputs), *others)
         ]
-        return [*of_runs, *(file for one in self.made for file in one.files)]
+        return [*of_runs, *(file for made in self.made for file in made.files)]
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
-            for one in self.made:
-                if one.stands() == "yes":  # not where less was asked for
-                    print(f"{one.label}: {one.files[-1]}")
+            for made in self.made:
+                if made.stands() == "yes":  # not where less was asked for
+                    print(f"{made.label}: {made.files[-1]}")
         for run in self.runs.values():
             print(tidied(run.here.folder, run.asked.keep), end="")
 
@@ -422,7 +414,7 @@ def _one_of(names: Iterable[str]) -> str:
     return "|".join(map(re.escape, names)) or "(?!)"
 
 
-def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
+def validated(config: Mapping[str, Any], workflow: Any) -> project.ProjectConfig:
     """Return the validated project, or stop Snakemake with one sentence."""
     with screen.refusing():
         source, places = sources(config, workflow)
@@ -433,8 +425,8 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.Project:
             check_outputs(run)
             preflight.refuse_store(run)
             # What a step makes of the inputs has a name of ours.
-            given = {"inputs": checked.inputs, "samples": checked.samples}
-            refuse_patterns(run.model_copy(update=given))
+            files_of_records = {"inputs": checked.inputs, "samples": checked.samples}
+            refuse_patterns(run.model_copy(update=files_of_records))
     for run in checked.runs.values():
         of_set = f"{run.run}: " if len(checked.runs) > 1 else ""
         for sentence in without_effect(run):

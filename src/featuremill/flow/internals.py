@@ -82,16 +82,16 @@ class Reach(Generic[P, T]):
         self.gave_way = False
         """Whether Snakemake's insides were not as expected."""
 
-    def __call__(self, *arguments: P.args, **named: P.kwargs) -> T:
+    def __call__(self, *arguments: P.args, **keywords: P.kwargs) -> T:
         """Return what is found inside, or what holds without it."""
         try:
-            return self.function(*arguments, **named)
+            return self.function(*arguments, **keywords)
         except Exception as error:
             if not self.gave_way:  # once: the screen's filter would hear of itself
                 self.gave_way = True
                 name = getattr(self, "__name__", "")
                 log.debug(f"this Snakemake has other insides: {name}: {error!r}")
-            return self.stock(*arguments, **named)
+            return self.stock(*arguments, **keywords)
 
 
 def or_else(stock: Any) -> Callable[[Callable[P, T]], Reach[P, T]]:
@@ -200,8 +200,8 @@ def locks_on(results: str) -> list[Path]:
     besides, only one may name files of the run.
     """
     locks = list(LOCKS.glob("*.lock"))
-    named = [path for path in locks if f"\n{results}/" in f"\n{path.read_text()}"]
-    numbers = {path.name.partition(".")[0] for path in named}
+    naming = [path for path in locks if f"\n{results}/" in f"\n{path.read_text()}"]
+    numbers = {path.name.partition(".")[0] for path in naming}
     return [path for path in locks if path.name.partition(".")[0] in numbers]
 
 
@@ -214,7 +214,7 @@ def is_made(workflow: Any, path: str) -> bool:
 @or_else(True)
 def sees_edits(workflow: Any) -> bool:
     """Return whether Snakemake runs a job again whose parameters or inputs are others."""
-    return all(name in {one.name for one in workflow.rerun_triggers} for name in EDITS)
+    return all(name in {trigger.name for trigger in workflow.rerun_triggers} for name in EDITS)
 
 
 @or_else(None)
@@ -268,8 +268,8 @@ def prefer_rule(workflow: Any, first: str, other: str) -> None:
 @or_else(0)
 def cap_of(workflow: Any, resource: str) -> int | None:
     """Return how much of a resource all jobs together may take; None without a limit."""
-    given = workflow.global_resources.get(resource)
-    cap: int | None = given.value if given is not None else None
+    limit = workflow.global_resources.get(resource)
+    cap: int | None = limit.value if limit is not None else None
     return cap
 
 
@@ -456,15 +456,15 @@ def guard_outputs(
         rule = file.rule
         return rule is not None and not file.is_storage and is_guarded(rule.snakefile, str(file))
 
-    async def remove_guarded(file: Any, *arguments: Any, **named: Any) -> None:
+    async def remove_guarded(file: Any, *arguments: Any, **keywords: Any) -> None:
         if guarded(file):
             vacate(Path(file))
-        await remove(file, *arguments, **named)
+        await remove(file, *arguments, **keywords)
 
-    def touch_guarded(file: Any, *arguments: Any, **named: Any) -> None:
+    def touch_guarded(file: Any, *arguments: Any, **keywords: Any) -> None:
         makes = guarded(file) and not only_touches.__get__(file.rule.workflow)
         with touching(Path(file)) if makes else nullcontext():
-            touch(file, *arguments, **named)
+            touch(file, *arguments, **keywords)
 
     _IOFile.remove, _IOFile.touch = remove_guarded, touch_guarded
     return True
@@ -488,8 +488,8 @@ def _bound(node: ast.AST) -> Iterator[str]:
         if isinstance(child, ast.FunctionDef | ast.ClassDef):
             marks = [mark for mark in child.decorator_list if isinstance(mark, ast.Call)]
             words = [word for mark in marks for word in mark.keywords if word.arg in NAMING]
-            named = [word.value.value for word in words if isinstance(word.value, ast.Constant)]
-            yield from (name for name in named if isinstance(name, str))
+            constants = [word.value.value for word in words if isinstance(word.value, ast.Constant)]
+            yield from (name for name in constants if isinstance(name, str))
             if not words:
                 yield child.name
         elif isinstance(child, ast.Import | ast.ImportFrom):

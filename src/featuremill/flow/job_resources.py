@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.errors import UserError
 from featuremill.config import Run
-from featuremill.plan import speeds
+from featuremill.lease import devices
 from featuremill.plan.estimate.overheads import host_mb
+from featuremill.plan.speeds import Asked, Speed, find_first
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS
@@ -39,6 +39,8 @@ UNKNOWN_MINUTES = 60
 """Of a shard where nothing is known of the workload's speed."""
 SAFETY = 2.0
 """On top of the slowest speed that is known or assumed."""
+SLOWEST = "Tesla T4"
+"""Stands in for a GPU that no profile names: limits by it are too long rather than too short."""
 
 
 class JobResources(NamedTuple):
@@ -58,10 +60,10 @@ class JobResources(NamedTuple):
         """Return the minutes that computing a shard may take."""
         path = Results(Path(self.run.folder)).plan
         mtime = path.stat().st_mtime_ns if path.exists() else 0
-        seconds = _seconds(self.run.folder, mtime, self.gpu_model).get(wildcards.shard)
-        if seconds is None:
+        costs, speed = _speed(path.parent, mtime, self.gpu_model)
+        if speed is None or wildcards.shard not in costs:
             return attempt * UNKNOWN_MINUTES
-        return attempt * (BASE_MINUTES + math.ceil(SAFETY * seconds / 60))
+        return _minutes(attempt, SAFETY * speed.most_seconds(costs[wildcards.shard]) / 60)
 
     def plan_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that planning takes."""
@@ -69,8 +71,7 @@ class JobResources(NamedTuple):
 
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that planning may take."""
-        grown = PLAN_MINUTES_A_GB * _gigabytes(self.run.files)
-        return attempt * (BASE_MINUTES + math.ceil(grown))
+        return _minutes(attempt, PLAN_MINUTES_A_GB * _gigabytes(self.run.files))
 
     def deliver_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that delivering some shards takes."""
@@ -87,34 +88,45 @@ class JobResources(NamedTuple):
 
     def merge_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that merging may take, or a report."""
-        grown = MERGE_MINUTES_A_GB * self._parts_gigabytes()
-        return attempt * (BASE_MINUTES + math.ceil(grown))
+        return _minutes(attempt, MERGE_MINUTES_A_GB * self._parts_gigabytes())
 
     def _parts_gigabytes(self) -> float:
         parts = Path(self.run.folder, "store", "parts").glob("*/*.arrows")
         return sum(map(_size, parts)) / GB
 
 
+def _minutes(attempt: int, minutes: float) -> int:
+    return attempt * (BASE_MINUTES + math.ceil(minutes))
+
+
 @lru_cache(maxsize=4)
-def _seconds(results: str, mtime: int, gpu_model: str) -> Mapping[str, float]:
-    """Return the seconds that each shard may take; nothing where no speed is known."""
-    folder = Results(Path(results))
-    plan = folder.find_plan() if mtime else None
-    if plan is None:
-        return {}
-    speed = _speed(folder.root, plan, gpu_model)
-    return {
-        entry.shard: speed.most_seconds(entry.cost) for entry in plan.shards if speed is not None
-    }
+def _speed(folder: Path, mtime: int, gpu_model: str) -> tuple[Mapping[str, int], Speed | None]:
+    """Return the cost of each shard of the plan of that time, and the speed that is known of it for
+    a limit: None where none is."""
+    plan = Results(folder).find_plan() if mtime else None
+    return (
+        {shard.shard: shard.cost for shard in plan.shards} if plan else {},
+        slow_speed(folder, plan, gpu_model) if plan else None,
+    )
 
 
-def _speed(folder: Path, plan: Plan, gpu_model: str) -> speeds.Speed | None:
-    for device in dict.fromkeys((gpu_model, "")):  # a cluster may have its own names of GPUs
-        try:
-            return speeds.of_plan(folder, plan, device if plan.device != "cpu" else "")
-        except (UserError, OSError):  # runs beside this one may be another user's, or be removed
-            continue
-    return None
+def slow_speed(folder: Path, plan: Plan, gpu_model: str) -> Speed | None:
+    """Return how fast a job of the `plan` in `folder` is, for its time limit; None where nothing is
+    known of it.
+
+    Of a GPU that the profile does not name, or that the table lacks, it is what earlier runs beside
+    this one used, else the slowest card of the table.
+    """
+    is_gpu = plan.device != "cpu" and (
+        plan.device == "cuda" or bool(gpu_model or devices.cuda_devices())
+    )
+    askeds = [
+        Asked(plan.settings, name, True, plan.gpus) for name in dict.fromkeys((gpu_model, ""))
+    ]
+    if not is_gpu:
+        askeds = [Asked(plan.settings, devices.cpu().name, is_gpu=False)]
+    weights, mean_cost = plan.weights and Path(plan.weights), plan.cost / max(1, plan.counts.unique)
+    return find_first(askeds, folder.parent, weights or None, mean_cost, SLOWEST, cores=1)
 
 
 @lru_cache(maxsize=4)

@@ -86,7 +86,7 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
         can_be_had = num_slots if is_ours else cap or 0
         if 0 < can_be_had < gpus and not internals.only_looks():
             raise RefusedError(
-                f"gpus: one job needs {gpus}, but {can_be_had} can be had; lower it, or look at "
+                f"gpus: one job needs {gpus}, but {can_be_had} are available; lower it, or look at "
                 "--resources gpu=… and featuremill doctor."
             )
     environment.GPUS.set(str(cap or 0))

@@ -23,7 +23,7 @@ from featuremill.base.change import told
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Origin, Run, asked
-from featuremill.config.project import Project, problems_of_files, problems_of_records
+from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
@@ -253,11 +253,15 @@ def make_older(results: str) -> None:
             os.utime(folder.plan, BEFORE_ALL)
 
 
-def make_steps_older(workflow: Any, project: Project) -> None:
+def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
     """The same for what steps and reports made of tables that others took the place of."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
-    made = [(one.label, one.files[-1], one.others()) for one in project.made if not one.missing()]
+    made = [
+        (of_step.label, of_step.files[-1], of_step.others())
+        for of_step in project.made
+        if not of_step.missing()
+    ]
     for run in project.runs.values():
         report = f"{run.folder}/report.html"
         if asked.has_other_labels(Path(report), run):
@@ -511,7 +515,6 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
 
 
 def is_forced() -> bool:
-    """Return whether rules are forced."""
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
 
@@ -601,12 +604,12 @@ def refuse_missing_here(run: Run) -> None:
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
             key = "file" if column in labels.names_of(Path(table)) else "column"
-        told = bool(run.samples), run.labels.id_column
+        ids = run.id_columns, run.labels.id_column
         with refusing(f"{run.origin.of('labels', key)}: labels"):
-            labels.check(Path(table), column, *told)
+            labels.check(Path(table), column, *ids)
         if is_other:  # a job is going to read it
             with refusing(f"{run.origin.of('labels', 'file')}: labels"):
-                labels.read_ahead(Path(table), column, None, *told, wanted=())
+                labels.read_ahead(Path(table), column, None, *ids, wanted=())
 
 
 def refuse_store(run: Run) -> None:
@@ -615,7 +618,7 @@ def refuse_store(run: Run) -> None:
         shared.refuse_unwritable(run.store)
 
 
-def refuse_sheet(workflow: Any, project: Project) -> None:
+def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
     """Refuse a sheet of samples that cannot be read, with the line that names it."""
     if not project.samples:
         return
@@ -633,14 +636,13 @@ def refuse_unknown_labels(run: Run, sheet: str) -> None:
 
 
 def refuse_missing_input(workflow: Any, path: str, inputs: Sequence[str], origin: Origin) -> None:
-    """Refuse an input that is not there or cannot be read."""
     hint = _elsewhere(Path(path), inputs, internals.config_files(workflow))
     with refusing(f"{origin.of('inputs')}: inputs", hint):
         source.check(Path(path))
 
 
 def refuse_missing_of_steps(
-    workflow: Any, project: Project, is_made: Callable[[str], bool] = lambda _: False
+    workflow: Any, project: ProjectConfig, is_made: Callable[[str], bool] = lambda _: False
 ) -> None:
     """Refuse what steps would refuse in a job, and what they take from elsewhere and is neither
     there nor `is_made` by another rule, such as a finished run. What they took already may be put
@@ -673,7 +675,7 @@ def refuse_missing_of_steps(
         raise RefusedError(f"{where}: {path}: there is no such file; name what is there.")
 
 
-def refuse_records(project: Project) -> None:
+def refuse_records(project: ProjectConfig) -> None:
     """Refuse what steps would refuse of the planned records in a job, after all are computed."""
     if all(is_computed(str(folder)) for folder in project.folders):
         return
@@ -683,7 +685,7 @@ def refuse_records(project: Project) -> None:
         raise RefusedError("\n".join(problems))
 
 
-def _where(project: Project, label: str) -> str:
+def _where(project: ProjectConfig, label: str) -> str:
     """Return where the config asks for what a step calls `label`."""
     return f"{project.origin.of(*label.split('.')[:2])}: {label}"
 
@@ -694,7 +696,7 @@ def _elsewhere(path: Path, inputs: Sequence[str], configs: Sequence[Path]) -> st
     for file in configs:
         folder = Path(os.path.relpath(file.parent))
         is_elsewhere = folder != Path() and not path.exists()
-        if is_elsewhere and all((folder / one).exists() for one in inputs):
+        if is_elsewhere and all((folder / name).exists() for name in inputs):
             start = f"cd {shlex.quote(str(folder))} && featuremill run {shlex.quote(file.name)}"
             return f" It is there seen from {folder}; so type: {start}"
     return ""

@@ -239,7 +239,7 @@ def watched(executor: type[Any]) -> type[Any]:
     class Watched(executor):  # type: ignore[misc]
         """Snakemake's Slurm executor, which no job gets lost of."""
 
-        def __init__(self, workflow: Any, *arguments: Any, **named: Any) -> None:
+        def __init__(self, workflow: Any, *arguments: Any, **keywords: Any) -> None:
             """Refuse what could not be followed; the first look runs at the same time."""
             settings = workflow.executor_settings
             if getattr(settings, "array_jobs", None):
@@ -249,11 +249,11 @@ def watched(executor: type[Any]) -> type[Any]:
             self._is_over = threading.Event()
             first = getattr(settings, "init_seconds_before_status_checks", None)
             self._first_pause = self._pause = first or 40
-            super().__init__(workflow, *arguments, **named)
+            super().__init__(workflow, *arguments, **keywords)
 
-        def __post_init__(self, *arguments: Any, **named: Any) -> None:
+        def __post_init__(self, *arguments: Any, **keywords: Any) -> None:
             """Begin a folder."""
-            super().__post_init__(*arguments, **named)
+            super().__post_init__(*arguments, **keywords)
             name = str(getattr(self, "run_uuid", ""))
             self._watch = Watch((FOLDER / (name or str(os.getpid()))).absolute(), name)
 
@@ -284,8 +284,8 @@ def watched(executor: type[Any]) -> type[Any]:
             """Yield the jobs that continue, and report how the others ended."""
             keeps_logs = getattr(self.workflow.executor_settings, "keep_successful_logs", False)
             self.logger.debug(f"asking Slurm about {len(active_jobs)} jobs")
-            asked = [job.external_jobid for job in active_jobs]
-            verdicts = self._watch.verdicts(asked) if asked else {}
+            numbers = [job.external_jobid for job in active_jobs]
+            verdicts = self._watch.verdicts(numbers) if numbers else {}
             for job in active_jobs:
                 verdict = verdicts.get(job.external_jobid)
                 log = (job.aux or {}).get("slurm_logfile")

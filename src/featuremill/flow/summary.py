@@ -35,7 +35,7 @@ def closing_words(*runs: str) -> str:
     if not new:
         return ""  # only a part of the workflow was asked for
     first = next(iter(new))
-    is_demo = any(one.run == Config.model_fields["run"].default for one in new.values())
+    is_demo = any(made.run == Config.model_fields["run"].default for made in new.values())
     load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
     return (
         "".join(_made(results, delivery) for results, delivery in new.items())
@@ -62,8 +62,8 @@ def _made(results: str, delivery: Delivery) -> str:
     for note, count in list(delivery.notes.items())[:MOST_KINDS]:
         files.append(f"{results}/notes.tsv: {counted(count, 'record')}: {note}")
     lines = "\n".join(f"  {file}" for file in files)
-    of = f" ({model})" if model else ""
-    return f"\n{counts.told}{of}:\n{lines}\n{_caution(delivery)}"
+    of_model = f" ({model})" if model else ""
+    return f"\n{counts.told}{of_model}:\n{lines}\n{_caution(delivery)}"
 
 
 def _caution(delivery: Delivery) -> str:
@@ -98,7 +98,7 @@ def tidied(results: str, keep: str) -> str:
     return f"{said}\n" if said else ""
 
 
-def closing(failures: Failures, named: str) -> str:
+def closing(failures: Failures, run_or_config: str) -> str:
     """Return what to say when a run ended badly: what happened, where it stands, what to type.
     `named` is what status takes: results/<run>, or a config."""
     jobs = failures.final()
@@ -124,7 +124,7 @@ def closing(failures: Failures, named: str) -> str:
         "continues:",
         f"    {command_line.this()}",
         "What is done, what failed and what helps:",
-        f"    {command_line.where_typed(f'featuremill status {shlex.quote(named)}')}",
+        f"    {command_line.where_typed(f'featuremill status {shlex.quote(run_or_config)}')}",
     ]
     return "\n".join(lines)
 

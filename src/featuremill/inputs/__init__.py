@@ -91,6 +91,11 @@ class SequenceOptions(TableOptions):
     alphabet: Literal["proteins", "nucleotides"]
     """What the inputs are: `proteins`, or `nucleotides` (DNA or RNA, with U read as T)."""
 
+    def row_columns(self) -> Mapping[str, type] | None:
+        """Return the columns of tables, with their types, where records are rows and no
+        sequences; else None."""
+        return None
+
 
 class RowOptions(WorkloadOptions):
     """Options of a workload that reads the rows of tables: which columns count."""
@@ -157,9 +162,12 @@ def spelled(
     return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
 
 
-def rows(inputs: Sequence[Path], options: RowOptions | None = None) -> Iterator[Record]:
+def rows(
+    inputs: Sequence[Path], options: RowOptions | SequenceOptions | None = None
+) -> Iterator[Record]:
     """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
-    the values of `options.payload_columns()` (`featuremill.inputs.cells` says how)."""
+    the values of `options.payload_columns()` or of `row_columns()` (`featuremill.inputs.cells` says
+    how)."""
     return _stream(inputs, _kind_of(options or RowOptions()))
 
 
@@ -188,6 +196,8 @@ def _kind_of(options: TableOptions | RowOptions) -> kinds.Kind:
     """Return what the options of a workload say that it makes of a record."""
     if isinstance(options, RowOptions):
         return kinds.Rows(options.id_column, options.payload_columns())
+    if isinstance(options, SequenceOptions) and (columns := options.row_columns()):
+        return kinds.Rows(options.id_column, columns)
     return _kind(options)
 
 

@@ -98,7 +98,7 @@ def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 
     """Return where the id stands in `names`; UserError with a `remedy` where that is not clear."""
     places = _matches(names, IDS)
     if not places:
-        raise UserError(f"{path}: no column is the id column among {listed(names)}; {remedy}.")
+        raise UserError(f"{path}: no column of ids is found (columns: {listed(names)}); {remedy}.")
     if len(places) > 1:
         found = listed([names[place] for place in places])
         raise UserError(
@@ -138,7 +138,7 @@ def one(
         problem = (
             f"{found} may each be the {wanted} column"
             if places
-            else f"no column is the {wanted} column among {listed(names)}"
+            else f"no column of {wanted}s is found (columns: {listed(names)})"
         )
         raise UserError(
             f"{path}: {problem}; set {key} under options to the right one (featuremill init takes "

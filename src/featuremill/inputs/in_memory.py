@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
 from featuremill.inputs import RowOptions, columns
-from featuremill.workload import TakesObjects, Workload, WorkloadOptions, optional
+from featuremill.workload import Workload, WorkloadOptions, optional
 
 STEM = "inputs"
 
@@ -42,18 +42,15 @@ def write(
     Raises:
         UserError: for what holds no records, or none that the workload reads.
     """
-    if isinstance(workload, TakesObjects):
-        path = workload.write_object(inputs, folder / STEM)
-        if path:
-            return path, options
+    written: Path | None = optional(workload, "write_object")(inputs, folder / STEM)
+    if written:
+        return written, options
     path = folder / f"{STEM}.parquet"
     if is_a(inputs, "pandas", "DataFrame"):
         pq.write_table(_table_of(inputs, options), path)
         return path, options
     if optional(workload, "TAKES_FILES") or isinstance(options, RowOptions):
-        other = "a DataFrame for rows of a table"
-        if isinstance(workload, TakesObjects):
-            other = workload.OBJECTS
+        other = optional(workload, "OBJECTS") or "a DataFrame for rows of a table"
         raise UserError(
             f"inputs: this workload reads no sequences in memory ({_class_of(inputs)}); give the "
             f"path of a file, or {other}."

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.base.matching import Matcher
 from featuremill.base.reasons import is_missing
 from featuremill.base.text import clipped
@@ -25,22 +26,18 @@ from featuremill.inputs import NamedColumns, columns, format_of, rows, source, t
 
 ID = "id"
 """In place of a column of groups: each record is one."""
-SAMPLE = "sample"
-"""The column that says whose record an id is, where records are of samples."""
-
-
 CHOOSE_IDS = "call the right one 'id', or name it with --id-column (id_column in a config)"
 IDS_AT_ONCE = 2**17
 MOST_AHEAD_BYTES = 2**23
 """Size of a table that is read whole before the first job: a few hundred thousand rows."""
 
 
-class Told(NamedTuple):
-    """What messages about a table's names say."""
+class NamedRecords(NamedTuple):
+    """The records that the names in a table should be of."""
 
-    of: str
-    """What the names should be of: "record of results/my"."""
-    has_samples: bool
+    called: str
+    """By messages: "record of results/my"."""
+    id_columns: IdColumns
     log: logging.Logger | None
     """Warns of names of none."""
 
@@ -49,22 +46,22 @@ class Label(NamedTuple):
     name: str
     """The label itself."""
     group: str
-    """Where there are no groups, the id itself or, of samples, the record's."""
+    """Where there are no groups, the record's sample or, if that is empty, the id itself."""
     line: int
 
 
-def check(path: Path, column: str, of_samples: bool = False, id_column: str = "") -> None:
-    """Read the header of the table `path`; raise UserError where it has no `column`, no column of
-    ids or, if `of_samples`, no column `sample`. The ids are in `id_column`, or where its name says.
-    """
+def check(path: Path, column: str, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> None:
+    """Read the header of the table `path`; raise UserError where it lacks `column`, or one of the
+    records' `id_columns`. The ids are in `id_column`, or where its name says."""
     names = names_of(path)
     columns.find_named(path, names, column)
     find_id(path, names, id_column)
-    if of_samples and SAMPLE not in names:
-        raise UserError(
-            f"{path}: the records are of samples, which may have the same ids, and this table has "
-            f"no column {SAMPLE!r}; add it."
-        )
+    for key in id_columns.keys:
+        if key not in names:
+            raise UserError(
+                f"{path}: the records are of {key}s, which may have the same ids, and this table "
+                f"has no column {key!r}; add it."
+            )
 
 
 def find_id(path: Path, names: Sequence[str], id_column: str = "") -> int:
@@ -97,15 +94,15 @@ def read(
     path: Path,
     column: str,
     group: str | None,
-    of_samples: bool = False,
+    id_columns: IdColumns = ID_ALONE,
     id_column: str = "",
     wanted: Container[str] | None = None,
     log: logging.Logger | None = None,
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each id in the table `path` (CSV, TSV or Parquet, plain or compressed),
-    and how many rows have none. If the records are `of_samples`, the table has a column `sample`,
-    and an id is `<sample>/<id>` here, as those of features are. The `group` "id" is the record. Of
-    a long table, only ids in `wanted` may be asked for. `log` warns of doubtful labels.
+    and how many rows have none. The table has the `id_columns` of the records, and ids are whole
+    here, as those of features are. The `group` "id" is the record. Of a long table, only ids in
+    `wanted` may be asked for. `log` warns of doubtful labels.
 
     Raises:
         UserError: when there is no such table or column, or a row is wrong.
@@ -113,11 +110,10 @@ def read(
     by = None if group == ID else group
     needed = (column, *([by] if by else []))
     for name in needed:
-        check(path, name, of_samples, id_column)
+        check(path, name, id_columns, id_column)
     found: dict[str, Label] = {}
     num_empty = num_strange = 0
-    whose = [SAMPLE] if of_samples else []
-    names = tuple(dict.fromkeys([*needed, *whose]))
+    names = tuple(dict.fromkeys([*needed, *id_columns.keys]))
     columns_there = names_of(path)
     id_name = columns_there[find_id(path, columns_there, id_column)]
     for record in rows([path], NamedColumns(id_column=id_name, names=names)):
@@ -128,11 +124,11 @@ def read(
         if not cells[column]:
             num_empty += 1
             continue
-        if of_samples and not cells[SAMPLE]:
+        if not all(cells[key] for key in id_columns.keys):
             raise UserError(
                 f"{where}: this row does not say whose {clipped(record.id)!r} is; fix it."
             )
-        id = f"{cells[SAMPLE]}/{record.id}" if of_samples else record.id
+        id = id_columns.whole(cells, record.id)
         if wanted is not None and id not in wanted:
             num_strange += 1
             continue
@@ -141,7 +137,7 @@ def read(
                 f"{where}: {clipped(id)!r} has a label in line {found[id].line} already; leave one "
                 "of them."
             )
-        of_group = cells[by] if by else cells[SAMPLE] if of_samples and group != ID else id
+        of_group = cells[by] if by else id if group == ID else id_columns.owner(id) or id
         if not of_group:
             raise UserError(
                 f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "
@@ -160,7 +156,7 @@ def read_ahead(
     path: Path,
     column: str,
     group: str | None,
-    of_samples: bool = False,
+    id_columns: IdColumns = ID_ALONE,
     id_column: str = "",
     wanted: Container[str] | None = None,
 ) -> dict[str, Label]:
@@ -172,18 +168,19 @@ def read_ahead(
     """
     if not path.is_file() or path.stat().st_size > MOST_AHEAD_BYTES:
         return {}
-    return read(path, column, group, of_samples, id_column, wanted)[0]
+    return read(path, column, group, id_columns, id_column, wanted)[0]
 
 
-def first_id(path: Path, of_samples: bool = False, id_column: str = "") -> str:
+def first_id(path: Path, id_columns: IdColumns = ID_ALONE, id_column: str = "") -> str:
     """Return the id in the table's first row, as `read` has it."""
-    whose = (SAMPLE,) if of_samples else ()
     names = names_of(path)
     id = names[find_id(path, names, id_column)]
-    options = NamedColumns(id_column=id, names=whose or tuple(names)[:1])
+    options = NamedColumns(id_column=id, names=id_columns.keys or tuple(names)[:1])
     first = next(iter(rows([path], options)))
-    sample = text(json.loads(first.payload)[SAMPLE]) if of_samples and first.payload else ""
-    return f"{sample}/{first.id}" if sample else first.id
+    if not first.payload:
+        return first.id
+    cells = {name: text(value) for name, value in json.loads(first.payload).items()}
+    return id_columns.whole(cells, first.id)
 
 
 def _doubts(names: Collection[str]) -> Iterator[str]:
@@ -217,7 +214,7 @@ class HasIds(Protocol):
 
 
 def by_record(
-    found: Mapping[str, Label], path: Path, parts: Sequence[HasIds], told: Told
+    found: Mapping[str, Label], path: Path, parts: Sequence[HasIds], records: NamedRecords
 ) -> dict[str, Label]:
     """Return `found` by the ids of records: names in the table `path` are those or accessions. What
     is of no record stays under its own name.
@@ -226,15 +223,15 @@ def by_record(
         UserError: a name is of several records, or few names are of any.
     """
     ids = chain.from_iterable(map(_ids_of, parts))
-    return of_ids(found, path, ids, told)
+    return of_ids(found, path, ids, records)
 
 
 def of_ids(
-    found: Mapping[str, Label], path: Path, ids: Iterable[str], told: Told
+    found: Mapping[str, Label], path: Path, ids: Iterable[str], records: NamedRecords
 ) -> dict[str, Label]:
     """Return `found` by these `ids`, as `by_record` does."""
     lines = {name: label.line for name, label in found.items()}
-    names = Matcher(path, lines, told.of, told.has_samples, told.log).match(ids)
+    names = Matcher(path, lines, records.called, records.id_columns, records.log).match(ids)
     names.check()
     renamed = {}
     for name, label in found.items():

@@ -136,12 +136,12 @@ class Regions:
     def _cut(self, record: Record, region: Region, most: int | None) -> Record:
         parts = parts_of(record.payload)
         length = len(parts.letters)
-        seen = min(length, most or length)
-        if region.last > seen:
+        num_seen = min(length, most or length)
+        if region.last > num_seen:
             where = f"{self._path}:{region.line} ends at residue {region.last:,} of"
             reason = BEYOND.reason(f"{where} {length:,}")
             if region.last <= length:
-                reason = BEYOND.reason(f"{where} {seen:,} that are read", UNSEEN)
+                reason = BEYOND.reason(f"{where} {num_seen:,} that are read", UNSEEN)
             return record._replace(payload=b"", reason=reason)
         payload = parts._replace(region=(region.first, region.last)).payload
         return record._replace(payload=payload, length=length)

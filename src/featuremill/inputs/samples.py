@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import SAMPLE as SAMPLE
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
 from featuremill.inputs import NamedColumns, columns, is_table, labels, rows, source
 from featuremill.workload import Record
 from featuremill.workload.outputs import ABOUT
 
-SAMPLE, FILE = "sample", "file"
-"""The columns that a sheet has; all others are the samples' own."""
+FILE = "file"
+"""The column of files; all but this and SAMPLE are the samples' own."""
 COUNTED = ("records", "ok", "failed", "refused", "duplicate", "pending", "noted", "seconds")
 """What samples.tsv has of each sample besides."""
 MOST_SAID = 5
@@ -31,8 +32,8 @@ RESERVED = {"name", *ABOUT, *COUNTED}
 
 
 class Row(NamedTuple):
-    sample: int
-    """Its number, from 0, in the order of names."""
+    owner: int
+    """The number of its sample, from 0, in the order of names."""
     file: str
     line: int
     """Of the sheet."""
@@ -56,15 +57,15 @@ class Sheet(NamedTuple):
         return [file for file, times in Counter(row.file for row in self.rows).items() if times > 1]
 
     def passes(self) -> Iterator[dict[str, int]]:
-        """Yield the files in their order, and the sample of each; so many together that none of
+        """Yield the files in their order, and the owner of each; so many together that none of
         them stands there twice."""
-        samples: dict[str, int] = {}
+        owners: dict[str, int] = {}
         for row in self.rows:
-            if row.file in samples:
-                yield samples
-                samples = {}
-            samples[row.file] = row.sample
-        yield samples
+            if row.file in owners:
+                yield owners
+                owners = {}
+            owners[row.file] = row.owner
+        yield owners
 
     def refuse_unknown(self, column: str) -> None:
         columns.find_named(self.path, list(self.about), column)
@@ -125,24 +126,26 @@ def _read(path: Path, _: tuple[int, int, int]) -> Sheet:
         if not name or name in RESERVED or "/" in name or name[0] == ".":
             raise UserError(f"{path}:1: a column cannot be called {name!r} here; rename it.")
     files: dict[str, dict[str, int]] = defaultdict(dict)
-    told: dict[str, tuple[dict[str, str], int]] = {}
+    about_samples: dict[str, tuple[dict[str, str], int]] = {}
     in_small_letters: dict[str, tuple[str, int]] = {}
     options = NamedColumns(id_column=SAMPLE, names=(FILE, *own))
     wrong: list[str] = []
     for record in rows([path], options):
         try:
-            _take(record, path, files, told, in_small_letters)
+            _take(record, path, files, about_samples, in_small_letters)
         except UserError as error:
             wrong.append(str(error))
     if wrong:
         # Those that `refuse_missing` finds later as well, so that one look at the sheet will do.
-        there = Sheet(path, {}, _rows_of(files))
-        wrong += there.missing()
+        sheet = Sheet(path, {}, _rows_of(files))
+        wrong += sheet.missing()
         more = len(wrong) - MOST_SAID
         also = [f"And {error}" for error in wrong[1:MOST_SAID]]
         raise UserError(" ".join([wrong[0], *also, *[f"And {more:,} more."] * (more > 0)]))
     samples = sorted(files)
-    about = {SAMPLE: samples} | {n: [told[sample][0][n] for sample in samples] for n in own}
+    about = {SAMPLE: samples} | {
+        n: [about_samples[sample][0][n] for sample in samples] for n in own
+    }
     return Sheet(path, about, _rows_of(files))
 
 
@@ -158,7 +161,7 @@ def _take(
     record: Record,
     path: Path,
     files: dict[str, dict[str, int]],
-    told: dict[str, tuple[dict[str, str], int]],
+    about_samples: dict[str, tuple[dict[str, str], int]],
     in_small_letters: dict[str, tuple[str, int]],
 ) -> None:
     """Add what a row says; raise UserError where it is wrong."""
@@ -181,7 +184,7 @@ def _take(
         raise UserError(
             f"{where}: {file} is a file of sample {sample!r} in line {line} already; keep one."
         )
-    known, line = told.setdefault(sample, (cells, record.line))
+    known, line = about_samples.setdefault(sample, (cells, record.line))
     for name, cell in cells.items():
         if cell != known[name]:
             raise UserError(

@@ -4,17 +4,12 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 `discard` or `vacate`: a file that is not ours, or that a person changed, is then never lost.
 """
 
+from featuremill.base.readable import check as refuse_unreadable
 from featuremill.base.space import take_space
-from featuremill.store.files import (
-    TEMPORARY,
-    digest_of,
-    remove,
-    replacing,
-    sha256_of,
-    sync_folder,
-)
+from featuremill.store.files import TEMPORARY, digest_of, remove, replacing, sha256_of, sync_folder
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
+from featuremill.store.known_digests import known_sha256_of
 from featuremill.store.ours import (
     delivering,
     delivering_folder,
@@ -37,7 +32,9 @@ __all__ = [
     "discard",
     "give_way",
     "is_beside",
+    "known_sha256_of",
     "note",
+    "refuse_unreadable",
     "remove",
     "replacing",
     "sha256_of",

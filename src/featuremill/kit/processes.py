@@ -1,6 +1,13 @@
 """This process: its version, its parent, and the commands that a message shows."""
 
-from featuremill.base.this_process import INTERRUPTS, SNAKEFILE, VERSION, die_with_parent, versions
+from featuremill.base.this_process import (
+    INTERRUPTS,
+    SNAKEFILE,
+    VERSION,
+    die_with_parent,
+    free_memory_mb,
+    versions,
+)
 from featuremill.store.command_line import again as command_again
 from featuremill.store.command_line import told_variables
 
@@ -10,6 +17,7 @@ __all__ = [
     "VERSION",
     "command_again",
     "die_with_parent",
+    "free_memory_mb",
     "told_variables",
     "versions",
 ]

@@ -1,5 +1,13 @@
 """Reasons of refused and failed records."""
 
-from featuremill.base.reasons import EMPTY, LENGTH, NOT_FINITE, Kind, kind_of
+from featuremill.base.reasons import (
+    EMPTY,
+    LENGTH,
+    NOT_FINITE,
+    OUT_OF_MEMORY,
+    Kind,
+    head_of,
+    kind_of,
+)
 
-__all__ = ["EMPTY", "LENGTH", "NOT_FINITE", "Kind", "kind_of"]
+__all__ = ["EMPTY", "LENGTH", "NOT_FINITE", "OUT_OF_MEMORY", "Kind", "head_of", "kind_of"]

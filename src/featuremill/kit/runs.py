@@ -3,22 +3,20 @@
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import Group as FailedGroup
 from featuremill.store.failed import read_list as failed_groups
-from featuremill.store.ledger import SAMPLE, full_ids, samples_of, with_full_ids
-from featuremill.store.ledger import batches as ledger_batches
 from featuremill.store.plan import Settings
+from featuremill.store.records import read_records, whole_ids, with_keys, with_whole_ids
 from featuremill.store.results import Results
 from featuremill.store.run_lock import working_folder
 
 __all__ = [
-    "SAMPLE",
     "Accounts",
     "FailedGroup",
     "Results",
     "Settings",
     "failed_groups",
-    "full_ids",
-    "ledger_batches",
-    "samples_of",
-    "with_full_ids",
+    "read_records",
+    "whole_ids",
+    "with_keys",
+    "with_whole_ids",
     "working_folder",
 ]

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.step import Made, Project
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
 
-__all__ = ["Table", "has_samples", "words_of"]
+__all__ = ["Table", "id_columns_of", "words_of"]
 
 
 class Table(NamedTuple):
@@ -85,13 +86,15 @@ def words_of(options: Mapping[str, object]) -> list[str]:
     return [f"--{key}={value}" for key, value in given]
 
 
-def has_samples(project: Project, folder: str) -> bool:
-    """Return whether the features in `folder` are of samples: those of the project, or of a
-    finished run elsewhere."""
-    from featuremill import features  # here: it loads pyarrow
+def id_columns_of(project: Project, folder: str) -> IdColumns:
+    """Return how ids of features look: those of the project, or of a planned run elsewhere."""
+    from featuremill.store import records  # here: it loads pyarrow
+    from featuremill.store.results import Results
 
-    is_ours = folder in project.features.values()
-    return bool(project.samples) if is_ours else features.has_samples(folder)
+    if folder in project.features.values():
+        return project.id_columns
+    path = Results(Path(folder)).records
+    return records.id_columns_of(path) if path.exists() else ID_ALONE
 
 
 def stands(made: Sequence[Made], label: str) -> bool:

@@ -1,7 +1,7 @@
 """Numbers and untrusted text as people read them, and lines of progress."""
 
 from featuremill.base.progress import Progress
-from featuremill.base.text import clipped, one_line, plain
+from featuremill.base.text import clipped, one_line, plain, wrapped
 from featuremill.base.words import clock, count, counted, duration, human_bytes, listed, records
 
 __all__ = [
@@ -16,4 +16,5 @@ __all__ = [
     "one_line",
     "plain",
     "records",
+    "wrapped",
 ]

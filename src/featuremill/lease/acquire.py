@@ -11,12 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.environment import (
-    CUDA_DEVICE_ORDER,
-    CUDA_VISIBLE_DEVICES,
-    LEASED,
-    Variable,
-)
+from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
 from featuremill.base.errors import DeviceError, UserError
 from featuremill.lease import condition, devices, folder, slots, turnstile
 from featuremill.lease.choice import Chooser, Pass
@@ -120,8 +115,8 @@ def count_slots(request: Request) -> int:
     request.check()
     with nvml():
         conditions = [condition.look(device) for device in offer(request).devices]
-    working = [one for one in conditions if not one.problem]
-    return sum(1 if one.is_exclusive else request.slots_per_gpu for one in working)
+    working = [state for state in conditions if not state.problem]
+    return sum(1 if state.is_exclusive else request.slots_per_gpu for state in working)
 
 
 def _no_gpu(offered: Offer) -> str:
@@ -148,15 +143,14 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
             taken.append(taking.slot)
         else:
             level = logging.INFO if _is_first_to_say(where / f"{name}.said") else logging.DEBUG
-            users = [f"{one.user}'s process {one.pid}: {one.command}" for one in taking.in_the_way]
             log.log(
                 level,
-                "GPU %d, which %s gives this job, is leased to others too%s: jobs take longer, and "
+                "%s, which %s gives this job, is leased to others too%s: jobs take longer, and "
                 "its memory is for all of them; if that is too little, wait until they have ended, "
                 "or start fewer at once.",
-                device.number,
+                device.label,
                 offered.given_by,
-                f" ({'; '.join(users)})" if users else "",
+                f" ({'; '.join(map(str, taking.in_the_way))})" if taking.in_the_way else "",
             )
     held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
@@ -194,7 +188,7 @@ def _lease(
         CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
         LEASED.name: ",".join(slot.name for slot in taken),
     }
-    how = ", ".join(f"GPU {device.number} ({device.uuid})" for device in chosen)
+    how = ", ".join(device.label for device in chosen)
     return Lease(chosen, tuple(taken), environment, time.monotonic(), how)
 
 
@@ -225,7 +219,7 @@ class _Waiting:
             raise self._too_late("others came first and still wait") from None
         for free in passed.chosen:
             if free.note:
-                log.info("GPU %d: %s", free.device.number, free.note)
+                log.info("%s: %s", free.device.label, free.note)
         chosen = tuple(free.device for free in passed.chosen)
         return _lease(self._request, chosen, [free.slot for free in passed.chosen])
 
@@ -242,9 +236,9 @@ class _Waiting:
             time.sleep(POLL_SECONDS_USED_BY_OTHERS if passed.is_used_by_others else POLL_SECONDS)
 
     def _say_in_queue(self) -> float:
-        names = {device.uuid: f"GPU {device.number}" for device in self._devices}
+        names = {device.uuid: device.label for device in self._devices}
         held = [
-            f"{names[holder.device]} held by pid {holder.pid} ({holder.user})"
+            f"{names[holder.device]}: held by {holder}"
             for holder in (slots.holders(self._folder) if self._is_time() else ())
             if holder.device in names
         ]

@@ -61,16 +61,14 @@ class Chooser:
         cooling = self._cooling()
         leased = 0
         for place, device in enumerate(self._devices):
-            name = f"GPU {device.number}"
-            name += f" ({device.uuid})" if device.uuid.startswith("MIG") else ""
             if device.uuid in cooling:
-                barred[name] = cooling[device.uuid]
+                barred[device.label] = cooling[device.uuid]
                 continue
             device_slot, why = self._try(device, place)
             if device_slot:
                 free.append(device_slot)
             else:
-                barred[name] = why
+                barred[device.label] = why
                 leased += why.startswith("held by")
         self._check()
         free.sort(key=self._rank)
@@ -84,7 +82,7 @@ class Chooser:
         """Return a slot of `device`, or the reason why there is none."""
         now = condition.look(device)
         if now.problem:
-            self._lost[f"GPU {device.number}"] = now.problem
+            self._lost[device.label] = now.problem
             return None, now.problem
         name = slots.scoped(device.uuid, self._folder)
         num_slots = 1 if now.is_exclusive else self._request.slots_per_gpu
@@ -143,5 +141,4 @@ class Chooser:
 def _held_by(taking: Taking) -> str:
     if not taking.in_the_way:
         return "held by others"
-    who = (f"pid {holder.pid} ({holder.user}): {holder.command}" for holder in taking.in_the_way)
-    return f"held by {', '.join(who)}"
+    return f"held by {', '.join(map(str, taking.in_the_way))}"

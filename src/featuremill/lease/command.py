@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="stay, and leave a GPU out for a while on which the command fails again and again",
     )
-    add("--list", action="store_true", help="print who has which slot, and exit")
+    add("--list", action="store_true", help="print all GPUs and who has them, and exit")
     add("words", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)  # a command without a --
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import time
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -85,20 +86,52 @@ def _ask(question: Callable[[Any], Any], handle: Any, otherwise: Any) -> Any:
         return otherwise
 
 
-def used_by_others(condition: Condition, holders: Collection[int]) -> str:
-    """Return what uses a device outside of leases; empty for nothing.
+class Process(NamedTuple):
+    """A process that uses a device."""
 
-    If other leases hold slots of the device (`holders`, their pids), its memory is not considered.
-    A display and its programs do not count as use. Programs that these start count, such as a
-    training in a terminal.
-    """
+    pid: int
+
+    @property
+    def user(self) -> str:
+        """Its user's name; "" where it cannot be seen from here."""
+        try:
+            return pwd.getpwuid(Path(f"/proc/{self.pid}").stat().st_uid).pw_name
+        except (OSError, KeyError):
+            return ""
+
+    @property
+    def command(self) -> str:
+        """The program's name only: its arguments may be secret."""
+        try:
+            return plain(Path(f"/proc/{self.pid}/comm").read_text(errors="replace").strip())
+        except OSError:
+            return ""
+
+    def __str__(self) -> str:
+        who = ": ".join(filter(None, (self.user, self.command)))
+        return f"process {self.pid}" + (f" ({who})" if who else "")
+
+
+def strangers_on(condition: Condition, holders: Collection[int]) -> list[Process]:
+    """Return the processes that use a device outside of leases; `holders` are the pids of those
+    inside. A display's programs do not count, but those that they start, such as a training in a
+    terminal."""
     ours = {*holders, os.getpid()}
     computing = [pid for pid in condition.processes if pid not in condition.display.pids]
     strangers = [pid for pid in computing if not _descends(pid, ours)]
     if holders:  # an unknown process may be a lease's, in another container
         strangers = [pid for pid in strangers if Path(f"/proc/{pid}").exists()]
-    if strangers:
-        return f"used by process {', '.join(map(str, strangers))}, which has no lease"
+    return [*map(Process, strangers)]
+
+
+def used_by_others(condition: Condition, holders: Collection[int]) -> str:
+    """Return what uses a device outside of leases; empty for nothing.
+
+    If other leases hold slots of the device, its memory is not considered. Nor is a display's.
+    """
+    if strangers := strangers_on(condition, holders):
+        have = "has" if len(strangers) == 1 else "have"
+        return f"used by {', '.join(map(str, strangers))}, which {have} no lease"
     unknown_mb = condition.used_mb - condition.display.memory_mb
     if not holders and unknown_mb > (DISPLAY_MB if condition.display.is_active else IDLE_MB):
         return (

@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import pynvml
 
+from featuremill.base import gpu_name
 from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES
 from featuremill.base.errors import UserError
 from featuremill.lease.nvml import nvml, slices_of
@@ -37,6 +38,20 @@ class Device(NamedTuple):
     num_multiprocessors: int = 0
     problem: str = ""
     """Why nothing can run on it, in NVML's words; empty for a device that works."""
+
+    @property
+    def label(self) -> str:
+        """What a GPU is called everywhere."""
+        return gpu_name.gpu(self.uuid, self.number)
+
+    def __str__(self) -> str:
+        return gpu_name.device(self.kind, self.uuid, self.name, self.number)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What receipts and telemetry say of it."""
+        number = {"number": self.number} if self.kind == "cuda" else {}
+        return {"kind": self.kind, "uuid": self.uuid, "name": self.name, **number}
 
 
 def cpu() -> Device:
@@ -83,7 +98,7 @@ def _describe(index: int) -> list[Device]:
             return [Device("cuda", "", name, False, index, problem="MIG mode without slices")]
         return [_device(part, name, capability, index) for part in (slices or {0: handle}).values()]
     except pynvml.NVMLError as error:
-        return [Device("cuda", "", f"GPU {index}", False, index, problem=str(error))]
+        return [Device("cuda", "", gpu_name.gpu("", index), False, index, problem=str(error))]
 
 
 def _device(handle: Any, name: str, capability: tuple[int, ...], index: int) -> Device:

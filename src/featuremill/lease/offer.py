@@ -57,13 +57,12 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
     usable: list[Device] = []
     excluded: dict[str, str] = {}
     for device in dict.fromkeys(asked):
-        name = f"GPU {device.number}"
         if device.problem:
-            excluded[name] = device.problem
+            excluded[device.label] = device.problem
         elif device.uuid in avoid:
-            excluded[name] = "it failed"
+            excluded[device.label] = "it failed"
         elif device.memory_mb < request.min_free_mb:
-            excluded[name] = f"it has {device.memory_mb} MB in all"
+            excluded[device.label] = f"it has {device.memory_mb} MB in all"
         else:
             usable.append(device)
     num_given = len(set(given)) if given_by else 0
@@ -77,7 +76,7 @@ def _given(everything: Sequence[Device]) -> tuple[list[Device], str]:
         given = visible(everything, mask)
         if everything and not given and mask.strip() not in NO_DEVICES:
             # If a named GPU is missing, the CPU must not replace it.
-            lost = [f"GPU {d.number}: {d.problem}" for d in everything if d.problem]
+            lost = [f"{d.label}: {d.problem}" for d in everything if d.problem]
             kind = DeviceError if lost else UserError
             raise kind("; ".join([f"{MASK}={mask} names no GPU that is here", *lost]) + ".")
         return given, MASK

@@ -71,6 +71,9 @@ class Holder(NamedTuple):
     since: float
     command: str
 
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.user}: {self.command})"
+
     @property
     def device(self) -> str:
         return self.name.rpartition("@")[0]

@@ -18,19 +18,20 @@ import pyarrow.compute as pc
 
 from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import WHOLE, IdColumns
 from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ledger
 from featuremill.store.delivery import Accounts
-from featuremill.store.failed import COLUMNS, Failure
+from featuremill.store.failed import COLUMNS
 from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
+from featuremill.store.records import STATUSES, whole_ids
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
-LISTED_COLUMNS = ("id", "description", "source", "line", "status", "reason", "shard")
+LISTED_COLUMNS = (*WHOLE, "description", "source", "line", "status", "reason", "shard")
 """What the lists need of records.parquet."""
 FAILURE = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
 """What the lists need of a failed record besides."""
@@ -66,14 +67,13 @@ def account(
                 _add_failures(failures, part, places, folder, shards[number])
         failures.finish()
         failed = failures.num_rows
-        lists = Lists(rows, records, fasta.name, bool(gatherer.samples))
-        listed = (*LISTED_COLUMNS, *([ledger.SAMPLE] if gatherer.samples else []))
+        lists = Lists(rows, records, fasta.name, gatherer.id_columns)
         if failed or pending or survey.counts["refused"]:
-            for number, block in enumerate(gatherer.blocks(listed)):
+            for number, block in enumerate(gatherer.blocks(LISTED_COLUMNS)):
                 shard = gatherer.shard_numbers(block)
                 late = np.flatnonzero(np.append(is_pending, False)[shard])  # shard -1: none
                 lists.add(block, failures.read(number), int(survey.edges[number]), late)
-    kinds = [survey.counts[kind] for kind in ledger.STATUSES]
+    kinds = [survey.counts[kind] for kind in STATUSES]
     planned, refused, duplicate = kinds
     return Accounts(
         input=sum(kinds),
@@ -123,10 +123,10 @@ def payloads_of(
 class Lists:
     """The open failed.tsv and failed.fa."""
 
-    def __init__(self, rows: TextIO, records: BinaryIO, name: str, has_samples: bool) -> None:
+    def __init__(self, rows: TextIO, records: BinaryIO, name: str, id_columns: IdColumns) -> None:
         self._table = csv.writer(rows, delimiter="\t", lineterminator="\n")
-        self._table.writerow(Failure._fields if has_samples else COLUMNS)
-        self._has_samples = has_samples
+        self._table.writerow([*COLUMNS, *id_columns.keys])
+        self._keys = id_columns.keys
         self._records = records
         self._name = name
         self._takes_fasta = True
@@ -146,19 +146,18 @@ class Lists:
         listed = np.union1d(np.flatnonzero(is_refused), np.array(list(told), np.int64))
         if not len(listed):
             return
-        names = [ledger.SAMPLE] if self._has_samples else []
-        rows = block.take(pa.array(listed)).select(["id", "source", "line", "reason", *names])
-        for position, id, source, line, reason, *sample in zip(
+        rows = block.take(pa.array(listed)).select(["id", "source", "line", "reason", *self._keys])
+        for position, id, source, line, reason, *keys in zip(
             listed.tolist(), *(column.to_pylist() for column in rows.columns), strict=True
         ):
             why = told.get(position)
             status = "refused" if why is None else "pending" if why is NOT_YET else "failed"
             texts = [one_line(text or "") for text in (id, source, why or reason)]
-            self._table.writerow([*texts[:2], line, status, texts[2], *sample])
+            self._table.writerow([*texts[:2], line, status, texts[2], *keys])
         self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())
 
     def _add_fasta(self, rows: pa.Table, payloads: list[bytes]) -> None:
-        ids, descriptions = ledger.full_ids(rows).to_pylist(), rows["description"].to_pylist()
+        ids, descriptions = whole_ids(rows).to_pylist(), rows["description"].to_pylist()
         for id, description, payload in zip(ids, descriptions, payloads, strict=True):
             if not self._takes_fasta:
                 return

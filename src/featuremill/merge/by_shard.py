@@ -26,7 +26,7 @@ from featuremill.merge.accounts import FAILURE, LISTED_COLUMNS, Lists
 from featuremill.merge.deliver import FAILURES, Delivering
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import delivered, ledger, ours
+from featuremill.store import delivered, ours
 from featuremill.store.delivered import DeliveredFile, DeliveredShard
 from featuremill.store.delivery import Accounts, Written
 from featuremill.store.files import replacing, sha256_of
@@ -34,6 +34,7 @@ from featuremill.store.formats import format_of, index_of
 from featuremill.store.parts import columns_of, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
+from featuremill.store.records import STATUSES, with_keys
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, open_part_writer
 
@@ -84,9 +85,7 @@ class ByShard:
                 )
         self._list(table, fasta)
         failed = sum(shard.failed for shard in self._shards)
-        planned, refused, duplicate = (
-            self._identities.counts[status] for status in ledger.STATUSES
-        )
+        planned, refused, duplicate = (self._identities.counts[status] for status in STATUSES)
         return Accounts(
             input=planned + refused + duplicate,
             ok=planned - failed,
@@ -119,10 +118,10 @@ class ByShard:
             new_fasta = stack.enter_context(replacing(fasta))
             rows = stack.enter_context(new_table.open("w", encoding="utf-8", newline=""))
             sequences = stack.enter_context(new_fasta.open("wb"))
-            lists = Lists(rows, sequences, fasta.name, bool(self.samples))
-            columns = [*LISTED_COLUMNS, *([ledger.SAMPLE] if self.samples else [])]
+            lists = Lists(rows, sequences, fasta.name, self._identities.id_columns)
+            columns = [name for name in LISTED_COLUMNS if name in records.schema_arrow.names]
             for group in sorted(listed):
-                block = records.read_row_group(group, columns)
+                block = with_keys(records.read_row_group(group, columns))
                 nothing = np.empty(0, np.int64)
                 lists.add(block, failures.read(group), int(edges[group]), nothing)
 
@@ -184,8 +183,7 @@ class ByShard:
             name = format_of(output).part_name.format(number)
             for file in shard.files:
                 if file.output == output:
-                    of_sample = "" if file.sample is None else f"{ledger.SAMPLE}={file.sample}"
-                    files[Path(of_sample, name)] = place / file.path, file
+                    files[Path(file.folder, name)] = place / file.path, file
         return dict(sorted(files.items()))
 
     @property
@@ -202,7 +200,7 @@ def _known(sha256: Mapping[str, str], _: Path) -> Mapping[str, str]:
 
 def _link(place: Path, path: Path, file: DeliveredFile) -> None:
     """Give the file at `place` a second name, or copy it where its file system has no such."""
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(place, path)
     except OSError:

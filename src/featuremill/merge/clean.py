@@ -60,7 +60,6 @@ class Usage(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill clean`."""
     add_runs(parser)
     parser.add_argument(
         "--keep",
@@ -73,7 +72,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill clean`."""
     runs, keep = named(arguments.run_folder), arguments.keep
     folders = [Results(folder) for folder in runs.folders]
     if not runs.is_one:  # one of them may not have begun
@@ -257,7 +255,6 @@ def _is_beside(path: Path) -> bool:
 
 
 def _said_of(staying: Sequence[Path]) -> str:
-    """Return the line about what stays."""
     named = ", ".join(map(str, staying[:MOST_NAMED]))
     more = f" and {len(staying) - MOST_NAMED:,} more" if len(staying) > MOST_NAMED else ""
     return (
@@ -438,7 +435,6 @@ def _made_of(folder: Results) -> list[Path]:
 
 
 def _everything(folder: Results) -> list[Path]:
-    """Return the whole run."""
     receipts, owner = _below(folder.root / "receipts"), run_lock.path_of(folder.root)
     return [*receipts, *_files_under(folder.store), *_files_under(folder.root), owner]
 

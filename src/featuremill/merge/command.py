@@ -13,7 +13,7 @@ import argparse
 import contextlib
 import logging
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,6 @@ log = logging.getLogger("featuremill.merge")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill merge`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
         "--outputs",
@@ -82,7 +81,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill merge`."""
     folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
@@ -168,12 +166,9 @@ def merge(
         ours.discard(folder.partial.root)
         _write_samples(source, folder, listed[0], folder.root, counts)
         result = _write(folder, plan, source, outputs, counts, told)
-        has_samples = bool(source.samples)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    notes.write(
-        folder.records, folder.root / NOTES, has_any=bool(plan.notes), has_samples=has_samples
-    )
+    notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     ours.write_json(folder.delivery, result.content())
     delivered.forget_others(folder, source.keys)
     if plan.store:
@@ -264,17 +259,13 @@ def _write(
     warnings = [*found.warnings, *shared.problems(folder, plan)]
     update: dict[str, Any] = {"warnings": warnings}
     if not is_partial:
-        by_shard = told.get("row_order") == "shard"
-        update["beside"] = _beside(outputs, has_samples=bool(source.samples), by_shard=by_shard)
+        of_sheet = [SAMPLES] if source.samples else []
+        formats = [*map(format_of, outputs)]
+        sidecars = [sidecar_of(format.file) for format in formats if format.has_sidecar]
+        if told.get("row_order") == "shard":
+            sidecars += [index_of(format.file) for format in formats]
+        update["beside"] = [*FAILED, NOTES, *of_sheet, *sidecars]
     return found.model_copy(update=update)
-
-
-def _beside(outputs: Sequence[str], *, has_samples: bool, by_shard: bool) -> list[str]:
-    """Return the files that a merge writes besides the `outputs`."""
-    formats = [*map(format_of, outputs)]
-    sidecars = [sidecar_of(format.file) for format in formats if format.has_sidecar]
-    sidecars += [index_of(format.file) for format in formats if by_shard]
-    return [*FAILED, NOTES, *([SAMPLES] if has_samples else []), *sidecars]
 
 
 def open_parts(

@@ -24,6 +24,7 @@ import pyarrow as pa
 from featuremill.base import run_log
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import ID
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
@@ -36,7 +37,7 @@ from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import provenance_of
 from featuremill.merge.row_sizes import bytes_of_rows
-from featuremill.store import disk_space, ledger
+from featuremill.store import disk_space
 from featuremill.store.delivered import (
     Delivered,
     DeliveredFile,
@@ -50,9 +51,10 @@ from featuremill.store.formats import format_of, kind_of, told
 from featuremill.store.parts import Part, open_part, open_taken, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
+from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.store.row_order import groups_of, is_by_shard
-from featuremill.workload.outputs import Target, Writer, open_part_writer
+from featuremill.workload.outputs import Target, Writer, by_owner, open_part_writer
 
 BLOCK_BYTES = 16 * 2**20
 """Values of one block, which is a row group: what a reader of a single row reads."""
@@ -173,7 +175,7 @@ class Delivering:
             return answer.model_copy(update={"part_mtime_ns": seen}), True
         self._check_room(part, records)
         with replacing_folder(place, is_synced=False) as new:
-            shard = _Shard(new, part, records, provenance, bool(self.identities.samples))
+            shard = _Shard(new, part, records, provenance)
             failed = shard.list_failures(self.folder)
             answer = DeliveredShard(
                 shard=receipt.shard,
@@ -271,10 +273,9 @@ class _Shard:
         part: Part,
         records: pa.RecordBatch,
         provenance: dict[str, str],
-        has_samples: bool,
     ) -> None:
         self._place, self._part, self._records = place, part, records
-        self._provenance, self._has_samples = provenance, has_samples
+        self._provenance = provenance
         sha256, self._reasons = part.columns()
         self._rows = order_of(sha256)[records.column("row").to_numpy()]
         """The row of each record in the part."""
@@ -311,7 +312,7 @@ class _Shard:
         files: list[DeliveredFile] = []
         with pa.memory_map(str(self._part.path)) as source:
             values = _Values(source, self._part)
-            for number, (sample, places) in enumerate(self._by_sample(ok)):
+            for number, (folder, places) in enumerate(self._by_folder(ok)):
                 blocks = np.cumsum(sizes[self._rows[places]]) // BLOCK_BYTES
                 edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(places)]
                 paths = {name: self._place / f"{name}-{number}" for name in outputs}
@@ -325,7 +326,7 @@ class _Shard:
                         for name, writer in writers.items():
                             with told(name, "write"):
                                 writer.write(block)
-                ids = ledger.full_ids(self._records.take(pa.array(places))).to_pylist()
+                ids = whole_ids(self._records.take(pa.array(places))).to_pylist()
                 for path in paths.values():
                     np.save(index_beside(path), sorted_hashes(ids))
                 files += [
@@ -336,7 +337,7 @@ class _Shard:
                         bytes=path.stat().st_size,
                         sha256=sha256_of(path),
                         mtime_ns=path.stat().st_mtime_ns,
-                        **({} if sample is None else {"sample": sample}),
+                        folder=folder,
                     )
                     for name, path in paths.items()
                 ]
@@ -354,19 +355,18 @@ class _Shard:
         stack.callback(close)
         return writer
 
-    def _by_sample(
+    def _by_folder(
         self, places: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[str | None, npt.NDArray[np.int64]]]:
-        """Yield each sample, and which of its records are to be written."""
+    ) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+        """Yield the folder of each sample, and which of its records are to be written."""
         if not len(places):
             return
-        if not self._has_samples:
-            yield None, places
-            return
-        samples = np.array(self._records.column(ledger.SAMPLE).to_pylist(), object)[places]
-        edges = [0, *(1 + np.flatnonzero(samples[1:] != samples[:-1])).tolist(), len(places)]
-        for start, end in itertools.pairwise(edges):
-            yield samples[start], places[start:end]
+        rows = pa.Table.from_batches([self._records.take(pa.array(places))])
+        start = 0
+        for keys, owned in by_owner(rows):
+            end = start + owned.num_rows
+            yield "/".join(map("=".join, keys.items())), places[start:end]
+            start = end
 
     def _sizes(self) -> npt.NDArray[np.int64]:
         """Return the bytes of the values of each row of the part."""
@@ -376,7 +376,8 @@ class _Shard:
         return np.concatenate([np.empty(0, np.int64), *sizes])
 
     def _block(self, values: _Values, places: npt.NDArray[np.int64]) -> pa.Table:
-        identity = self._records.take(pa.array(places)).select(IDENTITY.names)
+        records = self._records.take(pa.array(places)).select(IDENTITY.names)
+        identity = records.set_column(0, IDENTITY.field(ID), whole_ids(records))
         rows = values.take(self._rows[places])
         return pa.table(
             [*identity.columns, *rows.columns], schema=pa.schema([*IDENTITY, *rows.schema])

@@ -13,12 +13,14 @@ from typing import Protocol
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import ID, IdColumns
 from featuremill.base.progress import Progress
 from featuremill.merge.parallel import in_order
-from featuremill.store import disk_space, ledger, ours
+from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import TEMPORARY, remove
 from featuremill.store.formats import files, format_of, index_of, sidecar_of, told
+from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
 
@@ -48,6 +50,7 @@ class Rows(Protocol):
 
     values: pa.Schema
     samples: dict[str, list[str]]
+    id_columns: IdColumns
     scratch: Path
     """A folder for temporary files."""
     num_threads: int
@@ -88,7 +91,8 @@ def write(
             )
             temporary = places.enter_context(opened)
             temporaries.append(temporary)
-            target = Target(temporary, source.values, num_ok, provenance, source.samples)
+            sheet = source.samples, source.id_columns
+            target = Target(temporary, source.values, num_ok, provenance, *sheet)
             with told(name, "Writer"):
                 writers.append(open_writer(name, target))
             stack.callback(_close, name, writers[-1])
@@ -96,11 +100,9 @@ def write(
         shown = Progress(log, "writing")
         for block in source.pieces() if writers else ():
             num_written += block.num_rows
-            named = ledger.with_full_ids(block)
-            writing = [
-                pool.submit(writer.write, block if format_of(name).takes_samples else named)
-                for name, writer in zip(paths, writers, strict=True)
-            ]
+            place = block.schema.get_field_index(ID)
+            named = block.set_column(place, ID, whole_ids(block))
+            writing = [pool.submit(writer.write, named) for writer in writers]
             wait(writing)  # for all: none may still write when another's failure ends this
             for name, future in zip(paths, writing, strict=True):
                 with told(name, "write"):

@@ -21,6 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import KEYS
 from featuremill.base.text import clipped
 from featuremill.base.this_process import num_cores
 from featuremill.features import by_id
@@ -33,8 +34,8 @@ from featuremill.merge.source import Source
 from featuremill.store import command_line, ours
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import ABOUT, FAILED, format_of, names, sidecar_of
-from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.plan import Plan
+from featuremill.store.records import samples_of, with_keys
 from featuremill.store.results import Results
 
 TABLES = ("parquet_dataset", "parquet")
@@ -44,7 +45,6 @@ log = logging.getLogger("featuremill.export")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill export`."""
     parser.add_argument("run_folder", type=Path, help="results/<run>")
     parser.add_argument(
         "--ids",
@@ -80,7 +80,6 @@ def _format(word: str) -> str:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill export`."""
     threads = max(1, arguments.threads)
     pa.set_cpu_count(threads)
     folder = Results(arguments.run_folder)
@@ -148,13 +147,14 @@ class Chosen:
         self.scratch = scratch
         schema = self._table.schema
         self.provenance: dict[str, str] = json.loads((schema.metadata or {})[b"featuremill"])
-        self.values = pa.schema([field for field in schema if field.name not in (*ABOUT, SAMPLE)])
-        self.samples = samples_of(folder.records) if SAMPLE in schema.names else {}
+        self.values = pa.schema([field for field in schema if field.name not in (*ABOUT, *KEYS)])
+        self.id_columns = self._table.id_columns
+        self.samples = samples_of(folder.records) if self.id_columns.keys else {}
         self._places = by_id.places_of(self._table, ids)
-        if self.samples:
-            order = {name: number for number, name in enumerate(self.samples[SAMPLE])}
-            numbers = [order[id.partition("/")[0]] for id in ids]
-            self._places = self._places[np.argsort(numbers, kind="stable")]
+        owners = [self.id_columns.owner(id) for id in ids]
+        numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+        order = np.argsort([numbers[owner] for owner in owners], kind="stable")
+        self._places = self._places[order]
 
     @property
     def num_rows(self) -> int:
@@ -173,8 +173,10 @@ class Chosen:
                 "sha256": pa.array(sha256, pa.binary(32)),
                 "length": rows["length"].cast("int64"),
             }
-            names = [*IDENTITY.names, *([SAMPLE] if self.samples else []), *self.values.names]
-            yield pa.table({name: own.get(name, rows[name]) for name in names})
+            names = [*IDENTITY.names, *self.values.names]
+            rows = with_keys(rows)
+            columns = {name: own[name] if name in own else rows[name] for name in names}
+            yield pa.table({**columns, **{key: columns[key].cast(pa.string()) for key in KEYS}})
 
 
 def export(

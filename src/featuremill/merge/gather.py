@@ -23,15 +23,16 @@ import pyarrow.compute as pc
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.finite import not_finite
+from featuremill.base.id_columns import KEYS
 from featuremill.base.progress import Progress
 from featuremill.base.space import take_space
 from featuremill.merge.parallel import in_order
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ledger
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.parts import Part
 from featuremill.store.receipt import Receipt
+from featuremill.store.records import id_columns_of, read_records, samples_of, shard_numbers
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(
@@ -40,6 +41,7 @@ IDENTITY = pa.schema(
         "description": pa.string(),
         "length": pa.int64(),
         "sha256": pa.binary(32),
+        **dict.fromkeys(KEYS, pa.string()),
     }
 )
 """What stands before the values in every block."""
@@ -124,10 +126,9 @@ class Gatherer:
         """What the values take beyond what their types say."""
         self._times = 2 if sum(part.wanted_bytes for part in found) > LARGE_BYTES else 1
         self._records_path = records_path
-        self.samples = ledger.samples_of(records_path)
-        """What is known of each sample, by column; nothing of a run without."""
-        named = [pa.field(ledger.SAMPLE, pa.string())] if self.samples else []
-        self._identity = pa.schema([*IDENTITY, *named])
+        self.samples = samples_of(records_path)
+        """What is known of each sample, by column; nothing without a sheet."""
+        self.id_columns = id_columns_of(records_path)
         self._shards = pa.array(shards, pa.string())
         self._sizes = self._measured(folder / "sizes.bin") if self._are_larger(found) else None
         self.survey = self._look()
@@ -180,7 +181,7 @@ class Gatherer:
         """Yield these columns of the rows of records.parquet, block by block."""
         held: list[pa.RecordBatch] = []
         first, number = 0, 1
-        for batch in ledger.batches(self._records_path, columns):
+        for batch in read_records(self._records_path, columns):
             while first + batch.num_rows >= self.survey.edges[number]:
                 here = int(self.survey.edges[number]) - first
                 yield pa.Table.from_batches([*held, batch.slice(0, here)])
@@ -193,7 +194,7 @@ class Gatherer:
 
     def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the index into the plan's shards of each row; -1 where it has none."""
-        return ledger.shard_numbers(rows, self._shards, self._records_path)
+        return shard_numbers(rows, self._shards, self._records_path)
 
     @property
     def receipts(self) -> list[Receipt | None]:
@@ -210,7 +211,7 @@ class Gatherer:
         edges, first, held, total_length = [np.zeros(1, np.int64)], 0, 0, 0
         block_bytes = BLOCK_BYTES * self._times
         columns = ["status", "shard", "length", "description", *(["row"] if self._sizes else [])]
-        for batch in ledger.batches(self._records_path, columns):
+        for batch in read_records(self._records_path, columns):
             for pair in batch.column("status").cast(pa.string()).value_counts().to_pylist():
                 counts[pair["values"]] += pair["counts"]
             shard = self.shard_numbers(batch)
@@ -240,7 +241,7 @@ class Gatherer:
         places = np.frombuffer(mapped, PLACE)
         filled = self._starts[:-1].copy()
         first = 0
-        for batch in ledger.batches(self._records_path, ["shard", "row"]):
+        for batch in read_records(self._records_path, ["shard", "row"]):
             shard = self.shard_numbers(batch)
             planned = np.flatnonzero(shard >= 0)
             planned = planned[np.argsort(shard[planned], kind="stable")]
@@ -280,7 +281,7 @@ class Gatherer:
             for count, _ in enumerate(spooled, 1):
                 shown.at(count, len(numbers))
             shuffle.finish()
-            blocks = enumerate(self.blocks(self._identity.names))
+            blocks = enumerate(self.blocks(IDENTITY.names))
             together = min(self.num_threads, BLOCKS_AT_ONCE)
             yield from in_order(lambda found: self._join(*found, shuffle), blocks, together)
         finally:
@@ -325,7 +326,7 @@ class Gatherer:
         """Return a block's identities and values, side by side."""
         found = shuffle.read(number)
         positions = found.column("ordinal").to_numpy() - self.survey.edges[number]
-        identity = rows.take(pa.array(positions)).select(self._identity.names).cast(self._identity)
+        identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
         own = pa.chunked_array([found.column("sha256")])
         if (np.diff(positions) <= 0).any() or not np.array_equal(
             digests(identity["sha256"]), digests(own)
@@ -334,9 +335,7 @@ class Gatherer:
                 "merge: a part's row is not that of its record; please report this."
             )
         values = found.columns[NUM_SHUFFLED:]
-        return pa.table(
-            [*identity.columns, *values], schema=pa.schema([*self._identity, *self.values])
-        )
+        return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
 
 
 def check_values(values: pa.RecordBatch, path: Path) -> None:

@@ -25,14 +25,21 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import IDENTITY
 from featuremill.merge.shuffle import Shuffle
-from featuremill.store import ledger
 from featuremill.store.delivered import IDENTITIES
 from featuremill.store.files import read_json, replacing_folder, sha256_of, write_json
 from featuremill.store.plan import Plan
+from featuremill.store.records import (
+    READ_ROWS,
+    id_columns_of,
+    read_records,
+    samples_of,
+    shard_numbers,
+)
 from featuremill.store.results import Results
 
 PLACE = pa.schema({"row": pa.int32(), "number": pa.int64()})
 """The record's row in its shard, and its place in the input."""
+COLUMNS = pa.schema([*IDENTITY, *PLACE])
 ROWS, SURVEY = "rows.bin", "survey.json"
 log = logging.getLogger("featuremill.deliver")
 
@@ -43,8 +50,9 @@ class Identities:
     def __init__(self, place: Path, shards: Iterable[str], records: Path) -> None:
         """Open what `lay_out` made in the folder `place` of the file `records`."""
         survey = read_json(place / SURVEY) or {}
-        self.samples = ledger.samples_of(records)
-        """What is known of each sample, by column; nothing of a run without."""
+        self.samples = samples_of(records)
+        """What is known of each sample, by column; nothing without a sheet."""
+        self.id_columns = id_columns_of(records)
         self.counts = Counter[str](survey["counts"])
         """Records by their status: planned, refused, duplicate."""
         self.rows_of_shard = np.array(survey["rows_of_shard"], np.int64)
@@ -56,8 +64,7 @@ class Identities:
         self._records = records
         self._shards = pa.array(list(shards), pa.string())
         self._starts = _starts(self.rows_of_shard)
-        columns = _columns(bool(self.samples))
-        self._shuffle = Shuffle.opened(place / ROWS, columns, self._starts)
+        self._shuffle = Shuffle.opened(place / ROWS, COLUMNS, self._starts)
 
     def close(self) -> None:
         """Close their file."""
@@ -76,7 +83,7 @@ class Identities:
     def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the index into the plan's shards of each row of records.parquet; -1 where it has
         none."""
-        return ledger.shard_numbers(rows, self._shards, self._records)
+        return shard_numbers(rows, self._shards, self._records)
 
 
 def lay_out(folder: Results, plan: Plan) -> Identities:
@@ -103,14 +110,13 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], place: Path) -> None
     shards = pa.array(names, pa.string())
     survey = _survey(records, shards)
     starts = _starts(np.array(survey["rows_of_shard"], np.int64))
-    columns = _columns(bool(ledger.samples_of(records)))
     filled, first = starts[:-1].copy(), 0
     shown = Progress(log, "laying out records by shard")
     with replacing_folder(place, is_synced=False) as new:
-        shuffle = Shuffle(new / ROWS, columns, starts)
-        read = [name for name in columns.names if name != "number"]
-        for batch in ledger.batches(records, ["shard", *read]):
-            shard = ledger.shard_numbers(batch, shards, records)
+        shuffle = Shuffle(new / ROWS, COLUMNS, starts)
+        read = [name for name in COLUMNS.names if name != "number"]
+        for batch in read_records(records, ["shard", *read]):
+            shard = shard_numbers(batch, shards, records)
             planned = np.flatnonzero(shard >= 0)
             planned = planned[np.argsort(shard[planned], kind="stable")]
             shard = shard[planned]
@@ -122,9 +128,9 @@ def _lay_out(folder: Results, plan: Plan, names: list[str], place: Path) -> None
             known = {"number": pa.array(first + planned)}
             arrays = [
                 known[field.name] if field.name in known else rows[field.name].cast(field.type)
-                for field in columns
+                for field in COLUMNS
             ]
-            shuffle.add(where, pa.record_batch(arrays, schema=columns))
+            shuffle.add(where, pa.record_batch(arrays, schema=COLUMNS))
             first += batch.num_rows
             shown.at(first, plan.counts.input)
         shuffle.save()
@@ -140,12 +146,12 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
     columns = ["status", "shard", "length"]
     with pq.ParquetFile(records) as file:
         for group in range(file.num_row_groups):
-            for batch in file.iter_batches(ledger.READ_ROWS, row_groups=[group], columns=columns):
+            for batch in file.iter_batches(READ_ROWS, row_groups=[group], columns=columns):
                 here = Counter[str]()
                 status = batch.column("status").cast(pa.string())
                 for pair in status.value_counts().to_pylist():
                     here[pair["values"]] += pair["counts"]
-                shard = ledger.shard_numbers(batch, shards, records)
+                shard = shard_numbers(batch, shards, records)
                 rows_of_shard += np.bincount(shard[shard >= 0], minlength=len(shards))
                 planned = batch.column("length").filter(pa.array(shard >= 0))
                 total_length += pc.sum(planned).as_py() or 0
@@ -158,11 +164,6 @@ def _survey(records: Path, shards: pa.Array) -> dict[str, Any]:
         "total_length": total_length,
         "with_refused": with_refused,
     }
-
-
-def _columns(has_samples: bool) -> pa.Schema:
-    named = [pa.field(ledger.SAMPLE, pa.string())] if has_samples else []
-    return pa.schema([*IDENTITY, *named, *PLACE])
 
 
 def _starts(rows_of_shard: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -14,10 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
-from featuremill.store import failed, ledger
+from featuremill.base.id_columns import SAMPLE
+from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
 from featuremill.store.receipt import Receipt
+from featuremill.store.records import read_records
 
 
 class Source(Protocol):
@@ -35,7 +37,7 @@ class Source(Protocol):
         """Return the index into the plan's shards of each row; -1 where it has none."""
 
 
-def write(source: Source, ledger_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
+def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
     """Write a row a sample to `path`: its own columns, its records, what became of them, how many
     were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
     what all samples come to.
@@ -45,11 +47,11 @@ def write(source: Source, ledger_path: Path, failures: Path, path: Path, sums: A
     Raises:
         IntegrityError: when the samples do not come to the `sums`.
     """
-    names = source.samples[ledger.SAMPLE]
+    names = source.samples[SAMPLE]
     planned, duplicates, noted = np.zeros((3, len(names)), np.int64)
     cost_of_shard = np.zeros(len(source.receipts))
-    columns = [ledger.SAMPLE, "status", "note", "shard", "cost"]
-    for batch in ledger.batches(ledger_path, columns):
+    columns = [SAMPLE, "status", "note", "shard", "cost"]
+    for batch in read_records(records_path, columns):
         sample, shard = _numbers(batch, names), source.shard_numbers(batch)
         status = batch.column("status").cast(pa.string())
         planned += np.bincount(sample[shard >= 0], minlength=len(names))
@@ -63,7 +65,7 @@ def write(source: Source, ledger_path: Path, failures: Path, path: Path, sums: A
         cost_of_shard, 1
     )
     seconds = np.zeros(len(names))
-    for batch in ledger.batches(ledger_path, [ledger.SAMPLE, "shard", "cost"]):
+    for batch in read_records(records_path, [SAMPLE, "shard", "cost"]):
         sample, shard = _numbers(batch, names), source.shard_numbers(batch)
         asks = shard >= 0
         took = batch.column("cost").to_numpy()[asks] * seconds_a_cost[shard[asks]]
@@ -106,8 +108,6 @@ def _seconds(receipt: Receipt | None) -> float:
 
 
 def _numbers(rows: pa.RecordBatch, names: list[str]) -> npt.NDArray[np.int64]:
-    """Return the number of each row's sample."""
-    sample = rows.column(ledger.SAMPLE)
-    known = pc.index_in(sample.dictionary, value_set=pa.array(names)).to_numpy(zero_copy_only=False)
-    numbers: npt.NDArray[np.int64] = known[sample.indices.to_numpy()].astype(np.int64)
+    known = pc.index_in(rows.column(SAMPLE).cast(pa.string()), value_set=pa.array(names))
+    numbers: npt.NDArray[np.int64] = known.to_numpy().astype(np.int64)
     return numbers

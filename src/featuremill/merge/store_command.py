@@ -93,7 +93,6 @@ def _add_remove(acts: Acts) -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill store`."""
     found = shared.layers([str(arguments.store)] if "store" in arguments else [])
     if "store" in arguments and shared.is_remote(found[0]):
         raise UserError(

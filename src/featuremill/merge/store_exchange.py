@@ -32,7 +32,7 @@ from featuremill.store.parts import Part, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of
-from featuremill.workload import Device, TakesPublished, find_workload, workloads
+from featuremill.workload import Device, find_workload, optional, workloads
 from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workload.weights import model_told
 
@@ -250,9 +250,9 @@ def _publish(
 def _take_published(
     store: Path, source: Path, fasta: Path, declared: str, layer: int | None
 ) -> None:
-    name, workload = _taker(source)
+    name, lots = _published(source, fasta, declared, layer)
     num_without, num_taken, asked = 0, 0, None
-    for asked, table, without in workload.published(source, fasta, declared, layer):
+    for asked, table, without in lots:
         settings = settings_of(name, find_workload(name), asked, NO_DEVICE, None)
         device = f"declared by {asked.declared}, not computed here"
         receipt = Receipt(
@@ -281,9 +281,12 @@ def _take_published(
     log.info("in a config:\n%s", yaml.safe_dump({**config, "store": str(store)}, sort_keys=False))
 
 
-def _taker(source: Path) -> tuple[str, TakesPublished]:
-    """Return the workload that takes vectors of others, with its name."""
+def _published(
+    source: Path, fasta: Path, declared: str, layer: int | None
+) -> tuple[str, Iterator[tuple[Any, pa.Table, int]]]:
+    """Return the workload that takes vectors of others, by name, and what it takes."""
     for name in workloads():
-        if isinstance(found := find_workload(name), TakesPublished):
-            return name, found
+        lots = optional(find_workload(name), "published")(source, fasta, declared, layer)
+        if lots is not None:
+            return name, lots
     raise UserError(f"{source}: no workload here takes vectors of others; install one.")

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from featuremill.kit.ids import KEYS
 from featuremill.outputs.parquet import hexadecimal
-from featuremill.workload.outputs import Format, Target, need
+from featuremill.workload.outputs import Format, Target, need, own_ids, owners
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +24,6 @@ FORMAT = Format(
     "anndata, scanpy",
     400,
     "pooled",
-    takes_samples=True,
     also_called=("anndata", "scanpy"),
 )
 BYTES_A_TEXT = 64
@@ -63,8 +63,9 @@ class Writer:
             for dtype in [kind.value_type.to_pandas_dtype()]
         }
         _mark(root.require_group("obsm"), "dict")
-        own = [name for name in target.samples if name != "sample"]
-        index, *columns = ("name", *target.about, *own) if target.samples else target.about
+        own = [name for name in target.samples if name not in target.id_columns.keys]
+        whole_id = ["name"] if target.id_columns.keys else []
+        index, *columns = (*whole_id, *target.about, *own)
         obs = _frame(root, "obs", index, columns)
         self._about = {
             name: _array(obs, name, (target.num_rows,), "i8" if name == "length" else TEXT)
@@ -86,15 +87,20 @@ class Writer:
 
         rows = slice(self._num_rows, self._num_rows + block.num_rows)
         self._num_rows = rows.stop
-        columns = {name: block[name] for name in ("id", "description", "length")} | {
-            "accession": accessions(block["id"]),
+        ids = own_ids(block)
+        columns = {
+            "id": ids,
+            "description": block["description"],
+            "length": block["length"],
+            "accession": accessions(ids),
             "sha256": hexadecimal(block["sha256"]),
+            "name": block["id"],
+            **{key: block[key] for key in KEYS},
         }
-        if self._samples:
-            known = pa.array(self._samples["sample"], pa.string())
-            number = pc.index_in(block["sample"], value_set=known)
-            name = pc.binary_join_element_wise(block["sample"], block["id"], "/")
-            columns |= {"name": name, "sample": block["sample"]}
+        columns = {name: column for name, column in columns.items() if name in self._about}
+        if self._own:
+            known = pa.table([self._samples[key] for key in KEYS], names=list(KEYS))
+            number = pc.index_in(owners(block), value_set=owners(known))
             columns |= {name: pa.array(self._samples[name]).take(number) for name in self._own}
         texts = sum(column.nbytes for column in columns.values())
         self._file.need(2 * texts + BYTES_A_TEXT * len(columns) * block.num_rows)
@@ -104,7 +110,6 @@ class Writer:
             dataset[rows] = matrix(block[name])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,18 +106,18 @@ class DatasetFile:
         self._spaces: dict[tuple[int, ...], Any] = {}
 
     def add(
-        self, ids: pa.ChunkedArray, values: Iterable[npt.NDArray[Any]], sample: str = ""
+        self, ids: pa.ChunkedArray, values: Iterable[npt.NDArray[Any]], group: Sequence[str] = ()
     ) -> None:
-        """Add the datasets of records, each named by the accession in its id, to the group of a
-        `sample`, if there is one.
+        """Add the datasets of records, each named by the accession in its id, to the group of
+        these names, one inside the other.
 
         Where an earlier record has that accession too, the name is the whole id.
 
         Raises:
             OSError: when the disk is full.
         """
-        self._file.need(BYTES_A_DATASET if sample else 0)
-        self._group = self._file.root.require_group(sample) if sample else self._file.root
+        self._file.need(BYTES_A_DATASET * len(group))
+        self._group = self._file.root.require_group("/".join(group)) if group else self._file.root
         names = accessions(ids).to_pylist()
         for id, accession, array in zip(ids.to_pylist(), names, values, strict=True):
             self._add(id, self._name_of(id, accession), array)
@@ -142,5 +142,4 @@ class DatasetFile:
         attribute.write(np.array(id, TEXT))
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -51,5 +51,4 @@ class Writer:
         self._file.write(np.ascontiguousarray(rows).data)
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -1,5 +1,5 @@
 """embeddings.parquet: id, accession, description, length, sha256 (hex) and one fixed-size list of
-float32 a pooled value; of a run with samples also sample."""
+float32 a pooled value; of a sheet of samples also sample."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import binascii
 import json
 from typing import TYPE_CHECKING
 
-from featuremill.workload.outputs import Format, Target
+from featuremill.workload.outputs import Format, Target, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +19,6 @@ FORMAT = Format(
     most_records=5_000_000,
     why_not_more="one file of that size is hard to move and to read; parquet_dataset writes a "
     "folder.",
-    takes_samples=True,
     also_called=("arrow", "feather", "pandas"),
 )
 HEX_DIGITS = 64
@@ -41,7 +40,7 @@ class Writer:
             self._schema,
             compression=dict.fromkeys(target.about, "zstd")
             | dict.fromkeys(target.values.names, "none"),
-            use_dictionary=["sample"] if target.samples else False,
+            use_dictionary=[*target.id_columns.keys] or False,
             write_statistics=has_statistics or [*target.about],
         )
 
@@ -51,8 +50,10 @@ class Writer:
 
         from featuremill.kit.ids import accessions
 
+        ids = own_ids(block)
         columns = {name: block[name] for name in block.column_names} | {
-            "accession": accessions(block["id"]),
+            "id": ids,
+            "accession": accessions(ids),
             "length": block["length"].cast(pa.int32()),
             "sha256": hexadecimal(block["sha256"]),
         }

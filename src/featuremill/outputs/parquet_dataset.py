@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from featuremill.kit.ids import ID_ALONE, KEYS
 from featuremill.outputs import parquet
-from featuremill.workload.outputs import Format, Target, by_sample
+from featuremill.workload.outputs import Format, Target, by_owner
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -20,8 +21,7 @@ FORMAT = Format(
     "the same, a million rows a file",
     110,
     is_folder=True,
-    holds=("part-*.parquet", "sample=*/part-*.parquet"),
-    takes_samples=True,
+    holds=("part-*.parquet", "/".join([*(f"{key}=*" for key in KEYS), "part-*.parquet"])),
     part_name="part-{:05d}.parquet",
 )
 ROWS_A_FILE = 1_000_000
@@ -31,7 +31,7 @@ class PartWriter(parquet.Writer):
     """Writes one of the files, of rows of one sample: its column is the folder's name."""
 
     def __init__(self, target: Target) -> None:
-        super().__init__(target._replace(samples={}), has_statistics=False)
+        super().__init__(target._replace(id_columns=ID_ALONE), has_statistics=False)
 
 
 class Writer:
@@ -39,27 +39,25 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._sample = ""
+        self._folder = target.path
         self._num_files = self._room = 0
         self._file: parquet.Writer | None = None
 
     def _begin(self) -> None:
-        folder = self._target.path
-        if self._sample:
-            folder /= f"sample={self._sample}"
-            folder.mkdir(exist_ok=True)
-        path = folder / FORMAT.part_name.format(self._num_files)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / FORMAT.part_name.format(self._num_files)
         # The column of samples is the folder's name.
-        self._file = parquet.Writer(self._target._replace(path=path, samples={}))
+        self._file = parquet.Writer(self._target._replace(path=path, id_columns=ID_ALONE))
         self._num_files += 1
         self._room = ROWS_A_FILE
 
     def write(self, block: pa.Table) -> None:
         """Append a block, which becomes a row group of each file that it touches."""
-        for sample, rows in by_sample(block):
-            if sample != self._sample:
+        for keys, rows in by_owner(block):
+            folder = self._target.path.joinpath(*map("=".join, keys.items()))
+            if folder != self._folder:
                 self._finish()
-                self._sample, self._num_files, self._room = sample, 0, 0
+                self._folder, self._num_files, self._room = folder, 0, 0
             self._append(rows)
 
     def _append(self, block: pa.Table) -> None:

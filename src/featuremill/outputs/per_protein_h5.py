@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.workload.outputs import Format, Target, by_sample, need
+from featuremill.workload.outputs import Format, Target, by_owner, need, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,7 +26,6 @@ FORMAT = Format(
     "pooled",
     most_records=1_000_000,
     why_not_more=ONE_BY_ONE,
-    takes_samples=True,
     also_called=("h5", "hdf5"),
 )
 
@@ -44,9 +43,8 @@ class Writer:
         """Add a dataset for each record of the block."""
         from featuremill.kit.arrays import side_by_side
 
-        for sample, rows in by_sample(block):
-            self._file.add(rows["id"], side_by_side(rows, self._columns), sample)
+        for keys, rows in by_owner(block):
+            self._file.add(own_ids(rows), side_by_side(rows, self._columns), [*keys.values()])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

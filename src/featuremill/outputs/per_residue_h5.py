@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from featuremill.outputs.per_protein_h5 import ONE_BY_ONE
-from featuremill.workload.outputs import Format, Target, by_sample, need
+from featuremill.workload.outputs import Format, Target, by_owner, need, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,6 @@ FORMAT = Format(
     "per_residue",
     most_records=1_000_000,
     why_not_more=ONE_BY_ONE,
-    takes_samples=True,
 )
 
 
@@ -40,13 +39,12 @@ class Writer:
 
         from featuremill.kit.arrays import matrices
 
-        for sample, few in by_sample(block):
+        for keys, few in by_owner(block):
             columns = [matrices(few[name]) for name in self._columns]
             several = len(columns) > 1
             rows = zip(*columns, strict=True)
             values = (np.stack(row) if several else row[0] for row in rows)
-            self._file.add(few["id"], values, sample)
+            self._file.add(own_ids(few), values, [*keys.values()])
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

@@ -1,14 +1,14 @@
 """embeddings.tsv: a row a record, a column a number; for spreadsheets, R and shell tools.
 
 Pooled vectors become columns `<column>_<n>`, n from 0. Numbers have the digits that give the same
-float32 when they are read again. A run with samples has the column sample in front.
+float32 when they are read again. Of a sheet of samples, the column sample is in front.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from featuremill.workload.outputs import Format, Target, need
+from featuremill.workload.outputs import Format, Target, need, own_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +23,6 @@ FORMAT = Format(
     why_not_more="text is three times as large as parquet, and slow to read.",
     has_sidecar=True,
     also_called=("csv", "txt", "table", "text"),
-    takes_samples=True,
 )
 
 
@@ -35,10 +34,10 @@ class Writer:
         import pyarrow.csv
 
         self._columns = need(target.pooled(), "tsv", "a pooled value")
-        self._sample = ["sample"] if target.samples else []
+        self._keys = target.id_columns.keys
         kinds = {name: target.values.field(name).type for name in self._columns}
         self._schema = pa.schema(
-            [(name, pa.string()) for name in (*self._sample, "id", "accession")]
+            [(name, pa.string()) for name in (*target.id_columns.names, "accession")]
             + [("length", pa.int64())]
             + [
                 (f"{name}_{place}", kind.value_type)
@@ -57,16 +56,11 @@ class Writer:
         from featuremill.kit.ids import accessions
 
         rows = [pa.array(column) for name in self._columns for column in matrix(block[name]).T]
-        known = [
-            *(block[name] for name in self._sample),
-            block["id"],
-            accessions(block["id"]),
-            block["length"],
-        ]
+        ids = own_ids(block)
+        known = [*(block[key] for key in self._keys), ids, accessions(ids), block["length"]]
         self._file.write_table(
             pa.table([*known, *rows], names=self._schema.names).cast(self._schema)
         )
 
     def close(self) -> None:
-        """Close the file."""
         self._file.close()

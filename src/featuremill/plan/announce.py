@@ -14,7 +14,7 @@ from featuremill.base.words import counted, human_bytes, in_units, plain_duratio
 from featuremill.config.asked import changes_of_settings
 from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
-from featuremill.plan.sizing import Sizing
+from featuremill.plan.shard_cost import Sizing
 from featuremill.store import disk_space
 from featuremill.store.formats import format_of, kind_of
 from featuremill.store.plan import Plan, PlannedShard
@@ -85,13 +85,11 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
     left = _left(folder, plan)
     if not left:
         return ""
-    work = _work(left)
-    chosen = sizing.choice(*work)
-    if chosen is None:
+    choice = sizing.choice(*(work := _work(left)))
+    if choice.speed is None:
         return "; the first one measures the time"
-    choice, speed = chosen
     rounds = math.ceil(len(left) / sizing.slots)
-    each = choice.startup_seconds + work[0] / speed.cost_per_second.middle / len(left)
+    each = choice.startup_seconds + work[0] / choice.speed.cost_per_second.middle / len(left)
     return f"; about {plain_duration(rounds * each)}"
 
 

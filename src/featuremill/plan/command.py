@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from featuremill.base import run_log
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
@@ -32,14 +33,13 @@ from featuremill.plan.buckets import spool_old_shards
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
+from featuremill.plan.shard_cost import Cut, Sizing, is_better
 from featuremill.plan.shards import Cutter
-from featuremill.plan.sizing import Cut, Sizing, is_better
 from featuremill.plan.taken import NOTHING, Lookup, Offer, look_up
 from featuremill.store import ours, shared
 from featuremill.store.files import sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
-from featuremill.store.ledger import SAMPLE
 from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
 from featuremill.workload import Weights, plugin_errors
@@ -48,7 +48,7 @@ from featuremill.workload.option_files import execution_of
 from featuremill.workload.recipe import recipe_of, settled
 
 PLAN_VERSION = 1
-RESERVED = {*ABOUT, SAMPLE, *(column.name for column in COLUMNS)}
+RESERVED = {*ABOUT, *WHOLE, *(column.name for column in COLUMNS)}
 """Names of columns that a workload cannot give to its values."""
 MAX_SHARED = 3
 """Files of several samples that are said one by one."""
@@ -181,7 +181,7 @@ class Planning(NamedTuple):
         spooled, inputs = self._read(sheet)
         repeats = spooled.repeats
         if spooled.tally.is_nucleotides:
-            nucleotides.refuse(self.run.inputs or [self.run.samples], log)
+            nucleotides.refuse(self.run.named, log)
         cut = self._cut(spooled)
         write_records(
             self.folder.records,
@@ -249,7 +249,6 @@ class Planning(NamedTuple):
         return Assigned(cutter, stores, offer, has_new, cut.why)
 
     def _plan(self, spooled: Spooled, inputs: list[Input], cut: Assigned) -> Plan:
-        """Return what plan.json says."""
         run, sizing, tally, last = self.run, self.sizing, spooled.tally, self.last
         taken = cut.offer.taken(cut.cutter.shards)
         from_stores: dict[str, Any] = {}

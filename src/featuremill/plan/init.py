@@ -90,8 +90,8 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(f"{output}: it exists already; add --force to overwrite it, or --output.")
     sheet = output.with_suffix(".tsv")
     if len(paths) == 1:
-        has_samples = not opens_any and is_sheet(paths[0])
-        records = {"samples": str(paths[0])} if has_samples else {"inputs": [str(paths[0])]}
+        is_a_sheet = not opens_any and is_sheet(paths[0])
+        records = {"samples": str(paths[0])} if is_a_sheet else {"inputs": [str(paths[0])]}
         _write(arguments, name, output, records)
         return
     if sheet.exists() and not arguments.force:
@@ -111,8 +111,8 @@ def _files_in(path: Path, opens_any: bool) -> list[Path]:
     if not path.is_dir():
         return [path]
     known = {*inputs.COMPRESSED, *(s for format in inputs.FORMATS for s in format.suffixes)}
-    there = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
-    if readable := [file for file in there if opens_any or file.suffix.lower() in known]:
+    files = [file for file in sorted(path.iterdir()) if file.is_file() and file.name[0] != "."]
+    if readable := [file for file in files if opens_any or file.suffix.lower() in known]:
         return readable
     raise UserError(f"{path}: no file in this folder can be read; name files.")
 
@@ -180,10 +180,10 @@ def _unfilled(workload: str, options: Mapping[str, Any]) -> list[str]:
 
 def _look(checked: config.Run) -> Survey:
     """Read the input and say what it holds; refuse one without a good record."""
-    workload, paths = find_workload(checked.workload), _paths(checked)
+    workload, paths = find_workload(checked.workload), checked.paths_of_records
     options = checked.options
-    samples = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
-    survey = surveyed(paths, checked.workload, workload, options, samples)
+    owners = {str(path): number for number, path in enumerate(paths)} if checked.samples else {}
+    survey = surveyed(paths, checked.workload, workload, options, owners)
     for line in survey.describe(paths, workload, options):
         log.info("%s", line)
     if not survey.lengths:
@@ -198,11 +198,6 @@ def _look(checked: config.Run) -> Survey:
     if survey.tally.is_nucleotides:
         nucleotides.refuse(list(map(str, paths)), log)
     return survey
-
-
-def _paths(checked: config.Run) -> list[Path]:
-    """Return the files with the records."""
-    return [Path(path) for path in checked.files[bool(checked.samples) :]]
 
 
 def _outputs(checked: config.Run, unfilled: Collection[str]) -> list[str]:
@@ -231,12 +226,12 @@ def _refuse_what_a_run_would(checked: config.Run, output: Path, unfilled: Collec
     """
     if not unfilled and checked.model:
         weights.refuse_missing(checked.model, checked.workload)
-    for path in _paths(checked) if unfilled else ():  # reading them all says it otherwise
+    for path in checked.paths_of_records if unfilled else ():  # reading them all says it otherwise
         if not path.exists():
             raise UserError(f"{path}: there is no such file; check the path.")
     config.refuse_patterns(checked)
     with _placed(output), tempfile.NamedTemporaryFile(dir=output.absolute().parent) as clock:
-        inputs.source.refuse_future(map(str, _paths(checked)), Path(clock.name))
+        inputs.source.refuse_future(map(str, checked.paths_of_records), Path(clock.name))
     try:
         refuse_without_packages(find_workload(checked.workload).Options)
     except UserError as error:
@@ -262,7 +257,7 @@ def config_text(
     """
     unit = optional(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
-        f"# A run of featuremill on {names(_paths(checked))}:",
+        f"# A run of featuremill on {names(checked.paths_of_records)}:",
         f"# {counted(survey.lengths.total(), 'good record')}, "
         f"{counted(survey.tally.total_length, unit.removesuffix('s'))}."
         if survey

@@ -120,8 +120,7 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
-    named = (str(sheet.path),) if sheet else config.inputs
-    return Spooled(named, folders, tally, optional(config.module, "LENGTH_UNIT"))
+    return Spooled(config.named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
 def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk]:
@@ -129,14 +128,14 @@ def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Ite
     read = list(map(Path, files))
     records = plugin_errors.records_of(config.workload, config.module, read, options)
     if not (sheet and sheet.shared):
-        samples = {row.file: row.sample for row in sheet.rows} if sheet else {}
-        yield from chunks_of(records, 0, samples)
+        owners = {row.file: row.owner for row in sheet.rows} if sheet else {}
+        yield from chunks_of(records, 0, owners)
         return
     first = 0
     with tempfile.TemporaryFile(dir=folder) as kept:
         once = _Once(records, sheet.shared, kept)
-        for samples in sheet.passes():
-            for chunk in chunks_of(chain.from_iterable(map(once.of, samples)), first, samples):
+        for owners in sheet.passes():
+            for chunk in chunks_of(chain.from_iterable(map(once.of, owners)), first, owners):
                 yield chunk
                 first = chunk.first + len(chunk.ids)
         once.refuse_more()

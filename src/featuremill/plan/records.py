@@ -11,13 +11,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+from featuremill.base.id_columns import KEYS
 from featuremill.base.progress import Progress
 from featuremill.plan.buckets import NOWHERE
 from featuremill.plan.rows import Rows
-from featuremill.store import ledger
-from featuremill.store.ledger import READ_ROWS, STATUSES
 from featuremill.store.ours import delivering
 from featuremill.store.plan import PlannedShard
+from featuremill.store.records import READ_ROWS, STATUSES, schema_of
 
 log = logging.getLogger("featuremill.plan")
 PLANNED, REFUSED, DUPLICATE = 0, 1, 2
@@ -30,16 +30,16 @@ def write_records(
     numbers: npt.NDArray[np.int64],
     repeats: npt.NDArray[np.int64],
     shards: list[PlannedShard],
-    samples: Mapping[str, Sequence[str]],
+    about: Mapping[str, Sequence[str]],
 ) -> None:
     """Join the spooled `rows` with where each one went, and write them block by block.
 
-    `numbers` are the indices in `shards` of what `locations` call their shard, and `samples` what
-    there is to say of each sample: nothing where there is no sheet.
+    `numbers` are the indices in `shards` of what `locations` call their shard, and `about` has
+    the columns of the sheet of samples: none without one.
     """
-    schema = ledger.schema_of(samples)
+    schema = schema_of(about)
     names = pa.array([shard.shard for shard in shards], pa.string())
-    sample_names = pa.array(samples.get("sample", ()), pa.string())
+    keys = {key: pa.array(about[key], pa.string()) for key in KEYS if key in about}
     shown = Progress(log, "writing records.parquet")
     start = 0
     with (
@@ -56,9 +56,7 @@ def write_records(
             shard = pa.DictionaryArray.from_arrays(
                 pa.array(numbers[where["shard"]], pa.int32(), mask=status != PLANNED), names
             )
-            writer.write_table(
-                _block(schema, block, start, status, shard, where["row"], sample_names)
-            )
+            writer.write_table(_block(schema, block, start, status, shard, where["row"], keys))
             start = end
             shown.at(start, len(locations))
 
@@ -70,7 +68,7 @@ def _block(
     status: npt.NDArray[np.int64],
     shard: pa.DictionaryArray,
     row: npt.NDArray[np.int32],
-    samples: pa.Array,
+    keys: Mapping[str, pa.Array],
 ) -> pa.Table:
     columns = {
         "ordinal": pa.array(np.arange(start, start + block.num_rows)),
@@ -83,7 +81,6 @@ def _block(
         "shard": shard,
         "row": pa.array(row, mask=status != PLANNED),
     }
-    if len(samples):
-        sample = block["sample"].combine_chunks()
-        columns["sample"] = pa.DictionaryArray.from_arrays(sample, samples)
+    owner = block["owner"].combine_chunks()
+    columns |= {key: pa.DictionaryArray.from_arrays(owner, keys[key]) for key in keys}
     return pa.table([columns[name] for name in schema.names], schema=schema)

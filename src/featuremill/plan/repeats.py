@@ -20,7 +20,7 @@ KEYS_A_PASS = 4_000_000
 KEYS_A_BLOCK = 1_000_000
 """Keys that are read, or whose rows are looked up, at a time."""
 
-KEY = ("id", "sample", "sha256")
+KEY = ("id", "owner", "sha256")
 """Columns that repeats have in common; the last one alone tells an id's payloads apart."""
 Ordinals = npt.NDArray[np.int64]
 
@@ -69,8 +69,8 @@ def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int
     order = np.argsort(ordinals)
     columns = few.take(pa.array(order)).to_pydict().values()
     of_id: dict[tuple[int, str], list[tuple[int, bytes]]] = {}
-    for ordinal, id, sample, sha256 in zip(ordinals[order].tolist(), *columns, strict=True):
-        of_id.setdefault((sample, id), []).append((ordinal, sha256))
+    for ordinal, id, owner, sha256 in zip(ordinals[order].tolist(), *columns, strict=True):
+        of_id.setdefault((owner, id), []).append((ordinal, sha256))
     repeats = []
     for (first, first_sha256), *others in of_id.values():
         another = next((ordinal for ordinal, sha256 in others if sha256 != first_sha256), None)

@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 from featuremill.base.arguments import add_runs
 from featuremill.base.arrays import digests
 from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import SAMPLE
 from featuremill.base.locking import locked
 from featuremill.base.reasons import KINDS, all_kinds, kind_of
 from featuremill.base.words import counted, listed
@@ -36,9 +37,9 @@ from featuremill.plan.places import Places, move_rows, place_of, places_in
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import command_line, files, ours, run_lock
 from featuremill.store.files import sha256_of
-from featuremill.store.ledger import SAMPLE, samples_of
 from featuremill.store.parts import failed_rows, open_part
 from featuremill.store.plan import Plan, PlannedShard
+from featuremill.store.records import samples_of
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_shard, read_verified
 from featuremill.workload import know_reasons
@@ -145,8 +146,8 @@ def retry(
         _refuse_unknown(folder, samples)
     failed = [_failed(folder, plan, samples) for folder, plan in zip(folders, plans, strict=True)]
     if not any(len(each.places) for each in failed):
-        of_samples = f" of {', '.join(samples)}" if samples else ""
-        log.info("no record%s failed: there is nothing to run again", of_samples)
+        whose = f" of {', '.join(samples)}" if samples else ""
+        log.info("no record%s failed: there is nothing to run again", whose)
         return False
     _refuse_absent(failed, kinds)
     for folder, plan, each in zip(folders, plans, failed, strict=True):
@@ -167,12 +168,12 @@ def retry(
 
 
 def _refuse_unknown(folder: Results, samples: Sequence[str]) -> None:
-    there = set(samples_of(folder.records).get(SAMPLE, ()))
-    if unknown := [sample for sample in samples if sample not in there]:
+    known = set(samples_of(folder.records).get(SAMPLE, ()))
+    if unknown := [sample for sample in samples if sample not in known]:
         raise UserError(
             f"--sample {unknown[0]}: {folder.root} has no such sample; records.parquet there has "
-            f"{listed(sorted(there)[:MOST_NAMED])}."
-            if there
+            f"{listed(sorted(known)[:MOST_NAMED])}."
+            if known
             else f"--sample {unknown[0]}: {folder.root} is a run without samples; leave it out."
         )
 

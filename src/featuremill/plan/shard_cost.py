@@ -1,23 +1,28 @@
 """How large new shards are with `shards.cost: auto`: some minutes of a device each, and enough of
 them for every device.
 
-`choose` knows only numbers. What is known of this machine for it is gathered in `plan/sizing.py`,
-and of machines that are elsewhere by `estimate`.
+`choose` knows only numbers; `Sizing` has what is known of this machine.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import pyarrow as pa
 
+from featuremill.base import environment
 from featuremill.base.text import one_line, plain
+from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, human_bytes, plain_duration
+from featuremill.lease import Request, count_slots
+from featuremill.lease.devices import Device
 from featuremill.plan.needs import residues_of
-from featuremill.plan.speeds import Speed
+from featuremill.plan.speeds import Asked, Speed, find_first
 from featuremill.store.disk_space import stored_bytes
-from featuremill.store.plan import SHARDS_A_SLOT
+from featuremill.store.plan import SHARDS_A_SLOT, Settings
+from featuremill.workload import find_workload, optional
 
 USUAL_SECONDS = 300.0
 """Of computing a shard: start-up is a few per cent of it, and people see their run move."""
@@ -34,6 +39,12 @@ while it is written: its records, and copies in their order."""
 MOST_PART_BYTES = 2**35
 """Parts are written and read as streams, so memory sets no limit. But a job that goes on hashes
 what is there, a damaged part is computed again as a whole, and people copy and move such files."""
+UNKNOWN_COST = 2_000_000
+"""Of a shard where nothing is known of the speed: as many residues are some minutes of a CPU, and
+no more of anything else."""
+USUAL_CARD = "NVIDIA A100-SXM4-80GB"
+"""Stands in for a GPU that nobody named, or that the table lacks: by a slower one, a fast card
+would start up for most of its time."""
 
 
 class Work(NamedTuple):
@@ -51,82 +62,77 @@ def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit
 
 
 class Choice(NamedTuple):
+    num_shards: int
     cost: int
     """Of a shard: by this plan's `cuts` makes `num_shards`."""
-    num_shards: int
-    seconds: float
-    """Of computing a shard."""
-    startup_seconds: float
     why: str
     """Not more and not fewer, in words."""
+    speed: Speed | None
+    """By which it was chosen."""
+    seconds: float
+    """Of computing a shard; 0 without a speed."""
+
+    @property
+    def startup_seconds(self) -> float:
+        return self.speed.startup_seconds.middle if self.speed else 0.0
 
     @property
     def startup_share(self) -> float:
         """The share of a job's time in which it starts up."""
         return self.startup_seconds / (self.startup_seconds + self.seconds)
 
+    def words(self, unit: str) -> str:
+        """Return the sentence about it: what, why, what start-ups take, and by what speed."""
+        new, speed = counted(self.num_shards, "new shard"), self.speed
+        said = f"shards.cost: auto makes {new} of {self.cost:,} {unit}"
+        if speed is None:
+            return f"{said} ({self.why})"
+        known = "measured" if speed.is_startup_measured else "an assumption"
+        source = "an assumption, see featuremill estimate" if speed.is_assumed else speed.source
+        each = " each" if self.num_shards > 1 else ""
+        return plain(
+            one_line(
+                f"{said}, {plain_duration(self.seconds)} of computing{each} ({self.why}); a job "
+                f"starts up for {self.startup_seconds:.1f} s ({known}), "
+                f"{100 * self.startup_share:.0f} % of its time; {speed.device}: "
+                f"{speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
+            )
+        )
 
-def choose(work: Work, speed: Speed, slots: int) -> Choice:
+
+def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOWN_COST) -> Choice:
     """Return how to cut `work`, of which there is some, for so many jobs side by side.
 
     Shards of about `USUAL_SECONDS`, or smaller ones for each slot to get `SHARDS_A_SLOT`; none that
     starts up for more than `MOST_STARTUP` of its time, but where the whole work is no more than
-    that. Whole rounds of all slots, since the last round keeps all of them waiting. What files may
-    hold goes before all of that.
+    that. Without a speed, shards of about `usual_cost`, and none is too small where there are
+    several slots: a slot that starts up once more loses seconds, and a slot without a shard loses
+    the whole run. Whole rounds of all slots, since the last round keeps all of them waiting. What
+    files may hold goes before all of that.
     """
-    rate, startup = speed.cost_per_second.middle, speed.startup_seconds.middle
-    seconds = work.cost / rate
-    least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
-    number, why = _number(
-        work,
-        slots,
-        usual=math.ceil(seconds / USUAL_SECONDS),
-        fewest=SHARDS_A_SLOT * slots,
-        most=max(1, int(seconds / least_seconds)),
-        why_usual=f"some {USUAL_SECONDS / 60:.0f} minutes each",
-        why_most=f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s",
-    )
-    cost = max(1, -(-work.cost // number))
-    return Choice(cost, number, seconds / number, startup, why)
-
-
-def choose_without_speed(work: Work, usual_cost: int, slots: int) -> tuple[int, int, str]:
-    """Return the cost of a shard, how many there are and why, where no speed is known.
-
-    Shards of about `usual_cost`; where several jobs run side by side, smaller ones for each slot to
-    get `SHARDS_A_SLOT`. The time that a shard takes is unknown, so none is too small: a slot that
-    starts up once more loses seconds, and a slot without a shard loses the whole run.
-    """
-    number, why = _number(
-        work,
-        slots,
-        usual=math.ceil(work.cost / usual_cost),
-        fewest=SHARDS_A_SLOT * slots if slots > 1 else 1,
-        most=MOST_SHARDS,
-        why_usual=f"about {usual_cost:,} each",
-        why_most="",
-    )
-    return max(1, -(-work.cost // number)), number, why
-
-
-def _number(
-    work: Work, slots: int, *, usual: int, fewest: int, most: int, why_usual: str, why_most: str
-) -> tuple[int, str]:
-    """Return how many shards there are and why: the `usual` number, not fewer than `fewest`, in
-    whole rounds of all slots; not more than `most` (which has its reason), than records, and than
-    Snakemake takes; and as many as files may hold."""
+    seconds, fewest, most, why_most = 0.0, SHARDS_A_SLOT * slots, MOST_SHARDS, ""
+    if speed is None:
+        usual, why = math.ceil(work.cost / usual_cost), f"about {usual_cost:,} each"
+        fewest = fewest if slots > 1 else 1
+    else:
+        seconds, startup = work.cost / speed.cost_per_second.middle, speed.startup_seconds.middle
+        usual, why = (
+            math.ceil(seconds / USUAL_SECONDS),
+            f"some {USUAL_SECONDS / 60:.0f} minutes each",
+        )
+        least_seconds = max(LEAST_SECONDS, startup * (1 / MOST_STARTUP - 1))
+        most = max(1, int(seconds / least_seconds))
+        why_most = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
     wanted = _rounds_up(max(usual, fewest), slots)
     number = min(wanted, _rounds_down(min(most, MOST_SHARDS, work.records), slots))
     if number == wanted:
-        why = why_usual
-        if usual <= fewest and slots * SHARDS_A_SLOT == fewest:
+        if usual <= fewest == SHARDS_A_SLOT * slots:
             why = f"{SHARDS_A_SLOT} a slot, with {counted(slots, 'slot')}"
     elif work.records < min(most, MOST_SHARDS):
         why = "a shard has a record at least"
-    elif most >= MOST_SHARDS:
-        why = f"Snakemake slows down with more than {MOST_SHARDS:,}"
     else:
-        why = why_most
+        slow = f"Snakemake slows down with more than {MOST_SHARDS:,}"
+        why = slow if most >= MOST_SHARDS else why_most
     few = why
     for size, largest, what in (
         (work.records, MOST_RECORDS, f"{MOST_RECORDS:,} records"),
@@ -139,7 +145,7 @@ def _number(
             why = f"{few}, but {limit}" if number < slots else limit
     if number < slots:
         why += f", so {slots - number:,} of {slots:,} slots get none"
-    return number, why
+    return Choice(number, max(1, -(-work.cost // number)), why, speed, seconds / number)
 
 
 def _rounds_up(number: int, slots: int) -> int:
@@ -151,16 +157,98 @@ def _rounds_down(number: int, slots: int) -> int:
     return number // slots * slots or number
 
 
-def words(choice: Choice, speed: Speed, unit: str) -> str:
-    """Return the sentence about a choice: what, why, what start-ups take, and by what speed."""
-    known = "measured" if speed.is_startup_measured else "an assumption"
-    source = "an assumption, see featuremill estimate" if speed.is_assumed else speed.source
-    each = " each" if choice.num_shards > 1 else ""
-    said = (
-        f"shards.cost: auto makes {counted(choice.num_shards, 'new shard')} of {choice.cost:,} "
-        f"{unit}, {plain_duration(choice.seconds)} of computing{each} ({choice.why}); a job "
-        f"starts up for {choice.startup_seconds:.1f} s ({known}), "
-        f"{100 * choice.startup_share:.0f} % of its time; {speed.device}: "
-        f"{speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
-    )
-    return plain(one_line(said))
+def is_better(number: int, than: int) -> bool:
+    """Tell whether shards of which nothing is computed should be cut into another `number`.
+
+    Only where that saves time, so that a small edit, or a plan on another machine, leaves them as
+    they are: more shards feed idle slots, and far fewer save start-ups.
+    """
+    return number > 1.25 * than or 4 * number <= than
+
+
+class Cut(NamedTuple):
+    """How large new shards are."""
+
+    cost: float
+    """Of a shard, on average."""
+    why: str
+    """A sentence; empty where the config says how large."""
+
+    def shards(self, cost: int) -> int:
+        """Return how many shards so much work makes."""
+        return max(1, round(cost / self.cost)) if cost else 0
+
+
+class Sizing(NamedTuple):
+    """A run on this machine, as far as the size of its shards goes."""
+
+    asked: int | Literal["auto"]
+    """`shards.cost` of the config."""
+    results: Path
+    """The folder of runs, whose receipts count."""
+    settings: Settings
+    weights: Path | None
+    """weights/<name>.json, if the workload has any."""
+    values: pa.Schema
+    unit: str
+    device: Device
+    gpus: int
+    """That hold one model."""
+
+    def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
+        if not cost:
+            return Cut(UNKNOWN_COST, "shards that exist stay as they are; no new ones are needed")
+        if self.asked != "auto":
+            return Cut(self.asked, "")
+        choice = self.choice(cost, records, payload_bytes)
+        why = choice.words(self.unit)
+        if choice.speed is None:
+            where = self.device.name if self.device.uuid else "a GPU"
+            why += (
+                f"; the speed of workload {self.settings.workload} on {where} is not known yet, "
+                "and the first finished shard measures it"
+            )
+        return Cut(cost / choice.num_shards, why)
+
+    def why_no_more(self, cost: int, records: int, payload_bytes: int) -> str:
+        """Return why so much work makes no more shards."""
+        choice = self.choice(cost, records, payload_bytes)
+        if choice.speed is None or records < SHARDS_A_SLOT * self.slots:
+            return f"{counted(records, 'distinct record')} left: a shard has one at least."
+        seconds = choice.num_shards * choice.seconds
+        return (
+            f"All of it is about {plain_duration(seconds)} of computing, and each job takes "
+            f"{choice.startup_seconds:.0f} s to start."
+        )
+
+    @property
+    def slots(self) -> int:
+        """How many jobs run side by side: on the CPU one, which takes all of its cores.
+
+        Without a workflow that says its slots, those of the lease count, and where no GPU is here,
+        one.
+        """
+        if self.device.kind == "cpu":
+            return 1
+        num_slots = environment.GPUS.value()  # what the workflow deals out; 0 outside one
+        if not num_slots and self.device.uuid:  # elsewhere, what a lease is asked means other GPUs
+            num_slots = count_slots(Request.from_environment())
+        return max(1, num_slots // self.gpus)
+
+    def choice(self, cost: int, records: int, payload_bytes: int) -> Choice:
+        """Return what is best for so much work."""
+        usual_cost = optional(find_workload(self.settings.workload), "SHARD_COST") or UNKNOWN_COST
+        work = work_of(cost, records, payload_bytes, self.values, self.unit)
+        return choose(work, self._speed(cost / max(1, records)), self.slots, usual_cost)
+
+    def _speed(self, mean_cost: float) -> Speed | None:
+        """Return the best that is known of the speed of a job; None for nothing."""
+        # How many cores a job gets is the workflow's to say: what jobs had before tells most.
+        askeds = [Asked(self.settings, self.device.name, is_gpu=False)]
+        if self.device.kind == "cuda":
+            # Where jobs go elsewhere, a profile may say to which cards (flow/jobs.py).
+            here = self.device.name if self.device.uuid else ""
+            names = dict.fromkeys((environment.GPU_MODEL.value() or here, ""))
+            askeds = [Asked(self.settings, name, True, self.gpus) for name in names]
+        weights, cores = self.weights, num_cores()
+        return find_first(askeds, self.results, weights, mean_cost, USUAL_CARD, cores)

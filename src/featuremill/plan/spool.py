@@ -45,7 +45,7 @@ ROWS = pa.schema(
         "cost": pa.int64(),
         "reason": pa.string(),
         "note": pa.string(),
-        "sample": pa.int32(),
+        "owner": pa.int32(),
     }
 )
 BUCKET = pa.schema(
@@ -73,11 +73,10 @@ class Chunk(NamedTuple):
     notes: tuple[str, ...]
     lengths: tuple[int, ...]
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
-    samples: tuple[int, ...]
-    """The number of each one's sample; 0 where there are none."""
+    owners: tuple[int, ...]
+    """Whose each is: its number in the sheet of samples; 0 without one."""
 
     def good_lengths(self) -> list[int]:
-        """Return the length of each record that is not refused."""
         return self.good(self.lengths)
 
     def good(self, column: Sequence[Value]) -> list[Value]:
@@ -134,24 +133,24 @@ class Tally:
 
 
 def chunks_of(
-    records: Iterable[Record], first: int = 0, samples: Mapping[str, int] = MappingProxyType({})
+    records: Iterable[Record], first: int = 0, owners: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Chunk]:
     """Yield the records in chunks, none of them empty; the first record has the ordinal `first`,
-    and `samples` are the numbers of those that files are of."""
+    and `owners` are the numbers of whose files are."""
     chunk: list[Record] = []
     size = 0
     for record in records:
         chunk.append(record)
         size += len(record.payload) + len(record.id) + len(record.description)
         if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
-            yield _chunk(first, chunk, samples)
+            yield _chunk(first, chunk, owners)
             first += len(chunk)
             chunk, size = [], 0
     if chunk:
-        yield _chunk(first, chunk, samples)
+        yield _chunk(first, chunk, owners)
 
 
-def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) -> Chunk:
+def _chunk(first: int, records: Sequence[Record], owners: Mapping[str, int]) -> Chunk:
     *columns, lengths_given = zip(*records, strict=True)
     payloads = columns[Record._fields.index("payload")]
     lengths = tuple(map(len, payloads))
@@ -162,7 +161,7 @@ def _chunk(first: int, records: Sequence[Record], samples: Mapping[str, int]) ->
         )
     sources = columns[Record._fields.index("source")]
     try:
-        numbers = tuple(map(samples.__getitem__, sources)) if samples else (0,) * len(sources)
+        numbers = tuple(map(owners.__getitem__, sources)) if owners else (0,) * len(sources)
     except KeyError as error:
         raise WorkloadError(
             f"a record is of {error}, which is no file of the sheet of samples; that is for the "
@@ -233,7 +232,7 @@ class Spool(ExitStack):
             costs,
             [reason or None for reason in chunk.reasons],
             [note or None for note in chunk.notes],
-            chunk.samples,
+            chunk.owners,
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))
@@ -274,6 +273,6 @@ class Spool(ExitStack):
         keys = np.empty(len(accepted), ID_KEY)
         keys["ordinal"] = ordinals
         # The hash of an id is that of one record in each sample.
-        named = zip(chunk.good(chunk.ids), chunk.good(chunk.samples), strict=True)
-        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in named]
+        ids_and_owners = zip(chunk.good(chunk.ids), chunk.good(chunk.owners), strict=True)
+        keys["hash"] = [xxhash.xxh3_64_intdigest(id.encode(), seed=n) for id, n in ids_and_owners]
         self._ids.write(keys.tobytes())

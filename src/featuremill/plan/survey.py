@@ -93,11 +93,11 @@ def surveyed(
     name: str,
     workload: Workload,
     options: BaseModel,
-    samples: Mapping[str, int] = MappingProxyType({}),
+    owners: Mapping[str, int] = MappingProxyType({}),
 ) -> Survey:
-    """Read all records of `paths` and count what there is; `samples` are as in `chunks_of`."""
+    """Read all records of `paths` and count what there is; `owners` are as in `chunks_of`."""
     survey, records = Survey(), records_of(name, workload, paths, options)
-    for chunk in with_progress(chunks_of(records, 0, samples)):
+    for chunk in with_progress(chunks_of(records, 0, owners)):
         survey.count(chunk)
     return survey
 

@@ -52,15 +52,15 @@ class Offer(NamedTuple):
         """Return what the plan says of those of the `shards` that are parts of stores."""
         return [
             SharedPart(
-                shard=one.shard,
-                path=str(self.paths[one.shard]),
-                records=one.records,
-                wanted=one.wanted,
-                cost=one.cost,
-                bytes=self.paths[one.shard].stat().st_size,
+                shard=shard.shard,
+                path=str(self.paths[shard.shard]),
+                records=shard.records,
+                wanted=shard.wanted,
+                cost=shard.cost,
+                bytes=self.paths[shard.shard].stat().st_size,
             )
-            for one in shards
-            if one.shard in self.paths
+            for shard in shards
+            if shard.shard in self.paths
         ]
 
 
@@ -106,14 +106,14 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
     hits = scratch / "hits"
     hits.mkdir()
     left = TRIES
-    asked = set[str]()
+    fetched = set[str]()
     while True:
         try:
             keep_index(lookup.stores[0], lookup.recipe)
         except OSError as error:  # another run of this user writes it; it only saves time
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        parts = _parts(lookup, Path(tempfile.mkdtemp(dir=scratch)), asked)
+        parts = _parts(lookup, Path(tempfile.mkdtemp(dir=scratch)), fetched)
         tasks = [(lookup.own, spools, number, parts.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
@@ -123,7 +123,7 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _is_changed(lookup, parts, _hit(hits), asked):
+        if not _is_changed(lookup, parts, _hit(hits), fetched):
             break
     offered = [OldShard(name, parts.sizes[name], 0, 0) for name in parts.paths]
     return Offer(parts.paths, offered, hits)
@@ -136,16 +136,16 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], asked: set[str]) -> bool:
+def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], fetched: set[str]) -> bool:
     """Fetch those of the parts with a `hit` that only remote stores have, and add their addresses
-    to `asked`; note those that cannot be used. Return whether there are any of either.
+    to `fetched`; note those that cannot be used. Return whether there are any of either.
 
     A fetched part is looked up again: its own rows count, and not its publisher's index. A local
     part that cannot be read is left to merge.
     """
-    num_before = len(asked)
+    num_before = len(fetched)
     wanted = [part for number, part in enumerate(parts.paths.items()) if number in hit]
-    bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], asked)
+    bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], fetched)
     for name, path in wanted:
         identity = shared.identity_of(path)
         with suppress(OSError, pa.ArrowException):
@@ -154,16 +154,16 @@ def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], asked: set[s
     for _, problem in bad.values():
         log.warning("%s; it is not taken.", problem)
     shared.note_unusable(lookup.folder, bad)
-    return bool(bad) or len(asked) > num_before
+    return bool(bad) or len(fetched) > num_before
 
 
 def _fetch(
-    lookup: Lookup, parts: Parts, names: Sequence[str], asked: set[str]
+    lookup: Lookup, parts: Parts, names: Sequence[str], addresses: set[str]
 ) -> dict[str, tuple[shared.Identity, str]]:
     """Fetch the remote parts `names` into the first store; return those that cannot be used, by
     address, and why."""
     bad: dict[str, tuple[shared.Identity, str]] = {}
-    if lookup.remote and (names or not asked):
+    if lookup.remote and (names or not addresses):
         rows = counted(sum(parts.sizes[name] for name in names), "record")
         wanted = f"fetching {len(names):,} of them ({rows})" if names else "none of them is needed"
         listed = counted(len(parts.remote), "part")
@@ -171,7 +171,7 @@ def _fetch(
     shown, num_bytes = Progress(log, "fetching", "parts"), 0
     for number, name in enumerate(names, 1):
         shelf = parts.remote[name]
-        asked.add(shelf.part(name))
+        addresses.add(shelf.part(name))
         if problem := shelf.take(name, lookup.stores[0], lookup.settings, lookup.values):
             bad[shelf.part(name)] = None, problem
         else:
@@ -183,16 +183,16 @@ def _fetch(
     return bad
 
 
-def _parts(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Parts:
+def _parts(lookup: Lookup, scratch: Path, fetched: Collection[str]) -> Parts:
     """Return the indices of all publishers' parts, and the parts that can be used; without remote
     ones that were `asked` for."""
-    bad = shared.unusable(lookup.folder).union(asked)
+    bad = shared.unusable(lookup.folder).union(fetched)
     numbers: dict[str, int] = {}
     parts = Parts([], {}, {}, {})
 
-    def add(level: Level, there: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
+    def add(level: Level, paths: Mapping[str, Path], shelf: RemoteShelf | None = None) -> None:
         for name in level.parts:
-            path = there.get(name)
+            path = paths.get(name)
             address = shelf.part(name) if shelf else str(path)
             if path and name not in parts.paths and address not in bad:
                 numbers[name], parts.paths[name] = len(parts.paths), path
@@ -202,22 +202,22 @@ def _parts(lookup: Lookup, scratch: Path, asked: Collection[str]) -> Parts:
         # An index counts for the parts beside it alone.
         own = {
             name: numbers[name]
-            for name, path in there.items()
+            for name, path in paths.items()
             if parts.paths.get(name) == path and parts.remote.get(name) is shelf
         }
         parts.levels.append((level, level.numbered(own)))
 
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
-            there = here.parts()
+            paths = here.parts()
             for level in levels_of(here, scratch / str(len(parts.levels))):
-                add(level, there)
+                add(level, paths)
     own = shared.Shelf(shared.own_folder(lookup.stores[0]) / lookup.recipe)
     for url in lookup.remote:
         for shelf in remote.shelves(url, lookup.recipe):
-            there = {name: own.part(name) for name in shelf.parts()}
-            for level in shelf.levels(lookup.stores[0]) if there else ():
-                add(level, there, shelf)
+            paths = {name: own.part(name) for name in shelf.parts()}
+            for level in shelf.levels(lookup.stores[0]) if paths else ():
+                add(level, paths, shelf)
     return parts
 
 

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import altair as alt
 
 from featuremill.report.shards import Interval
 
-Row = TypeVar("Row")
 NOTHING_COMPUTED = "No record was left to compute, so there is nothing to show."
 CATEGORIES = ("--first", "--second", "--third", "--fourth", "--fifth", "--sixth", "--seventh")
 """Colours that people with any kind of colour vision can tell apart."""
 UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 LABEL_WIDTH = 40
 """Pixels left of every chart over clock time, so that their axes stand below one another."""
-
-
-def evenly(rows: Sequence[Row], most: int) -> Sequence[Row]:
-    """Return at most `most` of `rows`, at even distances."""
-    return rows[:: max(1, -(-len(rows) // most))]
 
 
 def axis(**settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""report: one self-contained page that says what a run did, and the same figures one a file.
+"""report: one self-contained page that says what became of the records, and what a run did.
 
 Reads what merge left in `results/<run>/`: manifest.json (receipts inside), records.parquet,
 failed.tsv, and embeddings.parquet or embeddings/. Writes HTML that opens without a network: no
@@ -15,6 +15,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import records
 from featuremill.config import read_run
 from featuremill.store.drawn import mark_of
+from featuremill.store.ours import discard
 from featuremill.store.results import Results
 
 log = logging.getLogger("featuremill.report")
@@ -34,9 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of what `merge --partial` wrote: partial/report.html",
     )
     parser.add_argument(
-        "--figures", type=Path, metavar="FOLDER", help="also write each figure to a file of its own"
-    )
-    parser.add_argument(
         "--label-file",
         type=Path,
         metavar="TABLE",
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write the page, and the figures when they are asked for."""
+    """Write the page."""
     # Here and not above: the command line offers this verb without paying seconds for altair.
     from featuremill.report import facts, page
 
@@ -79,7 +77,7 @@ def run(arguments: argparse.Namespace) -> None:
     usual = place.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
+    if (early := place.root / "figures").exists():  # one a file, as they were once
+        discard(early)
     page.write_report(output, read, drawn, mark_of(file, column), is_named=is_named)
-    if arguments.figures is not None:
-        page.write_figures(arguments.figures, read, drawn)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

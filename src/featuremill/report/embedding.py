@@ -4,7 +4,6 @@ length or by a label of the user's.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -13,13 +12,14 @@ import pyarrow as pa
 
 from featuremill.base import words
 from featuremill.base.arrays import matrix
+from featuremill.base.id_columns import WHOLE, IdColumns
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.report.agreement import agreement
 from featuremill.report.chart import categories
 from featuremill.report.labels import MAX_TEXT, NONE, OTHER, Labels
 from featuremill.report.lengths import ticks
-from featuremill.store.ledger import SAMPLE
+from featuremill.store.records import whole_ids
 from featuremill.workload.figures import FAINT, REST, Figure, drawn, values
 
 TITLE = "The embedding space"
@@ -50,8 +50,8 @@ class Projection(NamedTuple):
     """Rows in the file, or the files."""
     vectors: np.ndarray
     """(N, D) float32, what the map was made of."""
-    samples: Sequence[str] = ()
-    """As long as they are; of a run without samples nothing."""
+    id_columns: IdColumns
+    """Of which the ids are made."""
 
 
 def read(table: Table) -> Projection | str:
@@ -66,14 +66,13 @@ def read(table: Table) -> Projection | str:
         return f"The values of {column} have one dimension, so there is nothing to map."
     rows = _sample(table, width)
     ids, lengths, vectors = list[str](), list[int](), np.empty((len(rows), width), np.float32)
-    samples, of_sample = list[str](), [SAMPLE] if SAMPLE in table.schema.names else []
-    for places, batch in table.pieces(rows, ["id", "length", column, *of_sample]):
-        samples += batch[SAMPLE].to_pylist() if of_sample else []
-        ids += batch["id"].to_pylist()
+    for places, batch in table.pieces(rows, [*WHOLE, "length", column]):
+        ids += whole_ids(batch).to_pylist()
         lengths += batch["length"].to_pylist()
         vectors[places] = matrix(batch[column])
     xy, explained = principal_plane(vectors)
-    return Projection(column, others, ids, lengths, xy, explained, table.num_rows, vectors, samples)
+    known = (column, others, ids, lengths, xy, explained, table.num_rows, vectors)
+    return Projection(*known, table.id_columns)
 
 
 def _is_vector(type: pa.DataType) -> bool:
@@ -144,15 +143,10 @@ def figure(projection: Projection | str, labels: Labels | None, unit: str) -> Fi
 
 
 def _rows(projection: Projection, labels: Labels | None) -> list[dict[str, Any]]:
-    ids = projection.ids
-    if projection.samples:
-        ids = [
-            f"{sample}/{id}" for sample, id in zip(projection.samples, projection.ids, strict=True)
-        ]
     rows: list[dict[str, Any]] = [
         {"id": clipped(id), "length": length, "x": x, "y": y}
         for id, length, x, y in zip(
-            ids,
+            projection.ids,
             projection.lengths,
             *([float(f"{value:.4g}") for value in axis] for axis in projection.xy.T),
             strict=True,

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from featuremill.base import words
 from featuremill.base.errors import IntegrityError
+from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
 from featuremill.features.table import Table
 from featuremill.inputs import columns
@@ -20,20 +21,18 @@ from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import Piece, Shard, busy_seconds, shard_of, wall_seconds
+from featuremill.report.shards import Piece, Shard, busy_seconds, numbered, shard_of, wall_seconds
 from featuremill.report.usage import Usage
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
-from featuremill.store.ledger import SAMPLE, with_full_ids
+from featuremill.store.records import with_whole_ids
 from featuremill.store.results import Results
-from featuremill.workload import DrawsFigures, find_workload, plugin_errors, workloads
+from featuremill.workload import find_workload, optional, plugin_errors, workloads
 from featuremill.workload.figures import Figure
 
 
 class Facts(NamedTuple):
-    """All facts on the page and in the figures."""
-
     delivery: Delivery
     lengths: Lengths
     shards: list[Shard]
@@ -69,14 +68,15 @@ class Facts(NamedTuple):
         return sorted({piece.lane for piece in self.pieces})
 
     @property
+    def on_devices(self) -> str:
+        """On how many of what the shards were computed."""
+        kinds = {"GPU" if shard.receipt.is_on_gpu else "CPU" for shard in self.shards}
+        return f"on {words.counted(len(self.lanes), kinds.pop() if len(kinds) == 1 else 'device')}"
+
+    @property
     def cost_unit(self) -> str:
         """What the workload counts, such as "tokens"; early manifests do not say."""
         return clipped(self.delivery.cost_unit) or "cost"
-
-    @property
-    def cost(self) -> int:
-        """Of all shards."""
-        return sum(shard.receipt.cost for shard in self.shards)
 
     @property
     def energy(self) -> Energy | None:
@@ -119,13 +119,14 @@ def read(
         ) from error
     if label_file is not None and not isinstance(facts.embedding, str):
         shown = facts.embedding
-        colours = labels.read(label_file, label, shown.ids, shown.samples, id_column)
+        colours = labels.read(label_file, label, shown.ids, shown.id_columns, id_column)
         facts = facts._replace(labels=colours)
     elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
         path, column = place.root / SAMPLES, label or SAMPLE
         columns.find_named(path, list(facts.samples[0]), column)
         of_sample = {row[SAMPLE]: row[column] or None for row in facts.samples}
-        texts = [of_sample[sample] for sample in facts.embedding.samples]
+        shown = facts.embedding
+        texts = [of_sample[shown.id_columns.owner(id)] for id in shown.ids]
         facts = facts._replace(labels=Labels(column, path, texts))
     return facts
 
@@ -141,7 +142,7 @@ def _samples(place: Results) -> list[dict[str, str]]:
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
-    shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.claimed)
+    shards = sorted(map(shard_of, numbered(delivery.receipts)), key=lambda shard: shard.claimed)
     the_map: Projection | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
@@ -167,18 +168,17 @@ def _figures(name: str, table: Table) -> Sequence[Figure]:
     here."""
     if name not in workloads():
         return ()
-    workload = find_workload(name)
-    if not isinstance(workload, DrawsFigures):
-        return ()
+    figures = optional(find_workload(name), "figures")
     with plugin_errors.attributed_to(name, "figures"):
-        return workload.figures(table.schema.names, partial(_columns, table))
+        drawn: Sequence[Figure] = figures(table.schema.names, partial(_columns, table))
+    return drawn
 
 
 def _columns(table: Table, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield some columns of a table; an id is `<sample>/<id>` where it has samples."""
-    of_sample = [SAMPLE] if SAMPLE in table.schema.names and "id" in columns else []
-    for _, batch in table.batches([*columns, *of_sample]):
-        yield with_full_ids(batch) if of_sample else batch
+    """Yield some columns of a table; ids are whole."""
+    keys = KEYS if ID in columns else ()
+    for _, batch in table.batches([*columns, *keys]):
+        yield with_whole_ids(batch) if keys else batch
 
 
 def _doubts(counts: Accounts, num_rows: dict[str, int]) -> list[str]:

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.accession import accession
-from featuremill.base.matching import Matcher
+from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.base.text import clipped
 from featuremill.inputs import labels
 
@@ -67,40 +66,29 @@ def read(
     path: Path,
     column: str,
     ids: Sequence[str],
-    samples: Sequence[str] = (),
+    id_columns: IdColumns = ID_ALONE,
     id_column: str = "",
 ) -> Labels:
-    """Return the labels of `ids` from the table `path` (CSV, TSV or Parquet, plain or compressed);
-    with `samples`, the samples of the ids, the table has a column of them. It may be of any length.
+    """Return the labels of the whole `ids` from the table `path` (CSV, TSV or Parquet, plain or
+    compressed), which has their `id_columns`. It may be of any length.
 
     Raises:
         UserError: where there is no such table or column, or it does not say which record a row is
             of.
     """
-    of_samples = bool(samples)
-    full = [_full(samples[place] if samples else "", id) for place, id in enumerate(ids)]
-    wanted = set(full)
-    for place, id in enumerate(ids):
-        wanted.add(_full(samples[place] if samples else "", accession(id)))
-    found, _ = labels.read(path, column, None, of_samples, id_column, wanted, log)
-    lines = {name: label.line for name, label in found.items()}
-    names = Matcher(path, lines, "record on the map", of_samples).match(full)
-    names.check()
-    text_of = {id: found[name].name for name, id in names.id_of.items()}
-    texts = [text_of.get(id) for id in full]
+    wanted = {*ids, *(id_columns.accession(id) for id in ids)}
+    found, _ = labels.read(path, column, None, id_columns, id_column, wanted, log)
+    named = labels.NamedRecords("record on the map", id_columns, None)
+    label_of = labels.of_ids(found, path, ids, named)
+    texts = [label_of[id].name if id in label_of else None for id in ids]
     if not ids or found:
         return Labels(column, path, texts, id_column=id_column)
-    example = labels.first_id(path, of_samples, id_column)
+    example = labels.first_id(path, id_columns, id_column)
     mismatch = (
         f"{path}: no record on the map has a {column} there, by its id or accession: the first id "
-        f"is {clipped(example)!r}, and the run's first is {clipped(full[0])!r}"
+        f"is {clipped(example)!r}, and the run's first is {clipped(ids[0])!r}"
     )
     return Labels(column, path, texts, mismatch)
-
-
-def _full(sample: str, id: str) -> str:
-    """Return an id that no other record of the run has."""
-    return f"{sample}/{id}" if sample else id
 
 
 def _is_number(text: str) -> bool:

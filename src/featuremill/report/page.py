@@ -1,4 +1,4 @@
-"""The page: a whole run on one self-contained sheet, and each figure as a file of its own."""
+"""The page: a whole run on one self-contained sheet, in the order of its reader's questions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import yaml
 from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
-from featuremill.report import curves, embedding, lengths, stages, throughput, timeline, troubles
+from featuremill.report import curves, embedding, lengths, neighbours, stages, timeline, troubles
 from featuremill.report.chart import clock_of
 from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
@@ -33,6 +33,8 @@ from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
+MACHINES = ("timeline", "usage", "stages")
+"""Figures that stand at the end, folded."""
 MAX_SAMPLES = 200
 """Rows of the table of samples."""
 MOST_INPUTS = 100
@@ -58,7 +60,7 @@ with the recipe; a key of the config also in the config that repeats the run."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
-    """Return the figures by name, in the order of the page: the records first, then the devices."""
+    """Return the figures by name, in the order of the page: the records, then the machines."""
     unit = facts.delivery.lengths.unit
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
@@ -67,7 +69,6 @@ def draw(facts: Facts) -> dict[str, Figure]:
         lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),
         curves.figure(facts, clock),
-        throughput.figure(facts, clock),
         stages.figure(facts),
     )
     return {figure.name: figure for figure in figures}
@@ -79,51 +80,44 @@ def write_report(
     """Write the whole report to `path`, which the user may have named; `mark` is as in
     `featuremill.store.drawn`."""
     delivery = facts.delivery
-    text = _rendered(
-        "page.html",
-        title=_title(facts),
-        labels=mark,
-        lead=_lead(facts),
-        tiles=_tiles(facts),
-        samples=_samples(facts),
-        num_samples=len(facts.samples),
-        most_inputs=MOST_INPUTS,
-        # A name, such as mill_t6_8M, keeps its letters.
-        warnings=[
-            text if "_" in text.split()[0] else text[0].upper() + text[1:]
-            for text in _warnings(delivery)
-        ],
-        figures=figures,
-        delivery=delivery,
-        settings=_flat(delivery.settings.as_json()),
-        about=_flat(_besides(delivery)),
-        devices=_devices(facts),
-        versions=_versions(facts),
-        reproduce=_reproduce(facts),
-        **_account(facts),
+    text = (
+        _environment()
+        .get_template("page.html")
+        .render(
+            title=_title(facts),
+            labels=mark,
+            lead=_lead(facts),
+            tiles=_tiles(facts),
+            samples=_samples(facts),
+            num_samples=len(facts.samples),
+            most_inputs=MOST_INPUTS,
+            # A name, such as mill_t6_8M, keeps its letters.
+            warnings=[
+                text if "_" in text.split()[0] else text[0].upper() + text[1:]
+                for text in _warnings(delivery)
+            ],
+            figures=figures,
+            machines=MACHINES,
+            neighbours=None
+            if isinstance(facts.embedding, str)
+            else neighbours.nearest(facts.embedding),
+            delivery=delivery,
+            settings=_flat(delivery.settings.as_json()),
+            about=_flat(_besides(delivery)),
+            devices=_devices(facts),
+            versions=_versions(facts),
+            reproduce=_reproduce(facts),
+            accounting=_accounting(facts),
+            problems=facts.problems,
+            troubles=troubles.found(facts.shards, delivery.settings.workload),
+        )
     )
     _write_text(path, text, is_named)
-
-
-def write_figures(folder: Path, facts: Facts, figures: dict[str, Figure]) -> None:
-    """Write accounting.html and one file a figure to `folder`."""
-    run = _title(facts)
-    path = folder / "accounting.html"
-    text = _rendered("figure.html", title=f"{run}: accounting", **_account(facts))
-    _write_text(path, text)
-    for name, figure in figures.items():
-        path = folder / f"{name}.html"
-        text = _rendered("figure.html", title=f"{run}: {figure.title}", figure=figure)
-        _write_text(path, text)
 
 
 def write_of(path: Path, template: str, **context: Any) -> None:
     """Write a page of a step to `path`: its `template`, as text, extends step.html."""
     _write_text(path, _environment().from_string(template).render(context))
-
-
-def _rendered(template: str, **context: Any) -> str:
-    return _environment().get_template(template).render(context)
 
 
 def _write_text(path: Path, text: str, is_named: bool = False) -> None:
@@ -144,7 +138,6 @@ def _environment() -> jinja2.Environment:
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "ensure_ascii": False}
     environment.filters.update(count=words.count, size=words.size)
     environment.globals.update(
-        figure=None,
         style=(ASSETS / "style.css").read_text("utf-8"),
         charts=(ASSETS / "charts.js").read_text("utf-8"),
         vega=_vega(),
@@ -199,16 +192,6 @@ def _lead(facts: Facts) -> str:
     return f"{what}, of {files}. Finished {finished}."
 
 
-def _account(facts: Facts) -> dict[str, Any]:
-    """Return what became of the records and of the shards, as the templates take it."""
-    return {
-        "accounting": _accounting(facts),
-        "problems": facts.problems,
-        "troubles": troubles.found(facts.shards, facts.delivery.settings.workload),
-        "no_trouble": troubles.sentence(facts.shards),
-    }
-
-
 def _accounting(facts: Facts) -> dict[str, Any]:
     counts = facts.delivery.counts
     numbers = {name: getattr(counts, name) for name in MEANINGS if name in counts.model_fields_set}
@@ -259,23 +242,15 @@ def _taken(delivery: Delivery) -> list[str]:
 
 
 def _tiles(facts: Facts) -> list[dict[str, str]]:
-    wall, delivery = facts.wall_seconds, facts.delivery
-    num_devices, num_shards = len(facts.lanes), len(facts.shards)
-    num_distinct = delivery.plan.unique  # a retry computes some of them once more
-    noun = "sequence" if delivery.lengths.unit == "residues" else "record"
+    num_distinct = facts.delivery.plan.unique  # a retry computes some of them once more
+    noun = "sequence" if facts.delivery.lengths.unit == "residues" else "record"
     tiles = {
-        "wall time (extract)": words.duration(wall) if facts.shards else "–",
-        delivery.lengths.unit: words.short(facts.lengths.total),
-        f"{facts.cost_unit}/s": words.short(facts.cost / wall) if wall > 0 else "–",
         f"distinct {noun}" + "s" * (num_distinct != 1): words.count(num_distinct),
-        "device" if num_devices == 1 else "devices": words.count(num_devices),
+        facts.delivery.lengths.unit: words.short(facts.lengths.total),
+        f"from the first shard to the last, {facts.on_devices}"
+        if facts.shards
+        else "to compute, as all came from a store": words.duration(facts.wall_seconds),
     }
-    if delivery.gpu_seconds > 0:
-        tiles["GPU time"] = words.duration(delivery.gpu_seconds)
-    else:
-        tiles["shard" if num_shards == 1 else "shards"] = words.count(num_shards)
-    if facts.energy:
-        tiles[f"energy per M {delivery.lengths.unit}"] = words.energy(facts.energy.per_million)
     return [{"name": name, "number": number} for name, number in tiles.items()]
 
 

@@ -5,13 +5,13 @@ Times are in seconds since 1970.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.store.receipt import Receipt, UsedDevice, name_of_devices
+from featuremill.store.receipt import Receipt, UsedDevice, gpus_of, name_of_devices
 
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Clocks are read before and after the lock: shards that overlap by less ran one after another."""
@@ -46,17 +46,6 @@ class Shard(NamedTuple):
     def name(self) -> str:
         return self.receipt.shard
 
-    @property
-    def rate(self) -> float:
-        """Cost a second on the device, loading included."""
-        return self.receipt.cost / max(self.working.seconds, 1e-3)
-
-    @property
-    def running_rate(self) -> float | None:
-        """Cost a second while it computed; None where that was too short to say."""
-        seconds = self.receipt.seconds["run"]
-        return self.receipt.cost / seconds if seconds >= 0.01 else None
-
 
 class Piece(NamedTuple):
     """What a device did at one time: a shard's last attempt, or an earlier one."""
@@ -70,10 +59,19 @@ class Piece(NamedTuple):
 
 
 def lane_of(devices: Sequence[UsedDevice], host: str) -> str:
-    """Return the devices that held one model together: model, identity and host."""
-    uuids = "+".join(sorted(device.uuid.removeprefix("GPU-")[:8] for device in devices))
-    identity = f" {clipped(uuids)}" if devices[0].kind == "cuda" else ""
-    return f"{clipped(name_of_devices(devices))}{identity} · {host}"
+    """Return the devices that held one model together: what they are called, model and host."""
+    names = filter(None, (gpus_of(devices), clipped(name_of_devices(devices)), host))
+    return " · ".join(names)
+
+
+def numbered(receipts: Sequence[Receipt]) -> Iterator[Receipt]:
+    """Yield `receipts` with one number for each GPU, the last known: early ones have none."""
+    used = [device for receipt in receipts for device in receipt.devices]
+    numbers = {device.uuid: device.number for device in used if device.number is not None}
+    for receipt in receipts:
+        known = [{"number": numbers.get(device.uuid)} for device in receipt.devices]
+        devices = [one.model_copy(update=n) for one, n in zip(receipt.devices, known, strict=True)]
+        yield receipt.model_copy(update={"devices": devices})
 
 
 def shard_of(receipt: Receipt) -> Shard:

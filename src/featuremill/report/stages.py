@@ -104,7 +104,8 @@ def _sentence(shards: list[Shard]) -> str:
     parts = [f"{stage} {words.share(spent[stage], whole)}" for stage in STAGES if spent[stage] > 0]
     prepared = sum(shard.receipt.seconds["prepare"] for shard in shards)
     text = (
-        f"The shards took {words.duration(whole)} in all: {words.listed(parts)}. Starting up (load "
+        f"The times of all shards, added up, are {words.duration(whole)}: {words.listed(parts)}. "
+        "Shards ran side by side where there were several devices. Starting up (load "
         f"and other) is {words.share(start_up, whole)} of it."
     )
     if prepared > 0.01 * whole:

@@ -164,10 +164,12 @@ def _sentence(facts: Facts, clock: Clock, num_bars: int) -> str:
     text += f" of {len(hosts)} hosts." if len(hosts) > 1 else "."
     subject = "the device was" if len(lanes) == 1 else "the devices were"
     busy = sum(facts.busy_seconds(lane) for lane in lanes)
-    aside = ", pauses aside" if wall < clock.span.seconds - 60 else ""
+    cost = sum(shard.receipt.cost for shard in shards)
+    aside = " without the pauses, which the axis has" if wall < clock.span.seconds - 60 else ""
     text += (
-        f" From the first to the last{aside}, {subject} busy "
-        f"{words.share(busy, wall * len(lanes))} of the time; gaps are idle time."
+        f" From the first to the last {words.duration(wall)} passed{aside}; of that, {subject} "
+        f"busy {words.share(busy, wall * len(lanes))}; gaps are idle time. With them, "
+        f"{words.short(cost / (wall or 1))} {facts.cost_unit}/s."
     )
     if stopped := len(facts.pieces) - len(shards):
         text += f" {counted(stopped, 'earlier attempt')} ended before the shard was done."

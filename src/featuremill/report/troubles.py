@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from featuremill.base.words import counted
 from featuremill.report.shards import Shard
 from featuremill.workload import optional_of
 
@@ -15,8 +14,6 @@ MUCH_WAITING = 0.1
 
 
 class Kind(NamedTuple):
-    """One kind of trouble."""
-
     name: str
     count: Callable[[Shard], int]
     remedy: str
@@ -83,13 +80,3 @@ def found(shards: Sequence[Shard], workload: str) -> list[Trouble]:
             remedy = kind.remedy.format_map(options)
             troubles.append(Trouble(kind.name, times, len(hit), remedy, examples))
     return troubles
-
-
-def sentence(shards: Sequence[Shard]) -> str:
-    """Return the sentence for shards without trouble."""
-    if len(shards) == 1:
-        return "The one shard did not run out of memory, lose its worker or have to be resumed."
-    return (
-        f"None of the {counted(len(shards), 'shard')} ran out of memory, lost its worker or "
-        "had to be resumed."
-    )

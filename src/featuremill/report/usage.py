@@ -11,7 +11,6 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from featuremill.base.text import clipped
-from featuremill.report.chart import evenly
 from featuremill.report.shards import Interval, Piece, Shard, lane_of
 from featuremill.store import telemetry
 from featuremill.store.receipt import UsedDevice
@@ -63,9 +62,9 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
     """Return how the `shards` used their devices; None where nothing was recorded."""
     points: list[Point] = []
     stopped: list[Piece] = []
-    has_samples = False
+    is_sampled = False
     is_few = len(shards) <= MAX_FILES
-    chosen = shards if is_few else evenly(shards, MAX_POINTS // 2)
+    chosen = shards if is_few else shards[:: -(-len(shards) // (MAX_POINTS // 2))]
     most = max(2, MAX_POINTS // max(1, len(chosen)))
     names = set()
     for shard in chosen:
@@ -77,12 +76,12 @@ def read(results: Results, shards: Sequence[Shard]) -> Usage | None:
             for n, attempt in enumerate(attempts)
             for point in _sampled(attempt, shard, n, share)
         ]
-        has_samples = has_samples or bool(own)
+        is_sampled = is_sampled or bool(own)
         own = own or _of_receipt(shard)
         stopped += _stopped(attempts, shard)
         points += own
         names |= {shard.name} if own else set()
-    return Usage(points, stopped, has_samples, len(names)) if points else None
+    return Usage(points, stopped, is_sampled, len(names)) if points else None
 
 
 def _of_receipt(shard: Shard) -> list[Point]:
@@ -98,6 +97,7 @@ def _of_receipt(shard: Shard) -> list[Point]:
 def _sampled(attempt: telemetry.Attempt, shard: Shard, number: int, most: int) -> Iterator[Point]:
     """Yield the samples of one attempt, averaged to about `most` points at most, of all devices."""
     held = {device.uuid: device for event in attempt.devices for device in _devices_of(event)}
+    held |= {device.uuid: device for device in shard.receipt.devices}
     samples = [s for s in attempt.samples if s.get("stage", "wait") != "wait"]
     size = max(1, -(-len(samples) * max(1, len(held)) // most))
     chunks = _with_rates(samples)
@@ -157,7 +157,7 @@ def _stopped(attempts: list[telemetry.Attempt], shard: Shard) -> Iterator[Piece]
 def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
     """Return the devices that an event describes completely."""
     return [
-        UsedDevice(kind=device["kind"], uuid=device["uuid"], name=device["name"])
+        UsedDevice(**{key: device[key] for key in UsedDevice.model_fields if key in device})
         for device in event.get("devices", ())
         if {"kind", "uuid", "name"} <= set(device)
     ]

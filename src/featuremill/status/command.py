@@ -14,7 +14,6 @@ from featuremill.base.arguments import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill status`."""
     add_runs(parser)
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument(

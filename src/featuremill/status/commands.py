@@ -52,7 +52,6 @@ class Problem(NamedTuple):
     """What to type, in order."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
         return {
             "code": self.code,
             "is_in_the_way": self.is_in_the_way,
@@ -123,7 +122,6 @@ class Commands:
         return f"grep -rlE {shlex.quote(STACKS)} {shlex.quote(str(here))}"
 
     def report(self) -> list[str]:
-        """Return what draws the report."""
         if self.is_snakemakes:
             return self.fixing([])
         return [f"featuremill report {self._run}"]

@@ -11,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import clipped
 from featuremill.store.failed import MOST_EXAMPLES, Example, Group, Reason, by_number, reason_of
-from featuremill.store.ledger import SAMPLE, full_ids
 from featuremill.store.parts import failed_rows
 from featuremill.store.plan import Plan
+from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
@@ -67,14 +68,14 @@ def _found_in(
         {"shard": pa.array(names, pa.string()), "row": pa.array(rows, pa.int32()), "place": number}
     )
     with pq.ParquetFile(records_path) as file:
-        has_samples = SAMPLE in file.schema_arrow.names
+        id_columns = IdColumns.among(file.schema_arrow.names)
         for group in range(file.num_row_groups):
             failures: list[tuple[int, Reason]] = []
             if places:
                 failures += _failed_in(file, group, wanted, reasons)
                 counts.update(reason for _, reason in failures)
-            if failures and has_samples:
-                of_row = file.read_row_group(group, [SAMPLE])[SAMPLE]
+            for key in id_columns.keys if failures else ():
+                of_row = file.read_row_group(group, [key])[key]
                 for at, reason in failures:
                     samples[reason][of_row[at].as_py()] += 1
             if any(len(examples[reason]) < MOST_EXAMPLES for reason in refused):
@@ -83,8 +84,7 @@ def _found_in(
                 break
             shown = [pair for pair in failures if len(examples[pair[1]]) < MOST_EXAMPLES]
             if shown:
-                columns = [*([SAMPLE] if has_samples else []), "id"]
-                ids = full_ids(file.read_row_group(group, columns))
+                ids = whole_ids(with_keys(file.read_row_group(group, id_columns.names)))
             for at, reason in shown:
                 if len(examples[reason]) < MOST_EXAMPLES:
                     examples[reason].append(Example(clipped(ids[at].as_py())))

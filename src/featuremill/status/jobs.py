@@ -79,6 +79,8 @@ class DeviceNow:
     kind: str = ""
     uuid: str = ""
     name: str = ""
+    number: float | None = None
+    """Of a GPU, as nvidia-smi has it."""
     slot: str = ""
     total_mb: float | None = None
     utilisation: float | None = None
@@ -131,7 +133,6 @@ class Job:
         return 1 - self.cost_left / self.cost if self.cost else 1.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
         return {**asdict(self), "silent_seconds": round(self.silent_seconds, 1)}
 
 
@@ -198,6 +199,7 @@ def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceN
             DeviceNow(
                 **{key: entry.get(key, "") for key in ("kind", "uuid", "name", "slot")},
                 **{key: now.get(key) for key in gauges},
+                number=entry.get("number"),
                 total_mb=entry.get("memory_mb"),
                 throttle=now.get("throttle", []),
                 of_whole_gpu=entry.get("of_whole_gpu", []),

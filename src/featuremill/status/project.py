@@ -56,7 +56,6 @@ class ProjectState:
 
     @property
     def begun(self) -> list[RunState]:
-        """The runs that were started."""
         return [state for state in self.states.values() if state.is_begun]
 
     @property
@@ -127,10 +126,10 @@ class ProjectReader:
 
     def __init__(self, runs: Runs) -> None:
         self._runs = runs
-        asked: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
+        configs: Sequence[Run | None] = runs.asked or [None] * len(runs.folders)
         self._readers = [
             RunReader(folder, runs.given, run)
-            for folder, run in zip(runs.folders, asked, strict=True)
+            for folder, run in zip(runs.folders, configs, strict=True)
         ]
 
     def look(self) -> ProjectState:

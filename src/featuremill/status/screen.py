@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base import words
+from featuremill.base import gpu_name, words
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, plain_duration
 from featuremill.status.jobs import DeviceNow, Job
@@ -30,7 +30,7 @@ from featuremill.workload.weights import model_told
 HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
-MOST_NAME = 22
+MOST_NAME = 32
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
@@ -136,12 +136,11 @@ def _left(job: Job) -> str:
 
 
 def _label(device: DeviceNow) -> str:
-    """Return the beginning of a device's UUID, its model, and which slot of several it is."""
+    """Return a device's name, its model, and which slot of several it is."""
     if device.uuid == "cpu":
         return "CPU"
     model = one_line(device.name).removeprefix("NVIDIA ").removeprefix("GeForce ")
-    head = one_line(device.uuid).removeprefix("GPU-").removeprefix("MIG-")[:4]
-    text = f"{head} {model}".strip()
+    text = f"{gpu_name.gpu(device.uuid, device.number)} {model}" if device.uuid else model
     text = text if len(text) <= MOST_NAME else f"{text[: MOST_NAME - 1]}…"
     number, _, count = one_line(device.slot).partition("of")
     return f"{text} {int(number) + 1}/{count}" if number.isdecimal() and count != "1" else text

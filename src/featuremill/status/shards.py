@@ -49,8 +49,6 @@ class Work(NamedTuple):
 
 
 class Shard(NamedTuple):
-    """One shard of the plan."""
-
     name: str
     records: int
     cost: int

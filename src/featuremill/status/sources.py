@@ -15,16 +15,13 @@ from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.journal_log import digest_of_file
+from featuremill.store.known_digests import LARGE, known_sha256_of
 from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here
 
-MOST_HASHED = 100_000_000
-"""Bytes of inputs that were written, or came there, after the plan and are hashed at once.
-Snakemake plans a larger one again, whatever is in it, so a sentence that it may have changed does
-not stand for ever."""
 CHANGED = "has changed since it was planned"
 
 
@@ -72,11 +69,9 @@ def changed_sources(results: Results, plan: Plan) -> Iterator[str]:
 def _check_inputs(
     results: Results, plan: Plan, is_merged: bool, verifies: bool
 ) -> Iterator[Problem]:
-    left_bytes = MOST_HASHED
     for entry in plan.inputs:
         path, shown = results.placed(entry.path), f"{entry.path}: this input"
         is_late = is_newer(path, results.plan)
-        is_large = entry.bytes > left_bytes
         if not path.exists():
             yield _gone("input", shown, is_merged)
             continue
@@ -85,15 +80,16 @@ def _check_inputs(
         if not has_size(path, entry.bytes):
             fix = Fix("plan", seen_by="snakemake" if is_late else "start")
             yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
-        elif verifies or (is_touched and not is_large):
-            left_bytes -= entry.bytes
-            if sha256_of(path) != entry.sha256:
-                unseen: SeenBy = "start" if is_touched and not is_large else "nobody"
-                fix = Fix("plan", seen_by="snakemake" if is_late else unseen)
-                yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
-        elif is_late:
+        elif is_late and entry.bytes >= LARGE and not verifies:
+            # Snakemake plans it again, whatever is in it.
             what = f"{shown} is newer than the plan; --verify checks whether it changed."
             yield Problem("input_newer", what, Fix("plan", seen_by="snakemake"))
+        elif verifies or is_touched:
+            sha256 = sha256_of(path) if verifies else known_sha256_of(path, results.store)
+            if sha256 != entry.sha256:
+                unseen: SeenBy = "start" if is_touched else "nobody"
+                fix = Fix("plan", seen_by="snakemake" if is_late else unseen)
+                yield Problem("input_changed", f"{shown} {CHANGED}.", fix)
 
 
 def _gone(kind: str, shown: str, is_merged: bool) -> Problem:

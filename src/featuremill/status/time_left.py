@@ -27,7 +27,6 @@ class TimeLeft(NamedTuple):
         return max(self.job_seconds / self.jobs, self.longest_seconds) if self.jobs else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as programs get it."""
         names = ("job_seconds", "jobs", "parts", "seconds")
         return {name: getattr(self, name) for name in names}
 

@@ -12,7 +12,6 @@ from featuremill.base.arguments import add_runs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill top`."""
     add_runs(parser)
     parser.add_argument("--once", action="store_true", help="print the screen once, and exit")
     parser.add_argument(

@@ -153,16 +153,17 @@ def _parts(state: RunState) -> str:
 def _by_gpu(state: RunState) -> str:
     """Return how many shards each GPU has finished, and its share of that work; "" for none."""
     receipts = [shard.receipt for shard in state.shards if shard.receipt]
+    names: dict[str, str] = {}
     shards: Counter[str] = Counter()
     work: Counter[str] = Counter()
     for receipt in receipts:
         for device in receipt.devices if receipt.is_on_gpu else ():
-            name = f"{plain(device.name)} {plain(device.uuid).removeprefix('GPU-')[:4]}"
-            shards[name] += 1
-            work[name] += receipt.cost
+            names[device.uuid] = str(device)  # early receipts have no number
+            shards[device.uuid] += 1
+            work[device.uuid] += receipt.cost
     devices = [
-        f"{name}: {counted(shards[name], 'shard')}, {100 * cost / work.total():.0f} %"
-        for name, cost in work.most_common(MOST_GPUS)
+        f"{names[uuid]}: {counted(shards[uuid], 'shard')}, {100 * cost / work.total():.0f} %"
+        for uuid, cost in work.most_common(MOST_GPUS)
     ]
     others = [f"{len(work) - MOST_GPUS:,} more"] if len(work) > MOST_GPUS else []
     return "; ".join([*devices, *others])

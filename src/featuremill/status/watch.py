@@ -250,7 +250,6 @@ class _Json:
         self._indent = 2 if is_one else None
 
     def look(self, now: ProjectState) -> None:
-        """Write the object."""
         text = json.dumps(now.now_as_json(), indent=self._indent, ensure_ascii=False)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Wit
 from featuremill.base.change import Change
 from featuremill.base.errors import UserError
 from featuremill.base.file_times import came_at
+from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
 
@@ -70,7 +71,7 @@ class Project(NamedTuple):
     name: str
     """The config's `run`."""
     inputs: Sequence[str]
-    """The files of its records; in a project with samples, the sheet only."""
+    """The files of its records; of a sheet of samples, the sheet only."""
     features: Mapping[str, str]
     """The folder of each set of features by its name in the config; without sets, the folder of the
     run by the run's name."""
@@ -80,8 +81,12 @@ class Project(NamedTuple):
     """Returns what is known ahead of a set of features. None if nothing is known yet, for a
     finished run elsewhere, and outside `problems_of_files`."""
     samples: str = ""
-    """The sheet of samples, in a project with one. Ids are then unique within a sample, and
-    `Features.ids_of` returns `<sample>/<id>`."""
+    """The sheet of samples, in a project with one."""
+
+    @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its records look when they are written; inside they are whole."""
+        return IdColumns.of_sheet(self.samples)
 
     @property
     def folder(self) -> str:
@@ -92,6 +97,11 @@ class Project(NamedTuple):
     def logs(self) -> str:
         """The folder of the logs of its steps, each in a folder named by its KEY."""
         return f"{self.folder}/logs"
+
+    def sheet_of(self, folder: str) -> Path | None:
+        """Return the sheet of samples of the features in `folder`, unless they are elsewhere."""
+        is_ours = folder in self.features.values()
+        return Path(self.samples) if is_ours and self.samples else None
 
     def features_of(self, name: str | None) -> str:
         """Return the folder of the features called `name`. A config without sets needs no name; a
@@ -165,17 +175,21 @@ class Made(NamedTuple):
         """Return the input files that differ from what the files were made of, as far as that is
         known; those that are gone do not."""
         made = Path(self.files[-1]).stat().st_mtime
-        there = [path for path in self.made_of if Path(path).exists()]
+        existing = [path for path in self.made_of if Path(path).exists()]
         if self.is_other is None:
-            return [path for path in there if Path(path).stat().st_mtime > made]
-        late = [path for path in there if came_at(Path(path)) > made]
+            return [path for path in existing if Path(path).stat().st_mtime > made]
+        late = [path for path in existing if came_at(Path(path)) > made]
         if not self.is_other(late):
             return []
         return [p for p in late[:MOST_NAMED] if self.is_other([p])] or late or [*self.made_of]
 
 
 class Command(NamedTuple):
-    """A command of a step, or of a module that is an entry point of `featuremill.commands`."""
+    """A command of a step, or of a module that is an entry point of `featuremill.commands`.
+
+    `error_status` and `words` are for one that stands in for a program of others, as `virnucpro`
+    does and as one for fair-esm's `esm-extract` would: with the words and statuses of that.
+    """
 
     summary: str
     module: str
@@ -204,35 +218,31 @@ class Step(Protocol):
     `conda:` runs in Snakemake's environment, which has the step's package."""
     COMMANDS: Mapping[str, Command]
 
-    def problems(self, asked: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
+    def problems(self, section: Any, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield errors of the section `asked` that would end a job: the key below KEY, and a
         sentence. Opens no file that a job may make."""
 
-    def made(self, asked: Any, project: Project) -> Sequence[Made]:
+    def made(self, section: Any, project: Project) -> Sequence[Made]:
         """Return what is made, in order."""
 
 
-@runtime_checkable
-class TakesSamples(Protocol):
-    """A step that is allowed in a project with a sheet of samples."""
+class OptionalAttributes:
+    """Attributes that a step may have, each with its default."""
 
-    TAKES_SAMPLES: bool
+    VARIABLES: Sequence[Variable] = ()
+    """Variables of the environment that other programs set and it reads, for
+    docs/environment.md."""
+
+    @staticmethod
+    def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:  # noqa: ARG004
+        """Return what to type to have proteins made of files of nucleotides, and the file of
+        these, for who gave the one where the other is read; None if it makes none."""
+        return None
 
 
-@runtime_checkable
-class MakesProteins(Protocol):
-    """A step that makes proteins of nucleotides, for who gave the one where the other is read."""
-
-    def proteins_of(self, paths: Sequence[str]) -> tuple[str, str]:
-        """Return what to type, and the file of proteins that it makes."""
-
-
-@runtime_checkable
-class ReadsVariables(Protocol):
-    """A step that reads variables of the environment which other programs set."""
-
-    VARIABLES: Sequence[Variable]
-    """For docs/environment.md."""
+def optional(step: Step, name: str) -> Any:
+    """Return the step's attribute `name` of `OptionalAttributes`, or the default."""
+    return getattr(step, name, getattr(OptionalAttributes, name))
 
 
 @runtime_checkable
@@ -240,7 +250,7 @@ class ChecksFiles(Protocol):
     """A step that checks files before the first job."""
 
     def problems_of_files(
-        self, asked: Any, project: Project
+        self, section: Any, project: Project
     ) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield, as `problems` does, errors in existing files that would end a job. Missing files
         are skipped: another rule may make them."""
@@ -251,7 +261,7 @@ class ChecksRecords(Protocol):
     """A step that checks what it is given against the records, before any of these is computed."""
 
     def problems_of_records(
-        self, asked: Any, project: Project
+        self, section: Any, project: Project
     ) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield, as `problems` does, errors that would end a job and show in the records' ids. All
         sets of features are planned: `features.Planned` has the records of each."""
@@ -259,12 +269,13 @@ class ChecksRecords(Protocol):
 
 @runtime_checkable
 class MakesRecords(Protocol):
-    """A step before the features: these are computed from its files instead of the inputs."""
+    """A step before the features: these are computed from its files instead of the inputs, as
+    `translate` does; one that cuts proteins into domains, or leaves out near copies, is another."""
 
-    def records(self, asked: Any, project: Project) -> Mapping[str, str]:
+    def records(self, section: Any, project: Project) -> Mapping[str, str]:
         """Return the files that sets of features may read, by kind of records. A set reads the kind
         that its `of` names, else the kind of its own name, else the first. In a project with
         samples each is a sheet of such files; if one of them changes, the sheet changes."""
 
-    def records_now(self, asked: Any, project: Project, folder: Path) -> Mapping[str, Path]:
+    def records_now(self, section: Any, project: Project, folder: Path) -> Mapping[str, Path]:
         """Return the same files, made in `folder` if they are missing or outdated."""

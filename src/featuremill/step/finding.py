@@ -25,7 +25,6 @@ def known() -> list[str]:
 
 
 def built_in() -> list[str]:
-    """Return the keys of the built-in steps."""
     return [*entry_points.own(GROUP)]
 
 
@@ -54,7 +53,6 @@ def step_of(key: str) -> Step:
 
 
 def sections(of: list[str]) -> type[BaseModel]:
-    """Return a model with the sections of these steps."""
     fields: Mapping[str, Any] = {
         key: (step_of(key).SECTION, Field(default=None, description=step_of(key).ABOUT))
         for key in of

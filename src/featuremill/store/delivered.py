@@ -28,8 +28,8 @@ class DeliveredFile(Record):
     bytes: int
     sha256: str
     mtime_ns: int
-    sample: str | None = None
-    """The sample of all its rows, in a run with samples."""
+    folder: str = ""
+    """Its folder in the results, as in sample=a, which says whose all its rows are."""
 
 
 class DeliveredShard(JsonFile):

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from featuremill.base.id_columns import KEYS
 from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
 
@@ -36,11 +37,16 @@ class Failure(NamedTuple):
     """failed, refused or, in partial results, pending."""
     reason: str
     sample: str = ""
-    """Only runs with samples have this column."""
+    """The file has this column where the records are of a sheet of samples."""
+
+    @property
+    def whole_id(self) -> str:
+        """The id that no other record of the run has."""
+        return "/".join([*filter(None, self[len(COLUMNS) :]), self.id])
 
 
-COLUMNS = Failure._fields[:-1]
-"""The columns of a run without samples."""
+COLUMNS = tuple(name for name in Failure._fields if name not in KEYS)
+"""The columns, but for the keys of ids, which come last."""
 
 
 def read(path: Path) -> Iterator[Failure]:
@@ -54,7 +60,7 @@ def read(path: Path) -> Iterator[Failure]:
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         for row in csv.DictReader(file, delimiter="\t"):
             values = {name: row[name] for name in COLUMNS}
-            yield Failure(**values, sample=row.get("sample", ""))
+            yield Failure(**values, **{key: row.get(key, "") for key in KEYS})
 
 
 class Reason(NamedTuple):
@@ -143,8 +149,8 @@ def read_list(path: Path) -> Listed:
         if len(examples[reason]) < MOST_EXAMPLES:
             detail = failure.reason.partition(":")[2].strip()
             where = f"{clipped(failure.source)}:{failure.line}"
-            id = f"{failure.sample}/{failure.id}" if failure.sample else failure.id
-            example = Example(clipped(id), where, clipped(detail, MOST_DETAIL))
+            id = clipped(failure.whole_id)
+            example = Example(id, where, clipped(detail, MOST_DETAIL))
             examples[reason].append(example)
     commonest = sorted(counts, key=lambda reason: (-counts[reason], reason))[:MOST_LISTED]
     groups = [

@@ -33,7 +33,9 @@ OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake puts into each folder that a rule makes."""
 RECORD = ".featuremill.jsonl"
 """A file of each folder with results: what featuremill wrote there (`store.ours`)."""
-BESIDE = {OF_SNAKEMAKE, RECORD}
+KNOWN = ".known_digests.json"
+"""The digests of large files of others (`store.known_digests`)."""
+BESIDE = {OF_SNAKEMAKE, RECORD, KNOWN}
 """Files in a folder that are no part of a result."""
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {
@@ -64,12 +66,10 @@ class Format(NamedTuple):
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
     """Patterns of the files in such a folder that hold values. Size and sha256 are of these."""
-    takes_samples: bool = False
-    """Whether its Writer takes the column `sample`; if not, it gets ids <sample>/<id>."""
     part_name: str = ""
     """How the files of such a folder are called, as in part-{:05d}.parquet, where each can be
     written by itself, by a `PartWriter` of the module. Then jobs may write them side by side, one a
-    shard: of a run with samples, in a folder `sample=<name>` of each."""
+    shard: of a sheet of samples, in a folder `sample=<name>` of each."""
     has_sidecar: bool = False
     """Whether the attributes are in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
@@ -211,7 +211,7 @@ OF_THE_RUN = (
 )
 """The other names in `results/<run>/`, which no output may have."""
 ABOUT = ("id", "accession", "description", "length", "sha256")
-"""Columns of a finished table without values; a run with samples also has `sample`."""
+"""Columns of a finished table without values, but for the keys of ids."""
 
 
 def kind_of(kind: pa.DataType) -> Kind:

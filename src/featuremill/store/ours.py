@@ -58,7 +58,7 @@ def is_ours(path: Path) -> bool:
         inside = contents(path)
         read = functools.cache(_read)  # for all of them
         return bool(inside) and (
-            all(_is_ours(one, read) for one in inside) or _is_early(path, inside)
+            all(_is_ours(file, read) for file in inside) or _is_early(path, inside)
         )
     if not path.is_file():
         return False
@@ -132,9 +132,9 @@ def discard(path: Path, say: Say = log.warning) -> None:
         remove(path)
     elif path.is_dir() and not path.is_symlink():
         inside = contents(path)
-        mine = [one for one in inside if is_ours(one)]
-        for one in mine:
-            one.unlink()
+        mine = [file for file in inside if is_ours(file)]
+        for file in mine:
+            file.unlink()
         if len(mine) == len(inside):
             remove(path)
         else:
@@ -205,8 +205,8 @@ def digests_at(path: Path) -> dict[str, str]:
     under ""."""
     if not path.is_dir():
         return {"": sha256_of(path)}
-    files = sorted(one for one in contents(path) if one.is_file())
-    return {str(one.relative_to(path)): sha256_of(one) for one in files}
+    files = sorted(file for file in contents(path) if file.is_file())
+    return {str(file.relative_to(path)): sha256_of(file) for file in files}
 
 
 def latest(path: Path) -> dict[str, Any] | None:
@@ -221,10 +221,10 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
     It is the end of a job. Where that recorded nothing, featuremill wrote what is there; `before`
     is what was the `latest` when it began. Where it did, but not so, a person changed it since.
     """
-    seen = _seen(path) if path.is_file() else None
-    same = [line for line in _lines(path) if line["seen"] == seen]
+    stamp = _seen(path) if path.is_file() else None
+    same = [line for line in _lines(path) if line["seen"] == stamp]
     inside = contents(path) if path.is_dir() else []
-    is_recorded = latest(path) != before or any(_seen(one) in _all_seen(one) for one in inside)
+    is_recorded = latest(path) != before or any(_seen(file) in _all_seen(file) for file in inside)
     yield
     if same:
         _append(path.parent, [_line(path.name, same[-1]["sha256"], path)])
@@ -251,10 +251,10 @@ def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
     """Return whether the file at `path` is as a record describes it."""
     if path.is_symlink() or not path.is_file():
         return False
-    lines, seen = _lines(path, read), _seen(path)
-    if any(line["seen"] == seen for line in lines):
+    lines, stamp = _lines(path, read), _seen(path)
+    if any(line["seen"] == stamp for line in lines):
         return True
-    digests = {line["sha256"] for line in lines if line["seen"][0] == seen[0]}
+    digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
     return bool(digests) and sha256_of(path) in digests
 
 
@@ -269,10 +269,10 @@ def _is_early(path: Path, inside: list[Path]) -> bool:
     there was a record, only they did."""
     folder = path.parent
     results = Delivery.find(folder / "manifest.json")
-    told = written_of(read_json(folder / formats.EXPORTS) or {}) | (
+    written = written_of(read_json(folder / formats.EXPORTS) or {}) | (
         results.outputs if results else {}
     )
-    about = told.get(path.name)
+    about = written.get(path.name)
     return bool(about and set(inside) == set(formats.files_of(path)) and about.is_at(path))
 
 
@@ -294,8 +294,8 @@ that is a folder."""
 def _read(record: Path) -> Lines:
     """Return the lines of a record by what they are about."""
     try:
-        seen = _seen(record)
-        if (known := _known.get(record)) and known[0] == seen:
+        stamp = _seen(record)
+        if (known := _known.get(record)) and known[0] == stamp:
             return known[1]
         text = record.read_text("utf-8", "replace")
     except OSError:  # there is none
@@ -306,7 +306,7 @@ def _read(record: Path) -> Lines:
             value = json.loads(line)
             if isinstance(value["sha256"], str) and isinstance(value["seen"], list):
                 found.setdefault(value["name"], []).append(value)
-    _known[record] = seen, found
+    _known[record] = stamp, found
     return found
 
 

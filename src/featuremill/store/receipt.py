@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from featuremill.base import gpu_name
 from featuremill.store.json_file import JsonFile, Number, Record
 
 MOST_PARTS = 50
@@ -20,6 +21,11 @@ class UsedDevice(Record):
     """cuda or cpu."""
     uuid: str
     name: str
+    number: int | None = None
+    """As nvidia-smi had it then; None in early receipts and of a CPU."""
+
+    def __str__(self) -> str:
+        return gpu_name.device(self.kind, self.uuid, self.name, self.number)
 
 
 class Usage(Record):
@@ -43,8 +49,6 @@ class Usage(Record):
 
 
 class Receipt(JsonFile):
-    """The receipt of one part."""
-
     NEWEST: ClassVar[int] = 2
     """1 had one `device` in place of `devices`."""
 
@@ -118,6 +122,11 @@ class Receipt(JsonFile):
     def counts(self, num_rows: int, num_failed: int) -> bool:
         """Return whether it lists so many rows, and so many of them as failed."""
         return (self.rows, self.ok, self.failed) == (num_rows, num_rows - num_failed, num_failed)
+
+
+def gpus_of(devices: Sequence[UsedDevice]) -> str:
+    """Return what the GPUs among `devices` are called, "GPU 0 (3a9f)"; empty on a CPU."""
+    return " + ".join(gpu_name.gpu(one.uuid, one.number) for one in devices if one.kind == "cuda")
 
 
 def name_of_devices(devices: Sequence[UsedDevice]) -> str:

@@ -92,7 +92,6 @@ class RemoteShelf(NamedTuple):
         return self.path.rpartition("/")[2]
 
     def below(self, name: str) -> RemoteShelf:
-        """Return the folder `name` in this one."""
         return RemoteShelf(f"{self.url}/{name}", self.files, f"{self.path}/{name}")
 
     def listed(self, suffix: str) -> list[str]:

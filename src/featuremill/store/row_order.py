@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from typing import Literal
 
 from featuremill.base.errors import UserError
-from featuremill.store import ledger
+from featuremill.base.id_columns import SAMPLE
 from featuremill.store.formats import format_of
 from featuremill.store.plan import Plan
+from featuremill.store.records import samples_of
 from featuremill.store.results import Results
 
 RowOrder = Literal["auto", "input", "shard"]
@@ -50,7 +51,7 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
         return order == "shard"
     if plan.counts.planned < FROM_RECORDS or not outputs or refuse_outputs("shard", outputs):
         return False
-    num_samples = len(ledger.samples_of(folder.records).get(ledger.SAMPLE, [""]))
+    num_samples = len(samples_of(folder.records).get(SAMPLE, [""]))
     return num_samples * len(plan.sources) <= MOST_FILES
 
 

@@ -180,7 +180,6 @@ def all_shelves(store: Path) -> list[Shelf]:
 
 
 def publishers(store: Path) -> list[Path]:
-    """Return the folders of all users in `store`."""
     try:
         return sorted(Path(e.path) for e in os.scandir(store) if e.is_dir() and e.name[0] != ".")
     except OSError:
@@ -213,11 +212,11 @@ def open_layers(asked: Sequence[str]) -> list[Path]:
     return stores
 
 
-def refuse_unwritable(asked: Sequence[str]) -> None:
+def refuse_unwritable(stores: Sequence[str]) -> None:
     """Refuse names of stores of which the first is an address."""
-    if remote := next(filter(is_remote, layers(asked)[:1]), ""):
-        named = "store" if asked else STORE
-        raise UserError(f"{named}: {remote}: it is only read; name a folder of yours before it.")
+    if remote := next(filter(is_remote, layers(stores)[:1]), ""):
+        key = "store" if stores else STORE
+        raise UserError(f"{key}: {remote}: it is only read; name a folder of yours before it.")
 
 
 def _try_to_write(store: Path) -> None:

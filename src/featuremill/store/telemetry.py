@@ -9,9 +9,10 @@ meaning without a new `version`. (Early files have more keys: `rate`, `torch_pea
 start    `version` 1, `shard`, `recipe`, `host`, `pid`, `rows` and `cost` (of the shard, as in
          plan.json), `cost_unit`, `rows_done` (that the journal holds already), `attempt` (from 1,
          since the part was last finished)
-device   `devices`: `kind` (cuda, cpu), `uuid`, `name`, `slot` (0of1; absent where the outside gave
-         a device that others use too), `memory_mb`, `of_whole_gpu` (the keys whose values are the
-         whole GPU's, where the job has a slice or a part of it); again after a device failed
+device   `devices`: `kind` (cuda, cpu), `uuid`, `name`, `number` (of a GPU, as in nvidia-smi),
+         `slot` (0of1; absent where the outside gave a device that others use too), `memory_mb`,
+         `of_whole_gpu` (the keys whose values are the whole GPU's, where the job has a slice or a
+         part of it); again after a device failed
 sample   `stage` (wait, load, run, finish), `rows_done`, `rows_failed`, `cost_done`, `cost_left`
          (their sum is the shard's cost, with rows that an edit left unused), `batches`,
          `oom_splits`, `seconds` (of this worker: `load`, `prepare`, `run`, `write`),

@@ -32,15 +32,12 @@ from featuremill.workload.optional import Cautions as Cautions
 from featuremill.workload.optional import Checkpoint as Checkpoint
 from featuremill.workload.optional import Checkpoints as Checkpoints
 from featuremill.workload.optional import Converted as Converted
-from featuremill.workload.optional import DrawsFigures as DrawsFigures
 from featuremill.workload.optional import EstimatesMemory as EstimatesMemory
 from featuremill.workload.optional import EstimatesWork as EstimatesWork
 from featuremill.workload.optional import HasCheckpoints as HasCheckpoints
 from featuremill.workload.optional import HasPrecisions as HasPrecisions
 from featuremill.workload.optional import ReportsWays as ReportsWays
 from featuremill.workload.optional import StartsAhead as StartsAhead
-from featuremill.workload.optional import TakesObjects as TakesObjects
-from featuremill.workload.optional import TakesPublished as TakesPublished
 from featuremill.workload.optional import UnitWork as UnitWork
 from featuremill.workload.optional import optional as optional
 

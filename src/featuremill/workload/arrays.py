@@ -13,7 +13,6 @@ Matrix = np.ndarray[tuple[int, int], Any]
 
 
 def vectors(rows: Matrix) -> pa.FixedSizeListArray:
-    """Return an array with one vector for each row of `rows`."""
     return pa.FixedSizeListArray.from_arrays(numbers(rows.reshape(-1)), rows.shape[1])
 
 

@@ -84,7 +84,6 @@ class Queue:
         self._waiting: deque[tuple[list[int], bool]] = deque()
 
     def add(self, batches: Iterable[list[int]], is_alone: bool = False) -> None:
-        """Append planned batches."""
         self._waiting.extend((rows, is_alone) for rows in batches)
 
     def take(self) -> Batch | None:
@@ -137,11 +136,9 @@ class Queue:
 
     @property
     def cost_left(self) -> int:
-        """The cost of all batches in the queue."""
         return sum(self.cost(rows) for rows, _ in self._waiting)
 
     def cost(self, rows: Iterable[int]) -> int:
-        """Return the cost of `rows`."""
         return sum(self._costs[row] for row in rows)
 
     def _lower(self, batch: Batch) -> None:

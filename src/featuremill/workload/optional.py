@@ -29,7 +29,7 @@ class OptionalAttributes:
     """The unit of a record's length, in the plural: residues, tokens, samples, characters."""
     NEEDS_GPU: bool = True
     """False: the workload computes on the host, whatever `device` is, and its shards take no
-    lease."""
+    lease: one that counts letters, as examples/plugin does, or that asks a server."""
     TAKES_FILES: bool = False
     """True: `records` opens its paths itself, in any format; the core does not read the files or
     check their suffixes."""
@@ -57,6 +57,47 @@ class OptionalAttributes:
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
+    OBJECTS: str = ""
+    """What objects of a Python program `write_object` takes for `featuremill.compute`, in words,
+    such as "an AnnData for cells"."""
+
+    @staticmethod
+    def write_object(inputs: Any, stem: Path) -> Path | None:  # noqa: ARG004
+        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
+        that; None for what is of another kind."""
+        return None
+
+    @staticmethod
+    def figures(
+        columns: Sequence[str],  # noqa: ARG004
+        read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]],  # noqa: ARG004
+    ) -> Sequence[Figure]:
+        """Return the workload's own figures of a run's results, for the top of the report, with
+        names that begin with the workload's name.
+
+        `columns` are those of embeddings.parquet; `read` returns some of them, a few thousand rows
+        at a time.
+        """
+        return ()
+
+    @staticmethod
+    def published(
+        source: Path,  # noqa: ARG004
+        fasta: Path,  # noqa: ARG004
+        declared: str,  # noqa: ARG004
+        layer: int | None,  # noqa: ARG004
+    ) -> Iterator[tuple[Any, pa.Table, int]] | None:
+        """Return what `source` has of vectors that others computed, for `featuremill store import`;
+        None for a workload that takes none.
+
+        For the proteins in `fasta`: the options with which a run takes the vectors (`declared`
+        names their author); a table of each payload's sha256 and its values; and the number of
+        proteins without a vector so far. Empty if no protein has a vector.
+
+        Raises:
+            UserError: `source` has no vectors, or they are not of one kind.
+        """
+        return None
 
 
 def optional(workload: Any, name: str) -> Any:
@@ -76,8 +117,6 @@ class Checkpoint(NamedTuple):
 
 
 class Converted(NamedTuple):
-    """The result of a conversion."""
-
     name: str
     """Part of the recipe, so it must not depend on a path or on a name that a user chose."""
     sha256: str
@@ -210,20 +249,6 @@ class ReportsWays(Protocol):
 
 
 @runtime_checkable
-class DrawsFigures(Protocol):
-    """The workload's own figures, at the top of the report."""
-
-    def figures(
-        self, columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
-    ) -> Sequence[Figure]:
-        """Return figures of a run's results, with names that begin with the workload's name.
-
-        `columns` are those of embeddings.parquet; `read` returns some of them, a few thousand rows
-        at a time.
-        """
-
-
-@runtime_checkable
 class StartsAhead(Protocol):
     """What `load` needs besides torch, and can be had while torch is imported."""
 
@@ -240,31 +265,3 @@ class TakesOtherOptions(Protocol):
     def with_options(self, model: Any, options: Any) -> Any:
         """Return the loaded model with other resolved `options` of the same weights and device;
         None if these need another `load`."""
-
-
-@runtime_checkable
-class TakesPublished(Protocol):
-    """Vectors that others computed and published; for `featuremill store import`."""
-
-    def published(
-        self, source: Path, fasta: Path, declared: str, layer: int | None
-    ) -> Iterator[tuple[Any, pa.Table, int]]:
-        """Yield, for the proteins in `fasta`: the options with which a run takes the vectors
-        (`declared` names their author); a table of each payload's sha256 and its values; and the
-        number of proteins without a vector so far. Yields nothing if no protein has a vector.
-
-        Raises:
-            UserError: `source` has no vectors, or they are not of one kind.
-        """
-
-
-@runtime_checkable
-class TakesObjects(Protocol):
-    """Objects of its own kind that a Python program has; for `featuremill.compute`."""
-
-    OBJECTS: str
-    """What they are, in words, such as "an AnnData for cells"."""
-
-    def write_object(self, inputs: Any, stem: Path) -> Path | None:
-        """Write what is in memory to a file that `records` reads, `stem` with a suffix, and return
-        that; None for what is of another kind."""

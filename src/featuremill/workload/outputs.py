@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID, ID_ALONE, KEYS, IdColumns
 from featuremill.store.formats import ABOUT as ABOUT
 from featuremill.store.formats import Format as Format
 from featuremill.store.formats import Kind, module_of
@@ -31,13 +32,14 @@ class Target(NamedTuple):
     provenance: dict[str, str]
     """Workload, model, recipe and versions, for the attributes of the file."""
     samples: Mapping[str, Sequence[str]] = MappingProxyType({})
-    """In a run with samples: the names of the samples, and the values of each other column of the
-    sheet."""
+    """Of a sheet of samples: the names of the samples, and the values of each other column."""
+    id_columns: IdColumns = ID_ALONE
+    """How ids look in a table."""
 
     @property
     def about(self) -> tuple[str, ...]:
         """The names of the columns before the values."""
-        return (*ABOUT, "sample") if self.samples else ABOUT
+        return (*ABOUT, *self.id_columns.keys)
 
     def of_kind(self, kind: Kind) -> list[str]:
         """Return the names of the columns of values of one kind (`KINDS` has them)."""
@@ -56,8 +58,9 @@ class Writer(Protocol):
     """One open result file, which gets blocks of finished rows in input order."""
 
     def write(self, block: pa.Table) -> None:
-        """Append a block: id, description, length and sha256 (as 32 bytes), then the values. A run
-        with samples also has `sample`, and the rows of a sample are adjacent."""
+        """Append a block: id, description, length, sha256 (as 32 bytes) and sample, which is empty
+        without a sheet; then the values. Ids are whole, so no two records have the same;
+        `own_ids` has those of the samples. The rows of a sample are adjacent."""
 
     def close(self) -> None:
         """Finish the file."""
@@ -80,19 +83,35 @@ def open_writer(name: str, target: Target) -> Writer:
     return writer
 
 
-def by_sample(block: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """Yield the name and the rows of each sample in a block, in order; in a run without samples, ""
-    and all rows."""
-    if "sample" not in block.column_names:
-        yield "", block
-        return
+def by_owner(block: pa.Table) -> Iterator[tuple[dict[str, str], pa.Table]]:
+    """Yield the rows of each sample in a block, in order, and whose they are: {"sample": "a"}, {}
+    for the empty one."""
     import pyarrow.compute as pc
 
-    runs = pc.run_end_encode(block["sample"].combine_chunks())
+    runs = pc.run_end_encode(owners(block))
     start = 0
-    for name, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-        yield name, block.slice(start, end - start)
+    for owner, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+        values = zip(KEYS, owner.split("/"), strict=True)
+        yield {key: value for key, value in values if value}, block.slice(start, end - start)
         start = end
+
+
+def owners(rows: pa.Table) -> pa.Array:
+    """Return whose each row is: its sample."""
+    import pyarrow.compute as pc
+
+    return pc.binary_join_element_wise(*(rows[key].combine_chunks() for key in KEYS), "/")
+
+
+def own_ids(block: pa.Table) -> pa.ChunkedArray:
+    """Return the ids of a block as its samples have them."""
+    import pyarrow.compute as pc
+
+    ids = block[ID]
+    for key in KEYS:
+        own = pc.replace_substring_regex(ids, "^[^/]*/", "")
+        ids = pc.if_else(pc.equal(block[key], ""), ids, own)
+    return ids
 
 
 def need(columns: list[str], output: str, what: str) -> list[str]:

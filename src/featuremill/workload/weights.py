@@ -43,7 +43,6 @@ _log = logging.getLogger("featuremill.weights")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill weights`."""
     parser.add_argument("model", help="a model's name, or the path of its file or folder")
     parser.add_argument(
         "--workload", default=DEFAULT, metavar="NAME", help=f"whose weights they are ({DEFAULT})"
@@ -125,16 +124,15 @@ def suggested(workload: str) -> str:
     if checkpoints is None:
         return ""
     for model in checkpoints.SUGGESTED:
-        named = WeightsFile.find(Path(json_of(model, workload)))
+        entry = WeightsFile.find(Path(json_of(model, workload)))
         converted = cache_folder() / checkpoints.LAYOUT / f"{model}.safetensors"
         places = (converted, checkpoints.locate(model).path)
-        if (named and named.is_there) or any(path.exists() for path in places):
+        if (entry and entry.is_there) or any(path.exists() for path in places):
             return model
     return ""
 
 
 def command_for(model: str, workload: str, output: str) -> str:
-    """Return the command that makes the JSON `output`."""
     of_workload = [] if workload == DEFAULT else ["--workload", workload]
     return shlex.join(["featuremill", "weights", model, *of_workload, "--output", output])
 
@@ -169,16 +167,14 @@ def lost(path: Path) -> Weights | None:
 
 
 def weights_of(record: WeightsFile) -> Weights:
-    """Return the weights that a JSON file describes."""
     return Weights(record.name, Path(record.path), record.sha256, record.metadata)
 
 
-def cache_folder(given: Path | None = None) -> Path:
-    """Return the folder of converted weights."""
-    if given:
-        return given
-    if named := environment.CACHE.value():
-        return named
+def cache_folder(folder: Path | None = None) -> Path:
+    if folder:
+        return folder
+    if chosen := environment.CACHE.value():
+        return chosen
     return Path(environment.XDG_CACHE_HOME.text() or Path.home() / ".cache") / "featuremill"
 
 

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import config
-from featuremill.base.errors import UserError
 from featuremill.commands.audit.contract import IsAudited
 from featuremill.commands.audit.sample import Sample, draw
 from featuremill.config import project
-from featuremill.lease.devices import devices_for, with_processors
+from featuremill.kit.devices import devices_for, with_processors
+from featuremill.kit.errors import UserError
 from featuremill.workload import (
     DEFAULT,
     Device,
@@ -42,7 +42,6 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill audit`."""
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
         "inputs",
@@ -131,8 +130,8 @@ def _asked(
             f"{arguments.config}: workload {name} has no dtype to audit; "
             f"give a config with workload: {DEFAULT}."
         )
-    named = run.files[bool(run.samples) :] if run else ()
-    inputs = arguments.inputs or [Path(name) for name in dict.fromkeys(named)]
+    named = run.paths_of_records if run else ()
+    inputs = arguments.inputs or [*dict.fromkeys(named)]
     if not inputs:
         raise UserError("audit: there is no input; name a FASTA file, or a config with --config.")
     options: dict[str, Any] = run.options_given if run else {}

@@ -20,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.base import faults, reasons, this_process
-from featuremill.base.errors import UserError
-from featuremill.base.progress import Progress
 from featuremill.commands.audit.contract import IsAudited
 from featuremill.commands.audit.sample import Protein
+from featuremill.kit import reasons
+from featuremill.kit.errors import UserError, is_out_of_memory
+from featuremill.kit.processes import free_memory_mb
+from featuremill.kit.text import Progress
 from featuremill.workload import (
     Device,
     EstimatesMemory,
@@ -129,7 +130,7 @@ def check_room(task: Task, proteins: Sequence[Protein]) -> None:
     needed_mb = NUM_COPIES * batch_cost * task.values_bytes // 2**20
     if task.device.kind == "cpu":
         needed_mb += max(task.memory_mb(dtype, batch_cost) for dtype in (REFERENCE, *task.dtypes))
-    if needed_mb > (free_mb := this_process.free_memory_mb()):
+    if needed_mb > (free_mb := free_memory_mb()):
         option = optional(task.workload, "REMEDIES").get("smaller batches")
         lower = f"lower {option} in the config, " if option else ""
         raise UserError(
@@ -165,8 +166,8 @@ def compared(row: int, column: str, found_VD: Matrix, expected_VD: Matrix) -> Co
     if not np.isfinite(found_VD).all():
         return Compared(row, column, False, len(found_VD), 0.0, -1.0, np.inf)
     cosines, l2 = _cosines(found_VD, expected_VD), _relative_l2(found_VD, expected_VD)
-    told = len(found_VD), float(cosines.sum()), float(cosines.min())
-    return Compared(row, column, True, *told, l2)
+    sums = len(found_VD), float(cosines.sum()), float(cosines.min())
+    return Compared(row, column, True, *sums, l2)
 
 
 def _cosines(found: Matrix, expected: Matrix) -> npt.NDArray[np.float64]:
@@ -186,8 +187,8 @@ def _relative_l2(found: Matrix, expected: Matrix) -> float:
     return distance / max(size, float(np.finfo(np.float32).tiny))
 
 
-def _sums(one: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
-    sums: npt.NDArray[np.float64] = np.einsum("rd,rd->r", one, other, dtype=np.float64)
+def _sums(first: Matrix, other: Matrix) -> npt.NDArray[np.float64]:
+    sums: npt.NDArray[np.float64] = np.einsum("rd,rd->r", first, other, dtype=np.float64)
     return sums
 
 
@@ -234,7 +235,7 @@ def _compute(task: Task, proteins: Sequence[Protein], dtype: str, take: Take) ->
         with plugin_errors.attributed_to(task.name, "load"):
             model: Any = task.workload.load(options, [task.device], task.weights)
     except Exception as error:
-        if faults.is_out_of_memory(error):
+        if is_out_of_memory(error):
             raise UserError(
                 f"audit: {task.weights.name} in {dtype} takes about {task.memory_mb(dtype, 0):,} "
                 f"MB, and {task.device.name} has not so much free; audit where it fits (such as "

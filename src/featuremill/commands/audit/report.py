@@ -16,11 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base import this_process
-from featuremill.base.text import clipped, wrapped
-from featuremill.base.words import counted
 from featuremill.commands.audit.measure import REFERENCE, Compared, Found, Task
 from featuremill.commands.audit.sample import Protein, Sample
+from featuremill.kit.processes import versions
+from featuremill.kit.text import clipped, counted, wrapped
 from featuremill.workload import Kind
 
 WIDTH = 100
@@ -64,8 +63,6 @@ class Worst(BaseModel):
 
 
 class Audited(BaseModel):
-    """One dtype."""
-
     dtype: str
     backend: str
     records_not_finite: int
@@ -124,9 +121,11 @@ class Audit(BaseModel):
         refused = f", {self.refused:,} refused" if self.refused else ""
         yield "input", f"{', '.join(self.inputs)}: {counted(self.records, 'record')}{refused}"
         sample = self.sample
-        told = f"{counted(sample['proteins'], 'protein')}, {counted(sample['residues'], 'residue')}"
+        sizes = (
+            f"{counted(sample['proteins'], 'protein')}, {counted(sample['residues'], 'residue')}"
+        )
         cut = f"; {sample['truncated']:,} truncated" if sample["truncated"] else ""
-        yield "sample", f"{told}; the longest has {sample['longest']:,}{cut}"
+        yield "sample", f"{sizes}; the longest has {sample['longest']:,}{cut}"
         yield "model", self.model
         yield "device", f"{self.device['name']}; a run's dtype here: {self.dtype_here}"
         yield "kernels", f"{REFERENCE}: {self.reference['backend']}"
@@ -160,7 +159,7 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
         options=task.options.model_dump(mode="json"),
         batch_tokens=task.budget,
         device={"kind": task.device.kind, "name": task.device.name},
-        versions=this_process.versions(),
+        versions=versions(),
         reference={
             "dtype": REFERENCE,
             "backend": reference.backend,
@@ -190,19 +189,21 @@ def bounds_of(kind: Kind, is_one_token: bool, dtype: str) -> Figures:
 
 def _audited(found: Found, task: Task, proteins: Sequence[Protein]) -> Audited:
     """Return the figures of one dtype, as yet without a remedy."""
-    bad = {one.row for one in found.compared if not one.is_finite}
+    bad = {record.row for record in found.compared if not record.is_finite}
     columns, beyond = [], []
     kinds, one_token = task.kinds, tuple(getattr(task.workload, "ONE_TOKEN", ()))
     if bad:
         them = "it" if len(bad) == 1 else "them"
         beyond = [f"{counted(len(bad), 'record')} with values not finite: a run would fail {them}"]
-    for name in dict.fromkeys(one.column for one in found.compared):
-        finite = [one for one in found.compared if one.column == name and one.row not in bad]
+    for name in dict.fromkeys(record.column for record in found.compared):
+        finite = [
+            record for record in found.compared if record.column == name and record.row not in bad
+        ]
         bounds = bounds_of(kinds[name], name.startswith(one_token), found.dtype)
         figures = _figures(finite)
-        num_vectors = sum(one.num_vectors for one in finite)
-        told = Column(column=name, num_vectors=num_vectors, figures=figures, bounds=bounds)
-        columns.append(told)
+        num_vectors = sum(record.num_vectors for record in finite)
+        column = Column(column=name, num_vectors=num_vectors, figures=figures, bounds=bounds)
+        columns.append(column)
         beyond += [f"{name}: {phrase}" for phrase in _beyond(figures, bounds)]
     return Audited(
         dtype=found.dtype,
@@ -241,18 +242,20 @@ def _beyond(figures: Figures, bounds: Figures) -> Iterator[str]:
 def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Worst]:
     """Return the records that are farthest from the reference, those with bad values first."""
     of_row: dict[int, Compared] = {}
-    for one in sorted(compared, key=lambda one: one.cosine_min, reverse=True):
-        of_row[one.row] = one
-    farthest = sorted(of_row.values(), key=lambda one: (one.cosine_min, one.row))[:NUM_WORST]
+    for record in sorted(compared, key=lambda record: record.cosine_min, reverse=True):
+        of_row[record.row] = record
+    farthest = sorted(of_row.values(), key=lambda record: (record.cosine_min, record.row))[
+        :NUM_WORST
+    ]
     return [
         Worst(
-            id=proteins[one.row].id,
-            place=proteins[one.row].place,
-            column=one.column,
-            cosine_min=one.cosine_min if one.is_finite else None,
-            relative_l2=one.relative_l2 if one.is_finite else None,
+            id=proteins[record.row].id,
+            place=proteins[record.row].place,
+            column=record.column,
+            cosine_min=record.cosine_min if record.is_finite else None,
+            relative_l2=record.relative_l2 if record.is_finite else None,
         )
-        for one in farthest
+        for record in farthest
     ]
 
 
@@ -286,11 +289,11 @@ def _cells(figures: Figures, least: str = "", most: str = "") -> Iterator[str]:
 
 def _worst_table(worst: Sequence[Worst]) -> Table:
     table = _columns("record", "place", "column", "cosine min", "relative L2")
-    for one in worst:
-        cosine = "not finite" if one.cosine_min is None else _cosine(one.cosine_min)
-        l2 = "" if one.relative_l2 is None else f"{one.relative_l2:.1e}"
-        place = Text(one.place, overflow="fold")
-        table.add_row(clipped(one.id, SHOWN_NAMES), place, one.column, cosine, l2)
+    for record in worst:
+        cosine = "not finite" if record.cosine_min is None else _cosine(record.cosine_min)
+        l2 = "" if record.relative_l2 is None else f"{record.relative_l2:.1e}"
+        place = Text(record.place, overflow="fold")
+        table.add_row(clipped(record.id, SHOWN_NAMES), place, record.column, cosine, l2)
     return table
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from featuremill.base.reasons import head_of
+from featuremill.kit.reasons import head_of
 from featuremill.workload import Record
 
 LONGEST_SHARE = 10

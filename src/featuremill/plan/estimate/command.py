@@ -21,16 +21,10 @@ from featuremill.config import Run, project
 from featuremill.lease import devices
 from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
-from featuremill.plan.speeds.assumed import cards_called
+from featuremill.plan.speeds import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import (
-    Device,
-    EstimatesMemory,
-    HasCheckpoints,
-    Weights,
-    Workload,
-)
+from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, Workload
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of
@@ -133,17 +127,19 @@ def device_called(name: str | None, *, is_gpu: bool) -> Device:
 
 
 def _check_devices(arguments: argparse.Namespace, config: Run) -> None:
-    if config.device == "cpu" and (arguments.gpus or arguments.device):
-        raise UserError(
-            f"{arguments.config}: device: cpu computes on the CPU; give --cpu-slots, or set "
-            "device: auto."
-        )
-    if config.device == "cuda" and arguments.cpu_slots:
-        raise UserError(
-            f"{arguments.config}: device: cuda computes on GPUs; give --gpus, or set device: auto."
-        )
-    if arguments.cpu_slots and arguments.device:
+    on_gpus, on_cpu = arguments.gpus or arguments.device, arguments.cpu_slots
+    if on_cpu and arguments.device:
         raise UserError("--device names a GPU; give --gpus with it, not --cpu-slots.")
+    if config.device == "cpu" and on_gpus:
+        where, option = "the CPU", "--cpu-slots"
+    elif config.device == "cuda" and on_cpu:
+        where, option = "GPUs", "--gpus"
+    else:
+        return
+    raise UserError(
+        f"{arguments.config}: device: {config.device} computes on {where}; give {option}, or set "
+        "device: auto."
+    )
 
 
 def _slots(arguments: argparse.Namespace, config: Run, *, is_gpu: bool) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -22,8 +22,7 @@ from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import choose, work_of
-from featuremill.plan.speeds import Asked, Speed
-from featuremill.plan.speeds.assumed import Range
+from featuremill.plan.speeds import Asked, Range, Speed
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
@@ -63,14 +62,20 @@ class Row(Model):
     advice: str
     """Why it would, where it does or where much of the slots' time is wasted."""
 
-    @property
-    def is_ranged(self) -> bool:
-        """Whether something is assumed: then the least and the most are said as well."""
-        return self.speed.is_assumed or not self.speed.is_startup_measured
+    def speed_lines(self, unit: str) -> Iterator[str]:
+        speed, startup = self.speed, self.speed.startup_seconds
+        threads = f", {counted(self.threads, 'thread')} a job" if self.threads else ""
+        rate = _spread(speed.cost_per_second, lambda each: f"{each:,.0f}")
+        known = "measured or given"
+        if not speed.is_startup_measured:
+            known = f"{startup.low:g} to {startup.high:g}, an assumption"
+        yield from _wrapped(f"{_safe(speed.device)}{threads}: {rate} {unit} a second a job")
+        yield from _wrapped(_safe(speed.source), "  ")
+        yield from _wrapped(f"and {startup.middle:.1f} s to start and end a job ({known})", "  ")
 
 
 class Estimate(Model):
-    version: int = 2
+    version: int = 3
     run: str
     workload: str
     model: str | None
@@ -91,97 +96,54 @@ class Estimate(Model):
     rows: list[Row]
     around_seconds: dict[str, float]
     """What comes before and after the shards, one after the other."""
-    has_weights: bool
     device_mb: int | None
     """Memory of a job on its GPUs, or in all on a CPU: measured on the fullest one, or reckoned for
     all together; None where nobody knows."""
-    is_device_measured: bool
-    gpus_a_job: int
     host_mb: int
     disk: dict[str, int]
     """Bytes that will be written, by what they are."""
     num_files: int
     free_bytes: int
-    warnings: list[str]
-    """What does not fit."""
+    notes: list[str]
+    """What it takes besides the shards' time, and what does not fit, in words."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
         about = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
         model = f" ({about})" if about else ""
         shards = f"{counted(self.shards_left, 'shard')} to compute, " if self.is_cut else ""
-        yield from wrapped(
+        yield from _wrapped(
             f"{counted(self.counts.input, 'record')}, {self.counts.unique:,} distinct; "
-            f"{shards}{self.cost_left:,} {self.cost_unit}; {self.workload}{model}",
-            width=WIDTH,
+            f"{shards}{self.cost_left:,} {self.cost_unit}; {self.workload}{model}"
         )
-        yield from wrapped(_safe(self.source), "  ", "  ", width=WIDTH)
+        yield from _wrapped(_safe(self.source), "  ")
         if not self.shards_left:
             yield "Nothing is left to compute; the times are those of the merge and the report."
         # What is taken for granted: once where it is the same for every number of slots.
-        for block in dict.fromkeys(tuple(self._speed(row)) for row in self.rows):
+        for block in dict.fromkeys(tuple(row.speed_lines(self.cost_unit)) for row in self.rows):
             yield from block
-        yield from ["", *self._table(), ""]
-        for note in [*self._notes(), *self.warnings, *(row.advice for row in self.rows)]:
-            yield from wrapped(note, width=WIDTH)
-
-    def _speed(self, row: Row) -> Iterator[str]:
-        speed, rate, startup = row.speed, row.speed.cost_per_second, row.speed.startup_seconds
-        threads = f", {counted(row.threads, 'thread')} a job" if row.threads else ""
-        spread = _spread(
-            rate, lambda each: f"{each:,.0f}", speed.is_assumed and rate.low < rate.high
-        )
-        known = "measured or given"
-        if not speed.is_startup_measured:
-            known = f"{startup.low:g} to {startup.high:g}, an assumption"
-        for text, indent in (
-            (f"{speed.device}{threads}: {spread} {self.cost_unit} a second a job", ""),
-            (speed.source, "  "),
-            (f"and {startup.middle:.1f} s to start and end a job ({known})", "  "),
-        ):
-            yield from wrapped(_safe(text), indent, indent, width=WIDTH)
-
-    def _table(self) -> list[str]:
-        last = "auto's shards.cost" if self.is_cut else "shards.cost"
-        lines = [(f"{self.slot}s", "time", f"{self.slot} hours", "shards", last)]
+        table = [(f"{self.slot}s", "time", f"{self.slot} hours", "shards")]
         for row in self.rows:
-            lines.append(
-                (
-                    f"{row.slots:,}",
-                    _spread(row.hours, _time, row.is_ranged),
-                    _spread(row.device_hours, _hours, row.is_ranged),
-                    f"{row.shards_left:,}",
-                    f"{row.best_cost:_}" if row.best_cost else "",
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return ["  ".join(map(str.rjust, line, widths)).rstrip() for line in lines]
-
-    def _notes(self) -> Iterator[str]:
-        """Yield what it takes besides the shards' time, a paragraph each."""
-        weights = "" if self.has_weights else "; to fetch and convert the weights comes on top"
-        around = ", ".join(f"{key} {duration(each)}" for key, each in self.around_seconds.items())
-        yield f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
-        parts = ["not known yet"] if self.slot == "slot" else []
-        if self.device_mb:
-            where = "of the GPU" if self.slot == "GPU" else "in all"
-            if self.gpus_a_job > 1 and not self.is_device_measured:
-                where = f"of its {self.gpus_a_job} GPUs"
-            known = "measured" if self.is_device_measured else "the doctor's estimate"
-            parts = [f"about {self.device_mb:,} MB {where} ({known})"]
-        if self.slot == "GPU":
-            parts.append(f"about {self.host_mb:,} MB of the host (reckoned)")
-        yield f"Memory of a job: {', '.join(parts)}."
-        needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in self.disk.items() if size)
-        yield (
-            f"Disk: {human_bytes(sum(self.disk.values()))} ({needs}) in {self.num_files:,} files; "
-            f"{human_bytes(self.free_bytes)} are free."
-        )
+            hours, device_hours = _spread(row.hours, _time), _spread(row.device_hours, _hours)
+            table.append((f"{row.slots:,}", hours, device_hours, f"{row.shards_left:,}"))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        yield from ["", *("  ".join(map(str.rjust, line, widths)) for line in table), ""]
+        for note in [*self.notes, *(row.advice for row in self.rows)]:
+            yield from _wrapped(note)
 
 
-def _spread(quantity: Range, words: Callable[[float], str], is_ranged: bool) -> str:
-    spread = f" ({words(quantity.low)} to {words(quantity.high)})" if is_ranged else ""
-    return f"{words(quantity.middle)}{spread}"
+def _wrapped(text: str, indent: str = "") -> list[str]:
+    return wrapped(text, indent, indent, width=WIDTH)
+
+
+def _safe(text: str) -> str:
+    """Return a stranger's text so that it can neither act on a terminal nor begin a line."""
+    return plain(one_line(text))
+
+
+def _spread(quantity: Range, words: Callable[[float], str]) -> str:
+    low, middle, high = words(quantity.low), words(quantity.middle), words(quantity.high)
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _time(hours: float) -> str:
@@ -190,11 +152,6 @@ def _time(hours: float) -> str:
 
 def _hours(hours: float) -> str:
     return f"{hours:,.0f}" if hours >= 100 else f"{hours:.3g}"
-
-
-def _safe(text: str) -> str:
-    """Return a stranger's text so that it can neither act on a terminal nor begin a line."""
-    return plain(one_line(text))
 
 
 @dataclass(frozen=True)
@@ -212,11 +169,11 @@ class Case:
     work: Work
 
     def estimate(
-        self, slots: Sequence[int], given: float | None = None, startup: float | None = None
+        self, slots: Sequence[int], given_rate: float | None = None, startup: float | None = None
     ) -> Estimate:
         """Return all of it for each of these numbers of `slots`.
 
-        A `given` speed of a job, in cost a second, and its `startup` in seconds go before what is
+        A `given_rate` of a job, in cost a second, and its `startup` in seconds go before what is
         known of them.
 
         Raises:
@@ -230,8 +187,11 @@ class Case:
         )
         values = workload.schema(resolved, self.weights)
         around = _around_seconds(self.work, values)
-        cuts = [self._row(number, values, around, given, startup) for number in slots]
-        work = cuts[0][1]  # what follows hardly depends on the number of slots
+        rows, works = zip(
+            *(self._row(number, values, around, given_rate, startup) for number in slots),
+            strict=True,
+        )
+        work = works[0]  # what follows hardly depends on the number of slots
         device_mb, weights_mb = 0, 0.0
         if self.weights and isinstance(workload, EstimatesMemory):
             budget = workload.batch_cost(resolved, self.device)
@@ -240,13 +200,9 @@ class Case:
         parts, _ = speeds.earlier_parts(self._asked(slots[0]), self.folder.root.parent)
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
         shard_mb = max((shard.bytes for shard in work.plan.shards), default=0) / 2**20
+        host_mb = round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu))
         disk, num_files = self._disk(work, values)
         free_bytes = shutil.disk_usage(nearest_folder(self.folder.root.absolute())).free
-        gpus = config.gpus if is_gpu else 1
-        warnings = large_outputs(plan.counts.planned, config.outputs)
-        warnings += self._too_little(
-            measured_mb or device_mb, 1 if measured_mb else gpus, sum(disk.values()), free_bytes
-        )
         return Estimate(
             run=config.run,
             workload=config.workload,
@@ -262,33 +218,48 @@ class Case:
             shards_left=len(work.left),
             is_cut=work.is_cut,
             slot="GPU" if is_gpu else "slot",
-            rows=[row for row, _ in cuts],
+            rows=list(rows),
             around_seconds=around,
-            has_weights=self.weights is None or bool(self.settings.weights_sha256),
             device_mb=measured_mb or device_mb or None,
-            is_device_measured=bool(measured_mb),
-            gpus_a_job=gpus,
-            host_mb=round(overheads.host_mb(shard_mb, weights_mb, on_cpu=not is_gpu)),
+            host_mb=host_mb,
             disk=disk,
             num_files=num_files,
             free_bytes=free_bytes,
-            warnings=warnings,
+            notes=[
+                self._note_on_time(around),
+                *self._notes_on_memory(device_mb, measured_mb, host_mb),
+                *_notes_on_disk(disk, num_files, free_bytes),
+                *large_outputs(plan.counts.planned, config.outputs),
+            ],
         )
 
-    def _too_little(
-        self, needed_mb: int, num_gpus: int, num_bytes: int, free_bytes: int
-    ) -> Iterator[str]:
-        """Yield a sentence on memory, and on disk, where there is not enough."""
+    def _note_on_time(self, around_seconds: Mapping[str, float]) -> str:
+        around = ", ".join(f"{what} {duration(each)}" for what, each in around_seconds.items())
+        has_weights = self.weights is None or self.settings.weights_sha256
+        weights = "" if has_weights else "; to fetch and convert the weights comes on top"
+        return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
+
+    def _notes_on_memory(self, device_mb: int, measured_mb: int, host_mb: int) -> Iterator[str]:
+        """Yield what a job takes: its GPUs' memory as doctor reckons it for all together, or as it
+        was measured on the fullest one; and what does not fit."""
+        if self.device.kind == "cpu":
+            mb, where, gpus = measured_mb or device_mb, "in all", 1
+        else:
+            mb, where, gpus = measured_mb or device_mb, "of the GPU", self.config.gpus
+            if measured_mb:
+                gpus = 1
+            elif gpus > 1:
+                where = f"of its {gpus} GPUs"
+        known = "measured" if measured_mb else "the doctor's estimate"
+        parts = [f"about {mb:,} MB {where} ({known})"] if mb else []
+        if self.device.kind == "cuda":
+            parts.append(f"about {host_mb:,} MB of the host (reckoned)")
+        yield f"Memory of a job: {', '.join(parts) or 'not known yet'}."
         has_mb = self.device.memory_mb
-        if has_mb and needed_mb > num_gpus * has_mb:
+        if has_mb and mb > gpus * has_mb:
             yield (
-                f"This model does not fit {num_gpus} such GPU{'s' * (num_gpus > 1)} of {has_mb:,} "
-                f"MB: set gpus: {math.ceil(needed_mb / has_mb)} or more, or take larger ones."
-            )
-        if num_bytes > free_bytes:
-            yield (
-                f"What will be written, {human_bytes(num_bytes)}, is more than the "
-                f"{human_bytes(free_bytes)} that are free on the disk; plan will refuse it."
+                f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set gpus: "
+                f"{math.ceil(mb / has_mb)} or more, or take larger ones."
             )
 
     def _asked(self, slots: int) -> Asked:
@@ -301,22 +272,23 @@ class Case:
         self,
         slots: int,
         values: pa.Schema,
-        around: dict[str, float],
-        given: float | None,
+        around: Mapping[str, float],
+        given_rate: float | None,
         startup: float | None,
     ) -> tuple[Row, Work]:
         """Return what so many slots come to, and the work as it is cut for them."""
         work, plan, asked = self.work, self.work.plan, self._asked(slots)
         results = self.folder.root.parent
-        speed = speeds.find(asked, results, self.weights, work.mean_cost, given=given)
+        speed = speeds.find(asked, results, self.weights, work.mean_cost, given_rate=given_rate)
         if startup is not None:
             speed = replace(speed, startup_seconds=Range.of(startup), is_startup_measured=True)
         jobs, best, advice = slots // asked.num_devices, None, ""
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
             size = round(plan.lengths.total * num_records / max(1, plan.counts.planned))
-            whole = work_of(work.cost, num_records, size, values, plan.cost_unit)
-            best = choose(whole, speed, jobs)
+            best = choose(
+                work_of(work.cost, num_records, size, values, plan.cost_unit), speed, jobs
+            )
             if not work.is_cut:
                 work = work.in_shards(best.num_shards)
         rate, starting = speed.cost_per_second, speed.startup_seconds
@@ -363,6 +335,17 @@ class Case:
             disk["temporary files while planning"] = overheads.SPOOL_BYTES_A_RECORD * counts.input
         num_files = sum(need.num_files for need in needs)
         return disk, num_files + overheads.FILES_A_SHARD * len(work.left)
+
+
+def _notes_on_disk(disk: Mapping[str, int], num_files: int, free_bytes: int) -> Iterator[str]:
+    needs = ", ".join(f"{what} {human_bytes(size)}" for what, size in disk.items() if size)
+    total, free = human_bytes(sum(disk.values())), human_bytes(free_bytes)
+    yield f"Disk: {total} ({needs}) in {num_files:,} files; {free} are free."
+    if sum(disk.values()) > free_bytes:
+        yield (
+            f"What will be written, {total}, is more than the {free} that are free on the disk; "
+            "plan will refuse it."
+        )
 
 
 def _around_seconds(work: Work, values: pa.Schema) -> dict[str, float]:
@@ -428,10 +411,9 @@ class WholeEstimate(Model):
             yield from (f"{run.run}:", *(f"  {line}".rstrip() for line in run.lines()), "")
         slot = self.runs[0].slot
         for each in self.sums:
-            hours, is_ranged = each.hours, _time(each.hours.low) != _time(each.hours.high)
             yield (
-                f"In all, with {each.slots:,} {slot}{'s' * (each.slots != 1)}: "
-                f"{_spread(hours, _time, is_ranged)}, {slot} hours {each.device_hours.middle:.3g}."
+                f"In all, with {counted(each.slots, slot)}: {_spread(each.hours, _time)}, {slot} "
+                f"hours {each.device_hours.middle:.3g}."
             )
         yield f"Disk in all: {human_bytes(sum(sum(run.disk.values()) for run in self.runs))}."
         if self.besides:

@@ -66,15 +66,13 @@ def look(folder: Results, config: Run, settings: Settings, paths: Sequence[Path]
         UserError: for inputs that cannot be read, as plan does.
     """
     plan = folder.find_plan()
-    named = config.samples or ", ".join(config.inputs)
+    named = ", ".join(config.named)
     if plan is not None:
         if _is_of(plan, config, settings):
             return _planned(folder, plan)
         log.info("%s is for other inputs, options or dtype; reading the input", folder.plan)
     if paths:
-        files = tuple(map(str, paths))
-        reads = {"samples": files[0]} if config.samples else {"inputs": files}
-        config = config.model_copy(update=reads)
+        config = config.reading([*map(str, paths)])
     for path in map(Path, config.files):
         if not path.exists():
             raise UserError(f"{path}: there is no such file; check `inputs`.")

@@ -4,6 +4,8 @@
   const style = getComputedStyle(document.documentElement);
   const token = (name) => style.getPropertyValue("--" + name).trim();
 
+  const colours = (name) => token(name).split(",").map((colour) => colour.trim());
+
   function theme() {
     const font = getComputedStyle(document.body).fontFamily;
     const [ink, muted, line, card] = ["ink", "muted", "line", "card"].map(token);
@@ -25,7 +27,7 @@
         gradientThickness: 8, gradientLength: 180, offset: 12, labelLimit: 260, titleOrient: "left",
         layout: { top: { direction: "vertical", anchor: "start", margin: 6 } },
       },
-      range: { ramp: token("ramp").split(",").map((colour) => colour.trim()) },
+      range: { ramp: colours("ramp"), heatmap: colours("heat") },
       mark: { color: token("first") },
       style: {
         "cell-bar": { fill: token("first"), stroke: card, strokeWidth: 0.6 },
@@ -67,11 +69,14 @@
     }
   }
 
+  // What is folded has no width: its charts are drawn when it is opened.
   async function drawAll() {
-    await Promise.all(Array.from(document.querySelectorAll("[data-chart]"), draw));
+    const open = Array.from(document.querySelectorAll("[data-chart]")).filter((each) => each.clientWidth);
+    await Promise.all(open.map(draw));
     document.documentElement.dataset.drawn = drawn.size;
   }
 
+  document.querySelectorAll("details:has([data-chart])").forEach((fold) => fold.addEventListener("toggle", drawAll));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   drawAll();
 })();

@@ -15,7 +15,6 @@ from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
 
 KEY = "autoencoders"
-TAKES_SAMPLES = True
 ABOUT = (
     "Sparse autoencoders by name, each trained on the vectors of a set of features "
     "(docs/autoencoders.md). They go to `results/<run>/autoencoders/<name>/`."

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import torch
 
 from featuremill import features
-from featuremill.features import Rows, split_id
+from featuremill.features import Rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.text import Progress, records
@@ -112,7 +112,7 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     vectors = encoder.vectors
     schema = pa.schema(
-        {**dict.fromkeys(vectors.id_columns, pa.string()), "features": ACTIVE},
+        {**dict.fromkeys(vectors.id_columns.names, pa.string()), "features": ACTIVE},
         metadata={"featuremill": _provenance(encoder.card)},
     )
     num_done = 0
@@ -121,8 +121,8 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
         pq.ParquetWriter(temporary, schema, compression="zstd") as file,
     ):
         for block in encoder.blocks():
-            of_id = [split_id(id) if vectors.has_samples else (id,) for id in block.ids]
-            columns = [pa.array(cells) for cells in zip(*of_id, strict=True)]
+            cells = zip(*map(vectors.id_columns.cells, block.ids), strict=True)
+            columns = [*map(pa.array, cells)]
             columns.append(active(block, encoder.card.options.features))
             file.write_table(pa.table(columns, schema=schema))
             num_done += len(block.ids)

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.kit.runs import SAMPLE, full_ids, ledger_batches, samples_of
+from featuremill.kit.ids import WHOLE
+from featuremill.kit.runs import read_records, whole_ids
 
 WORD = re.compile(r"[^\W\d_]{4,}")
 SHARED = 3
@@ -55,10 +56,9 @@ def names_of(records_path: Path, ids_M: Sequence[Sequence[str]]) -> Names:
 
 
 def _descriptions(records_path: Path) -> Iterator[tuple[str, str]]:
-    sample = [SAMPLE] if samples_of(records_path) else []
-    for batch in ledger_batches(records_path, [*sample, "id", "description"]):
+    for batch in read_records(records_path, [*WHOLE, "description"]):
         yield from zip(
-            full_ids(batch).to_pylist(),
+            whole_ids(batch).to_pylist(),
             (text or "" for text in batch["description"].to_pylist()),
             strict=True,
         )

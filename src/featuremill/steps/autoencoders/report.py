@@ -7,7 +7,7 @@ import json
 import logging
 from pathlib import Path
 
-from featuremill.features import Parts, split_id
+from featuremill.features import Parts
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.runs import Results
@@ -56,10 +56,10 @@ def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
     with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
         table.writerow(
-            ["feature", "frequency", "rank", *vectors.id_columns, "value", "description"]
+            ["feature", "frequency", "rank", *vectors.id_columns.names, "value", "description"]
         )
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value) in enumerate(top.records_of(feature), 1):
-                of_id = map(one_line, split_id(id) if vectors.has_samples else (id,))
+                of_id = map(one_line, vectors.id_columns.cells(id))
                 columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 table.writerow([*columns, one_line(names.descriptions[id])])

@@ -10,13 +10,12 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
+from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
 from featuremill.step import Command, Made, Name, Project, Section
 from featuremill.steps.groups.table import KEY as KEY
 from featuremill.steps.groups.table import TABLE as TABLE
 from featuremill.steps.groups.table import Pool as Pool
 
-TAKES_SAMPLES = True
 ABOUT = (
     "Groups of records by name, each pooled to one vector: the isoforms of a gene, the cells of a "
     "type, the records of a sample (docs/groups.md). They go to "
@@ -97,17 +96,15 @@ def problems_of_files(
 
     for name, one in asked.items():
         of = project.features_of(one.of)
-        is_ours = of in project.features.values()
-        sheet = Path(project.samples) if is_ours and project.samples else None
-        of_samples = has_samples(project, of)
-        if not (one.table or of_samples) and Path(of, "manifest.json").exists():
+        sheet, id_columns = project.sheet_of(of), id_columns_of(project, of)
+        if not (one.table or id_columns.keys) and Path(of, "manifest.json").exists():
             yield (name,), f"{of} is a run without samples; name a table with groups."
         try:
             if one.table and one.column and Path(one.table).exists():
-                told = of_samples, one.id_column or ""
-                labels.check(Path(one.table), one.column, *told)
+                ids = id_columns, one.id_column or ""
+                labels.check(Path(one.table), one.column, *ids)
                 if not stands(made({name: one}, project), f"{KEY}.{name}"):
-                    labels.read_ahead(Path(one.table), one.column, None, *told)
+                    labels.read_ahead(Path(one.table), one.column, None, *ids)
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
         except UserError as error:

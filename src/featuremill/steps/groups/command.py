@@ -9,7 +9,6 @@ from featuremill.steps.groups import POOLS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill groups`."""
     add = parser.add_argument
     add("run_folder", type=Path, help="results/<run>: its records are pooled")
     add(
@@ -33,7 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill groups`."""
     from featuremill.steps.groups import write
 
     given = vars(arguments)

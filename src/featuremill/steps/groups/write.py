@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.features import Features, Listed, split_id
+from featuremill.features import Features, Listed
 from featuremill.inputs import labels
+from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
@@ -59,7 +60,7 @@ class Grouping(NamedTuple):
     """Which records are of which group."""
 
     columns: Sequence[str]
-    """What tells groups apart; in a table of records of samples, also the sample."""
+    """What tells groups apart: the keys of ids, where a table names the groups, and the group."""
     keys: Sequence[Sequence[str]]
     """The values of these columns, for each group."""
     number_of: Callable[[str], int | None]
@@ -116,14 +117,14 @@ def pool(chosen: Chosen) -> None:
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
             rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*of.id_columns, *Member._fields[1:]])
+            rows.writerow([*of.id_columns.names, *Member._fields[1:]])
             for member in _members(of, grouping, sums):
                 is_pooled = member.status == POOLED
                 counts[POOLED if is_pooled else "missing" if member.group else NO_GROUP] += 1
                 if not is_pooled and (number := grouping.number_of(member.id)) is not None:
                     missing_G[number] += 1
-                id = split_id(member.id) if of.has_samples else (member.id,)
-                rows.writerow(one_line(cell) for cell in (*id, *member[1:]))
+                cells = (*of.id_columns.cells(member.id), *member[1:])
+                rows.writerow(map(one_line, cells))
         if not counts[POOLED]:
             raise _none_pooled(chosen, of, grouping)
         _write(table_path, grouping, sums, missing_G, chosen.pool)
@@ -152,26 +153,23 @@ def refuse_unfit(of: Listed, chosen: Chosen) -> None:
 def _grouping(of: Listed, chosen: Chosen, log: logging.Logger | None) -> Grouping:
     """Return the groups of the table, or of the samples; `log` warns of ids of no record."""
     if chosen.table is None:
-        return _of_samples(of, chosen.column or labels.SAMPLE)
+        return _of_sheet(of, chosen.column or SAMPLE)
     if chosen.column is None:
         raise UserError(f"{chosen.table}: name its column of groups with --column.")
     found, num_empty = labels.read(
-        chosen.table, chosen.column, None, of.has_samples, chosen.id_column, log=log
+        chosen.table, chosen.column, None, of.id_columns, chosen.id_column, log=log
     )
-    told = labels.Told(f"record of {of.name}", of.has_samples, log)
-    found = labels.by_record(found, chosen.table, [of], told)
-    key_of = {
-        id: (split_id(id)[0], label.name) if of.has_samples else (label.name,)
-        for id, label in found.items()
-    }
+    records = labels.NamedRecords(f"record of {of.name}", of.id_columns, log)
+    found = labels.by_record(found, chosen.table, [of], records)
+    key_of = {id: (*of.id_columns.cells(id)[:-1], label.name) for id, label in found.items()}
     keys = list(dict.fromkeys(key_of.values()))
     number = {key: number for number, key in enumerate(keys)}
     number_of = {id: number[key] for id, key in key_of.items()}
-    columns = [*of.id_columns[:-1], "group"]
+    columns = [*of.id_columns.keys, "group"]
     return Grouping(columns, keys, number_of.get, list(found), num_empty)
 
 
-def _of_samples(of: Listed, column: str) -> Grouping:
+def _of_sheet(of: Listed, column: str) -> Grouping:
     about = of.samples()
     if not about:
         raise UserError(
@@ -186,13 +184,13 @@ def _of_samples(of: Listed, column: str) -> Grouping:
     number = {name: number for number, name in enumerate(names)}
     number_of = {
         sample: number[name]
-        for sample, name in zip(about[labels.SAMPLE], about[column], strict=True)
+        for sample, name in zip(about[SAMPLE], about[column], strict=True)
         if name
     }
     return Grouping(
         ["group"],
         [(name,) for name in names],
-        lambda full: number_of.get(split_id(full)[0]),
+        lambda whole_id: number_of.get(of.id_columns.owner(whole_id)),
         [],
         about[column].count(""),
     )
@@ -278,7 +276,7 @@ def _card(chosen: Chosen, of: Features, counts: Mapping[str, int]) -> dict[str, 
         "featuremill": VERSION,
         "made_of": {str(path): sha256_of(path) for path in made_of},
         "table": chosen.table and str(chosen.table),
-        "column": chosen.column or labels.SAMPLE,
+        "column": chosen.column or SAMPLE,
         "of": {"run": of.name, "recipe": of.recipe, "column": of.column},
         "pool": list(chosen.pool),
         "counts": {

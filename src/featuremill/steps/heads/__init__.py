@@ -11,12 +11,11 @@ from pydantic import Field, model_validator
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
+from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
 from featuremill.kit.text import clipped, counted, listed
 from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
 
 KEY = "heads"
-TAKES_SAMPLES = True
 ABOUT = (
     "Classifiers by name, each on one or several sets of features (docs/heads.md): "
     "`results/<run>/heads/<name>/`. Each classifies the project's records: "
@@ -233,13 +232,13 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
 
     assert head.column
     first = features_of(head, project)[0]
-    of_samples, is_ours = has_samples(project, first), first in project.features.values()
-    sheet = Path(project.samples) if is_ours and of_samples else None
+    id_columns = id_columns_of(project, first)
+    sheet = project.sheet_of(first)
     if head.labels:
         table = Path(head.labels)
         there = labels.names_of(table) if table.is_file() else []
-        group = head.group if not of_samples or head.group in (labels.ID, *there) else None
-        found = labels.read_ahead(table, head.column, group, of_samples, head.id_column or "")
+        group = head.group if not id_columns.keys or head.group in (labels.ID, *there) else None
+        found = labels.read_ahead(table, head.column, group, id_columns, head.id_column or "")
         classes = {label.name for label in found.values()}
     elif sheet and sheet.exists():
         table = sheet
@@ -264,15 +263,16 @@ def _check_column(head: Head, key: str, column: str, project: Project) -> None:
     if key == "group" and column == labels.ID:
         return
     first = features_of(head, project)[0]
-    of_samples, is_ours = has_samples(project, first), first in project.features.values()
-    sheet = samples.read(Path(project.samples)) if is_ours and of_samples else None
+    id_columns = id_columns_of(project, first)
+    path = project.sheet_of(first)
+    sheet = samples.read(path) if path else None
     if head.labels is None:
         if sheet:
             sheet.refuse_unknown(column)
-        elif not of_samples and Path(first, "manifest.json").exists():
+        elif not id_columns.keys and Path(first, "manifest.json").exists():
             raise UserError(f"{first} is a run without samples; name a table with labels.")
-    elif key != "group" or not of_samples or (sheet and column not in sheet.about):
-        labels.check(Path(head.labels), column, of_samples, head.id_column or "")
+    elif key != "group" or not id_columns.keys or (sheet and column not in sheet.about):
+        labels.check(Path(head.labels), column, id_columns, head.id_column or "")
 
 
 def _unfit(card: Card, asked: Head, project: Project) -> str:
@@ -390,7 +390,7 @@ def _made_by(card: Path) -> Mapping[str, str | None]:
 
 def _grouped(column: str | None) -> str | None:
     """Return the column of groups; None for that of the samples, which a head takes by itself."""
-    from featuremill.inputs.labels import SAMPLE
+    from featuremill.inputs.samples import SAMPLE
 
     return None if column == SAMPLE else column
 

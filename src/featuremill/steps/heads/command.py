@@ -137,7 +137,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Run `featuremill head`."""
     if arguments.act == "train":
         from featuremill.steps.heads import train
 

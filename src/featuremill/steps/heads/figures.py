@@ -72,6 +72,23 @@ def macro_f1(predicted_N: Labels, true_N: Labels) -> float:
     return float(np.mean(2 * np.diag(table)[present] / wrong[present]))
 
 
+def balanced_accuracy(predicted_N: Labels, true_N: Labels) -> float:
+    """Return the mean over the classes that there are of the share of a class that is predicted."""
+    table = confusion(predicted_N, true_N, max(predicted_N.max(), true_N.max()) + 1)
+    sizes = table.sum(1)
+    return float((np.diag(table)[sizes > 0] / sizes[sizes > 0]).mean())
+
+
+def mcc(predicted_N: Labels, true_N: Labels) -> float:
+    """Return Matthews' correlation of predicted and true classes, for any number of them (Gorodkin
+    2004, doi:10.1016/j.compbiolchem.2004.09.006); 0 where one side has a single class."""
+    table = confusion(predicted_N, true_N, max(predicted_N.max(), true_N.max()) + 1)
+    true_C, predicted_C, num = table.sum(1).astype(float), table.sum(0).astype(float), len(true_N)
+    covariance = num * np.trace(table) - true_C @ predicted_C
+    spread = (num**2 - true_C @ true_C) * (num**2 - predicted_C @ predicted_C)
+    return float(covariance / np.sqrt(spread)) if spread > 0 else 0.0
+
+
 def auc(score_N: npt.NDArray[Any], is_positive_N: npt.NDArray[np.bool_], folds_N: Labels) -> float:
     """Return the chance that a positive has a higher score than a negative of its fold; ties count
     half. NaN if no fold has both.
@@ -124,7 +141,9 @@ def of_guesses(y_N: Labels, num_classes: int) -> dict[str, float]:
     most = float(rates_C.max())
     return {
         "accuracy": most,
+        "balanced_accuracy": 1 / num_classes,
         "macro_f1": 2 * most / (1 + most) / num_classes,
+        "mcc": 0.0,
         "auc": 0.5,
         "brier": float(1 - np.square(rates_C).sum()) / 2,
     }

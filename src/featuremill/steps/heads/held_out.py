@@ -15,9 +15,10 @@ import numpy.typing as npt
 
 from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import sha256_of
-from featuremill.kit.runs import full_ids
+from featuremill.kit.ids import ID_ALONE, IdColumns
+from featuremill.kit.runs import whole_ids, with_keys
 from featuremill.steps.heads.card import HELD_OUT, Card
-from featuremill.steps.heads.joined import Source, id_cells, id_columns
+from featuremill.steps.heads.joined import Source
 
 __all__ = ["COLUMN", "NO", "UNKNOWN", "YES", "read"]
 Scores = npt.NDArray[np.float64]
@@ -30,7 +31,7 @@ class HeldOut(NamedTuple):
     """The labelled records, in the order of the run."""
 
     ids: list[str]
-    """Of samples, `<sample>/<id>`; the table has a column of each."""
+    """Whole ids; the table has a column of each sample and id."""
     sha256s: list[str]
     labels: list[str]
     groups: list[str]
@@ -38,13 +39,18 @@ class HeldOut(NamedTuple):
     """In the order of the card's classes."""
 
 
-def write(path: Path, held_out: HeldOut, classes: Sequence[str], has_samples: bool = False) -> str:
+def write(
+    path: Path,
+    held_out: HeldOut,
+    classes: Sequence[str],
+    id_columns: IdColumns = ID_ALONE,
+) -> str:
     """Write `held_out` to `path`; return the file's sha256."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    cells = zip(*(id_cells(id, has_samples) for id in held_out.ids), strict=True)
-    columns = dict(zip(id_columns(has_samples), map(list, cells), strict=True))
+    cells = zip(*map(id_columns.cells, held_out.ids), strict=True)
+    columns = dict(zip(id_columns.names, map(list, cells), strict=True))
     columns["sha256"] = held_out.sha256s
     columns |= {"label": held_out.labels, "group": held_out.groups}
     scores = {f"score_{name}": held_out.scores_NC[:, n] for n, name in enumerate(classes)}
@@ -67,7 +73,7 @@ def read(folder: Path, card: Card) -> HeldOut | None:
         raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
     table = pq.read_table(path)
     scores = [table[f"score_{name}"].to_numpy() for name in card.classes]
-    ids = full_ids(table).to_pylist()
+    ids = whole_ids(with_keys(table)).to_pylist()
     sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))
     return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))
 

@@ -1,5 +1,4 @@
-"""Features of several runs side by side, joined by id or, of samples, by sample and id, in bounded
-memory.
+"""Features of several runs side by side, joined by whole ids, in bounded memory.
 
 The first run is read from beginning to end, and rows of the others are found by id. Nothing is
 padded: an id that one run lacks is listed, with that run's reason if there is one.
@@ -14,12 +13,13 @@ from typing import NamedTuple, TextIO
 
 import numpy as np
 
-from featuremill.features import NOWHERE, Features, Index, Matrix, split_id
+from featuremill.features import NOWHERE, Features, Index, Matrix
 from featuremill.kit.errors import UserError
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.text import Progress, clipped, counted, listed, one_line
 from featuremill.steps.heads.virnucpro import FileFeatures
 
-__all__ = ["CHOOSING", "id_cells", "id_columns"]
+__all__ = ["CHOOSING"]
 NOT_THERE = "it has no such record"
 CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
@@ -44,16 +44,6 @@ def spread(columns: Sequence[str], num_runs: int) -> list[str | None]:
     return [*columns] if len(columns) == num_runs else [*columns, None][:1] * num_runs
 
 
-def id_columns(has_samples: bool) -> list[str]:
-    """Return the columns of a table that say which record a row is of."""
-    return ["sample", "id"] if has_samples else ["id"]
-
-
-def id_cells(id: str, has_samples: bool) -> Sequence[str]:
-    """Return the cells of these columns."""
-    return split_id(id) if has_samples else (id,)
-
-
 class Lacking(NamedTuple):
     """A record without a vector in one of the runs."""
 
@@ -63,13 +53,13 @@ class Lacking(NamedTuple):
     reason: str
 
 
-def lacking_writer(file: TextIO, has_samples: bool) -> Callable[[Lacking], object]:
+def lacking_writer(file: TextIO, id_columns: IdColumns) -> Callable[[Lacking], object]:
     """Write the head of a table of records that lack features; return what writes a row."""
     table = csv.writer(file, delimiter="\t", lineterminator="\n")
-    table.writerow([*id_columns(has_samples), *Lacking._fields[1:]])
+    table.writerow([*id_columns.names, *Lacking._fields[1:]])
 
     def write(lacking: Lacking) -> None:
-        cells = [*id_cells(lacking.id, has_samples), *lacking[1:]]
+        cells = [*id_columns.cells(lacking.id), *lacking[1:]]
         table.writerow(map(one_line, cells))
 
     return write
@@ -82,15 +72,15 @@ class Joined:
         """Read the ids of all but the first; only ids in `wanted` are joined.
 
         Raises:
-            UserError: some have samples and others do not.
+            UserError: the ids of some are of samples, and those of others are not.
         """
         self._parts, self._wanted = parts, wanted
-        self.has_samples = parts[0].has_samples
+        self.id_columns = parts[0].id_columns
         for part in parts:
-            if part.has_samples != self.has_samples:
-                of_samples, other = (part, parts[0]) if part.has_samples else (parts[0], part)
+            if part.id_columns != self.id_columns:
+                other, with_keys = sorted((part, parts[0]), key=lambda one: one.id_columns)
                 raise UserError(
-                    f"{of_samples.name}: its records are of samples, and those of {other.name} are "
+                    f"{with_keys.name}: its records are of samples, and those of {other.name} are "
                     "not, so they cannot be matched; name features of the same sheet."
                 )
         self._others = [Index(part) for part in parts[1:]]

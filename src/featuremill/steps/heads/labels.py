@@ -10,11 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from featuremill.features import Listed, split_id
+from featuremill.features import Listed
 from featuremill.inputs import labels
-from featuremill.inputs.labels import SAMPLE, Label
+from featuremill.inputs.labels import Label
+from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import sha256_of
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import command_again
 from featuremill.kit.text import listed
 from featuremill.steps.heads import card
@@ -23,7 +25,7 @@ log = logging.getLogger("featuremill.head")
 
 
 class Labels(NamedTuple):
-    """Labels by id; of samples, by `<sample>/<id>`."""
+    """Labels by whole ids."""
 
     of_id: dict[str, Label]
     num_empty: int
@@ -49,22 +51,22 @@ def read(
         UserError: when there is no such table or column, or a row is wrong.
     """
     if table is None:
-        return _of_samples(of, _sheet_of(of), column, group)
+        return _of_sheet(of, _sheet_of(of), column, group)
     group_of: dict[str, str] = {}
-    if of.has_samples and group not in (None, labels.ID, *labels.names_of(table)):
+    if of.id_columns.keys and group not in (None, labels.ID, *labels.names_of(table)):
         about = _sheet_of(of)
         if group in about:
             group_of = dict(zip(about[SAMPLE], about[group], strict=True))
     by = None if group_of else group
-    found, num_empty = labels.read(table, column, by, of.has_samples, id_column, log=log)
+    found, num_empty = labels.read(table, column, by, of.id_columns, id_column, log=log)
     if group_of:
         for id, label in found.items():
-            sample, _ = split_id(id)
+            sample = of.id_columns.owner(id)
             if not (name := group_of.get(sample, sample)):
                 raise _without_group(sample, group)
             found[id] = label._replace(group=name)
     used = card.TableUsed(file=str(table), sha256=sha256_of(table), column=column)
-    used = used.model_copy(update={"group": group or (SAMPLE if of.has_samples else None)})
+    used = used.model_copy(update={"group": group or next(iter(of.id_columns.keys), None)})
     return Labels(found, num_empty, used)
 
 
@@ -74,7 +76,7 @@ def _sheet_of(of: Listed) -> dict[str, list[str]]:
     Raises:
         UserError: it is not beside these results, or is of a later plan.
     """
-    if of.has_samples and not of.folder.records.exists():
+    if of.id_columns.keys and not of.folder.records.exists():
         raise UserError(
             f"{of.folder.records}: there is no such file, which has the sheet of samples of these "
             "results; copy it with them, or name a table of labels that has the groups, too."
@@ -95,7 +97,7 @@ def _without_group(sample: str, group: str | None) -> UserError:
     )
 
 
-def _of_samples(of: Listed, about: dict[str, list[str]], column: str, group: str | None) -> Labels:
+def _of_sheet(of: Listed, about: dict[str, list[str]], column: str, group: str | None) -> Labels:
     if not about:
         raise UserError(
             f"{of.name}: it is a run without samples, whose sheet could have {column!r}; name a "
@@ -117,7 +119,8 @@ def _of_samples(of: Listed, about: dict[str, list[str]], column: str, group: str
     if not of_sample:
         raise UserError(f"{of.name}: no sample has a label in {column!r}; fill it in.")
     ids = chain(of.ids_of(np.arange(of.num_rows)), (failure.id for failure in of.failures()))
-    found = {id: of_sample[sample] for id in ids if (sample := split_id(id)[0]) in of_sample}
+    owner = of.id_columns.owner
+    found = {id: of_sample[sample] for id in ids if (sample := owner(id)) in of_sample}
     if group == labels.ID:
         found = {id: label._replace(group=id) for id, label in found.items()}
     sheet = of.inputs[0]
@@ -129,7 +132,7 @@ def of_fragments(
     found: dict[str, Label],
     table: Path,
     translated: Path,
-    has_samples: bool,
+    id_columns: IdColumns,
     log: logging.Logger | None = log,
 ) -> tuple[dict[str, Label], int]:
     """Return the label of each fragment in the folder `translated` whose contig has one in `found`,
@@ -142,8 +145,8 @@ def of_fragments(
     from featuremill.steps.translate.folder import fragments, whole
 
     whole(translated)
-    told = labels.Told(f"contig of {translated}", has_samples, log)
-    found = labels.of_ids(found, table, _contigs(translated), told)
+    contigs = labels.NamedRecords(f"contig of {translated}", id_columns, log)
+    found = labels.of_ids(found, table, _contigs(translated), contigs)
     labelled: dict[str, Label] = {}
     without = set(found)
     for some in fragments(translated, ["id", "contig"]):

@@ -8,18 +8,36 @@ from typing import Any
 
 import altair as alt
 
-from featuremill.kit.pages import Figure, Panel, categories, drawn, specification, values, write_of
+from featuremill.kit.pages import Figure, categories, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, listed, records
-from featuremill.steps.heads.card import MISSING, Card
+from featuremill.steps.heads import curves
+from featuremill.steps.heads.card import HELD_OUT, MISSING, Card
+from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.figures import OfSample
 
 __all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warning_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
-NAMES = {"accuracy": "accuracy", "macro_f1": "macro F1", "auc": "AUC", "brier": "Brier score"}
-HIGHER_IS_BETTER = ("accuracy", "macro_f1", "auc")
+NAMES = {
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "macro_f1": "macro F1",
+    "mcc": "MCC",
+    "auc": "AUC",
+    "brier": "Brier score",
+}
+HIGHER_IS_BETTER = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auc")
 TERMS = (
     ("accuracy", "the share of records that are predicted as what they are"),
+    (
+        "balanced accuracy",
+        "the mean over classes of the share of a class that is predicted: each class counts alike",
+    ),
     ("macro F1", "the mean over classes of F1: a rare class counts as much as a common one"),
+    (
+        "MCC",
+        "Matthews' correlation coefficient of predicted and true classes: 1 is right throughout, 0 "
+        "is guessing, below 0 is worse",
+    ),
     (
         "AUC",
         "the chance that a record of a class has a higher score for it than a record of another "
@@ -32,8 +50,9 @@ TERMS = (
     ),
     (
         "guessing",
-        "for accuracy and macro F1 always the most frequent class; for the AUC 0.5, which scores "
-        "have that depend on no feature; for the Brier score the classes' frequencies as scores",
+        "for accuracy, balanced accuracy, macro F1 and MCC always the most frequent class; for the "
+        "AUC 0.5, which scores have that depend on no feature; for the Brier score the classes' "
+        "frequencies as scores",
     ),
     (
         "95 % interval",
@@ -50,10 +69,18 @@ CELL_PIXELS = (24, 64)
 MATRIX_PIXELS = 400
 WITH_COUNTS = 32
 """The least side of a cell with a count, in pixels."""
+LABEL_PIXELS = {"expr": "windowSize()[0] < 600 ? 110 : 220"}
+"""The most of a class's name beside the confusion matrix: a phone has 340 for both."""
+MANY = 8
+"""Classes from which on their names stand steeply."""
 
 
-def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = ()) -> None:
+def write_page(
+    path: Path, name: str, card: Card, judged: Judged, samples: Sequence[OfSample] = ()
+) -> None:
     """Write the page of the head called `name` to `path`, with the figures of `samples`."""
+    of_classes = curves.curves(card.classes, judged)
+    num_wrong, worst = curves.worst(card.classes, judged)
     shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
     write_of(
         path,
@@ -70,7 +97,15 @@ def write_page(path: Path, name: str, card: Card, samples: Sequence[OfSample] = 
             )
             for key in card.scores
         ],
-        figures={"scores": _scores(card), "confusion": _confusion(card)},
+        figures={
+            "scores": _scores(card),
+            "roc": curves.roc(of_classes),
+            "precision-recall": curves.precision_recall(of_classes),
+            "confusion": _confusion(card),
+        },
+        curves=of_classes,
+        wrong=curves.told(num_wrong, len(worst), HELD_OUT),
+        worst=worst,
         reliability=_reliability(card),
         setting=_setting(card),
         card=card,
@@ -149,12 +184,12 @@ def _scores(card: Card) -> Figure:
         "95 % intervals. The upright line of a row is what guessing gets."
     )
     y = alt.Y("figure:N", title=None, sort=None)
-    scale = alt.Scale(domain=[0, 1])
+    scale = alt.Scale(domain=[min(0, *(row["low"] for row in rows)), 1])
     base = alt.Chart(values(rows)).encode(y=y)
     tooltip = ["figure:N", *(alt.Tooltip(f"{key}:Q", format=".3f") for key in ("value", "guess"))]
     chart = (
         base.mark_bar(size=4, opacity=0.5).encode(
-            x=alt.X("low:Q", title="score", scale=scale), x2="high:Q"
+            x=alt.X("low:Q", title="score", scale=scale, axis=alt.Axis(tickCount=5)), x2="high:Q"
         )
         + base.mark_tick(style="guide", thickness=2, size=ROW_PIXELS - 8).encode(
             x=alt.X("guess:Q", scale=scale), tooltip=tooltip
@@ -237,20 +272,26 @@ def confusion_figure(
         ]
     right = sum(counts_CC[n][n] for n in range(len(names)))
     sentence = (
-        f"{count(right)} of {of_what}. A row is a class, a column what was predicted; "
-        "the stronger the colour, the more of the row."
+        f"{count(right)} of {of_what}. A row is a class, a column what was predicted. "
+        "The fuller the colour, the more of the row; an empty cell has the colour of the page."
     )
     least, most = CELL_PIXELS
     side = max(least, min(most, MATRIX_PIXELS // len(names)))
-    x = alt.X("predicted:N", title="predicted", sort=names, axis=alt.Axis(labelAngle=-30))
-    y = alt.Y("true:N", title="class", sort=names)
+    angle = -30 if len(names) < MANY else -60
+    x_axis = alt.Axis(labelAngle=angle, labelLimit=LABEL_PIXELS, domain=False, ticks=False)
+    y_axis = alt.Axis(labelLimit=LABEL_PIXELS, domain=False)
+    x = alt.X("predicted:N", title="predicted", sort=names, axis=x_axis)
+    y = alt.Y("true:N", title=None, sort=names, axis=y_axis)
     base = alt.Chart(values(rows)).encode(x=x, y=y)
-    color = alt.Color("share:Q", legend=None, scale=alt.Scale(range="ramp", domain=[0, 1]))
+    marks = {"format": ".0%", "values": [0, 0.5, 1], "gradientLength": 110, "offset": 12}
+    legend = alt.Legend(title="share of the row", titleOrient="top", **marks)
+    color = alt.Color("share:Q", legend=legend, scale=alt.Scale(range="heatmap", domain=[0, 1]))
     tooltip = ["true:N", "predicted:N", "records:Q", alt.Tooltip("share:Q", format=".1%")]
     chart = base.mark_rect(style="cell-bar").encode(color=color, tooltip=tooltip)
     if side >= WITH_COUNTS:
+        fits = {"expr": f"width < {WITH_COUNTS * len(names)} ? 0 : 1"}
         for style in ("lane-behind", "lane"):  # a rim, then the number, on any colour
-            chart += base.mark_text(style=style).encode(text=alt.Text("records:Q", format=","))
-    chart = chart.properties(width=side * len(names), height=side * len(names))
-    chart_json = {**specification(chart), "autosize": "pad"}  # or the cells would not be square
-    return Figure("confusion", "Confusion matrix", sentence, (Panel("confusion", "", chart_json),))
+            text = base.mark_text(style=style, opacity=fits, strokeOpacity=fits)
+            chart += text.encode(text=alt.Text("records:Q", format=","))
+    chart = chart.properties(width="container", height=side * len(names))
+    return drawn("confusion", "Confusion matrix", sentence, chart)

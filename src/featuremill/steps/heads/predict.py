@@ -17,6 +17,7 @@ import numpy.typing as npt
 from featuremill import features
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
 from featuremill.steps.heads import card, held_out, network
@@ -25,8 +26,6 @@ from featuremill.steps.heads.joined import (
     Joined,
     Lacking,
     Source,
-    id_cells,
-    id_columns,
     lacking_writer,
     spread,
 )
@@ -81,9 +80,9 @@ def predict(
     ):
         with (
             lacking_path.open("w", encoding="utf-8", newline="") as file,
-            WRITERS[output.suffix](temporary, head, joined.has_samples) as write,
+            WRITERS[output.suffix](temporary, head, joined.id_columns) as write,
         ):
-            write_lacking = lacking_writer(file, joined.has_samples)
+            write_lacking = lacking_writer(file, joined.id_columns)
 
             def tell(lacking: Lacking) -> None:
                 nonlocal num_missing
@@ -208,10 +207,10 @@ def _columns(head: card.Card) -> list[str]:
 
 
 @contextmanager
-def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
+def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow([*id_columns(has_samples), "class", *_columns(head), held_out.COLUMN])
+        table.writerow([*id_columns.names, "class", *_columns(head), held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
@@ -219,13 +218,13 @@ def _tsv(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
             names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
                 texts = [f"{score:.9g}" for score in scores]
-                table.writerow([*map(one_line, id_cells(id, has_samples)), name, *texts, is_seen])
+                table.writerow([*map(one_line, id_columns.cells(id)), name, *texts, is_seen])
 
         yield write
 
 
 @contextmanager
-def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
+def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -233,7 +232,7 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = dict.fromkeys([*id_columns(has_samples), "class"], pa.string())
+    columns = dict.fromkeys([*id_columns.names, "class"], pa.string())
     columns |= dict.fromkeys(_columns(head), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
@@ -243,7 +242,7 @@ def _parquet(path: Path, head: card.Card, has_samples: bool) -> Iterator[Write]:
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
             names = [head.classes[number] for number in scores_NC.argmax(1)]
-            cells = zip(*(id_cells(id, has_samples) for id in ids), strict=True)
+            cells = zip(*map(id_columns.cells, ids), strict=True)
             arrays = [
                 *map(pa.array, cells),
                 pa.array(names),

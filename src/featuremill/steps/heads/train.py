@@ -12,15 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from featuremill import features
-from featuremill.features import Listed, Matrix, split_id
+from featuremill.features import Listed, Matrix
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering_folder
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.fitting import (
     Classifier,
     Logistic,
@@ -126,7 +128,7 @@ def train(chosen: Chosen) -> card.Card:
     from featuremill.steps.heads.page import write_page
 
     with delivering_folder(chosen.output) as folder:
-        _write_missing(folder / card.MISSING, missing, joined.has_samples)
+        _write_missing(folder / card.MISSING, missing, joined.id_columns)
         made = card.Card(
             version=card.Card.NEWEST,
             kind=chosen.kind,
@@ -146,7 +148,7 @@ def train(chosen: Chosen) -> card.Card:
                 folder / card.HELD_OUT,
                 _held_out(examples, scores_NC),
                 examples.classes,
-                joined.has_samples,
+                joined.id_columns,
             ),
             counts=counts,
             scores={name: [*estimate] for name, estimate in scores.items()},
@@ -174,8 +176,9 @@ def train(chosen: Chosen) -> card.Card:
             threads=chosen.threads,
             versions=versions(),
         )
-        by_sample = _by_sample(examples, scores_NC) if joined.has_samples else []
-        write_page(folder / card.PAGE, chosen.output.name, made, by_sample)
+        by_sample = _by_sample(examples, scores_NC, joined.id_columns)
+        made_of = Judged(examples.ids, examples.y_N, scores_NC, scores_NC.argmax(1))
+        write_page(folder / card.PAGE, chosen.output.name, made, made_of, by_sample)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
     return made
@@ -201,12 +204,12 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
 
 def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> Labels:
     """Return the labels by the ids of records; `log` warns of those that are of none."""
-    table, has_samples = chosen.labels, parts[0].has_samples
+    table, id_columns = chosen.labels, parts[0].id_columns
     found, num_empty, used = read(
         parts[0], table, chosen.column, chosen.group, chosen.id_column, log
     )
     if chosen.fragments and table:  # labels of samples are those of fragments, too
-        found, num_without = of_fragments(found, table, chosen.fragments, has_samples, log)
+        found, num_without = of_fragments(found, table, chosen.fragments, id_columns, log)
         if not found:
             raise UserError(
                 f"{table}: none of its ids is a contig with fragments in {chosen.fragments}; write "
@@ -217,8 +220,9 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
             log.warning("%s no fragment in %s.", says, chosen.fragments)
         used = used.model_copy(update={"group": used.group or "contig"})
     elif table:
-        told = labels.Told(f"record of {listed(part.name for part in parts)}", has_samples, log)
-        found = labels.by_record(found, table, parts, told)
+        called = f"record of {listed(part.name for part in parts)}"
+        named = labels.NamedRecords(called, id_columns, log)
+        found = labels.by_record(found, table, parts, named)
     return Labels(found, num_empty, used)
 
 
@@ -233,15 +237,18 @@ def _without_features(
     )
 
 
-def _by_sample(examples: Examples, scores_NC: npt.NDArray[np.float64]) -> list[figures.OfSample]:
-    """Return how many records of each sample have a correct prediction, in the order of the
-    samples."""
-    samples, number_N = np.unique([split_id(id)[0] for id in examples.ids], return_inverse=True)
+def _by_sample(
+    examples: Examples, scores_NC: npt.NDArray[np.float64], id_columns: IdColumns
+) -> list[figures.OfSample]:
+    """Return how many records of each sample that has a name have a correct prediction, in the
+    order of the samples."""
+    samples, number_N = np.unique([*map(id_columns.owner, examples.ids)], return_inverse=True)
     is_right = scores_NC.argmax(1) == examples.y_N
     counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
     return [
         figures.OfSample(sample, num, int(right))
         for sample, (num, right) in zip(samples.tolist(), counts, strict=True)
+        if sample
     ]
 
 
@@ -371,7 +378,9 @@ def judged(
     gain_N = (predicted_N == y_N).astype(np.float64) - is_most_N
     statistics = {
         "accuracy": lambda i: figures.accuracy(predicted_N[i], y_N[i]),
+        "balanced_accuracy": lambda i: figures.balanced_accuracy(predicted_N[i], y_N[i]),
         "macro_f1": lambda i: figures.macro_f1(predicted_N[i], y_N[i]),
+        "mcc": lambda i: figures.mcc(predicted_N[i], y_N[i]),
         "auc": lambda i: figures.mean_auc(scores_NC[i], y_N[i], folds_N[i]),
         "brier": lambda i: figures.brier(scores_NC[i], y_N[i]),
     }
@@ -382,9 +391,9 @@ def judged(
     return scores, gain, figures.confusion(predicted_N, y_N, len(examples.classes))
 
 
-def _write_missing(path: Path, missing: Sequence[Lacking], has_samples: bool) -> None:
+def _write_missing(path: Path, missing: Sequence[Lacking], id_columns: IdColumns) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        write = lacking_writer(file, has_samples)
+        write = lacking_writer(file, id_columns)
         for lacking in missing:
             write(lacking)
 

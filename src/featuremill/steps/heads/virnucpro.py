@@ -25,6 +25,7 @@ import numpy as np
 from featuremill import inputs
 from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.kit.errors import UserError
+from featuremill.kit.ids import ID_ALONE
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import Progress, clipped, listed
 from featuremill.kit.workloads import refuse_without_packages
@@ -131,7 +132,7 @@ class FileFeatures:
     recipe: str | None = None
     """Unknown for VirNucPro's files."""
     settings: Settings | None = None
-    has_samples = False
+    id_columns = ID_ALONE
 
     def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
         self.paths, self._ids, self._vectors = paths, ids, vectors

@@ -10,12 +10,11 @@ from pydantic import Field, model_validator
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.tables import are_there, has_samples, listed_in, stands, words_of
+from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
 from featuremill.step import Ahead, Command, Made, Name, Project, Section
 from featuremill.steps.transfer.table import KEY as KEY
 from featuremill.steps.transfer.table import TABLE as TABLE
 
-TAKES_SAMPLES = True
 ABOUT = (
     "Labels by name, each transferred from the nearest labelled records in the space of the "
     "features (docs/transfer.md). They go to `results/<run>/transfer/<name>.tsv`."
@@ -25,7 +24,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "base.yaml"
 COMMANDS = {
     "search": Command(
         "find the records nearest to a sequence or to another record",
-        "featuremill.steps.search.command",
+        "featuremill.steps.transfer.search.command",
     ),
     "transfer": Command(
         "give each record the label of its nearest labelled records",
@@ -113,17 +112,17 @@ def problems_of_files(
             try:
                 is_record = key == "group" and wanted == labels.ID  # needs no column
                 if wanted and not is_record and Path(one.labels).exists():
-                    of_samples = has_samples(project, features_of(one, project)[-1])
-                    labels.check(Path(one.labels), wanted, of_samples, one.id_column or "")
+                    id_columns = id_columns_of(project, features_of(one, project)[-1])
+                    labels.check(Path(one.labels), wanted, id_columns, one.id_column or "")
             except UserError as error:
                 yield (name, key), str(error)
                 break
         else:
             try:
                 if not stands(made({name: one}, project), f"{KEY}.{name}"):
-                    of_samples = has_samples(project, features_of(one, project)[-1])
-                    told = one.column, one.group, of_samples, one.id_column or ""
-                    labels.read_ahead(Path(one.labels), *told)
+                    id_columns = id_columns_of(project, features_of(one, project)[-1])
+                    which = one.column, one.group, id_columns, one.id_column or ""
+                    labels.read_ahead(Path(one.labels), *which)
             except UserError as error:
                 yield (name, "labels"), str(error)
         try:

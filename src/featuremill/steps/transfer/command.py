@@ -7,7 +7,6 @@ from pathlib import Path
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill transfer`."""
     add = parser.add_argument
     add("run_folder", type=Path, help="results/<run>: its records get labels")
     add(
@@ -38,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill transfer`."""
     from featuremill.steps.transfer import write
 
     options = vars(arguments)

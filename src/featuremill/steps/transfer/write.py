@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill import features
-from featuremill.features import Features, Listed, Matrix, Rows, split_id
+from featuremill.features import Features, Listed, Matrix, Rows
 from featuremill.features.nearest import Found, Mask, Metric, NotFiniteError, nearest_in_memory
 from featuremill.inputs import labels
 from featuremill.inputs.labels import Label
@@ -56,7 +56,7 @@ class Row(NamedTuple):
     neighbours: int
     """Those that voted."""
     nearest: str
-    """The nearest one that has this label: its id or, of samples, `<sample>/<id>`."""
+    """The whole id of the nearest one that has this label."""
     distance: str
     """Of that one."""
     known: str
@@ -131,14 +131,14 @@ def _transfer(chosen: Chosen) -> None:
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,
         ):
             rows = csv.writer(rows_file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*target.id_columns, *Row._fields[1:]])
+            rows.writerow([*target.id_columns.names, *Row._fields[1:]])
             lacking = csv.writer(missing_file, delimiter="\t", lineterminator="\n")
-            lacking.writerow([*target.id_columns, *Missing._fields[1:]])
+            lacking.writerow([*target.id_columns.names, *Missing._fields[1:]])
             for row in chain(_rows(target, known, target is reference, chosen.k), _failed(target)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
-                id = split_id(row.id) if target.has_samples else (row.id,)
-                cells = [one_line(str(cell)) for cell in (*id, *row[1:])]
-                (rows if isinstance(row, Row) else lacking).writerow(cells)
+                cells = (*target.id_columns.cells(row.id), *row[1:])
+                table_of_row = rows if isinstance(row, Row) else lacking
+                table_of_row.writerow(one_line(str(cell)) for cell in cells)
         facts = _card(chosen, target, reference, known)
         facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
@@ -174,12 +174,12 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
     Raises:
         UserError: the table cannot be read, or is not of these records.
     """
-    has_samples = reference.has_samples
+    id_columns = reference.id_columns
     found, num_empty = labels.read(
-        chosen.labels, chosen.column, chosen.group, has_samples, chosen.id_column, log=log
+        chosen.labels, chosen.column, chosen.group, id_columns, chosen.id_column, log=log
     )
-    told = labels.Told(f"record of {reference.name}", has_samples, log)
-    found = labels.by_record(found, chosen.labels, [reference], told)
+    records = labels.NamedRecords(f"record of {reference.name}", id_columns, log)
+    found = labels.by_record(found, chosen.labels, [reference], records)
     rows = np.array(sorted(reference.rows_of(found).values()), np.int64)
     if not len(rows):
         first_id = reference.ids_of(np.arange(1))[0]

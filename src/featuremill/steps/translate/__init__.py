@@ -23,7 +23,6 @@ from featuremill.steps.translate.names import (
 )
 
 KEY = "translate"
-TAKES_SAMPLES = True
 ABOUT = (
     "How the inputs, contigs or reads, are cut into fragments (docs/translate.md), of which "
     "features are computed: `results/<run>/translate/`."
@@ -164,7 +163,7 @@ def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
     found = Translation.find(folder / SUMMARY)
     if found is None or found.method != METHODS.get(found.by, 1):
         return True
-    return not found.is_of_files(inputs, late)
+    return not found.is_of_files(folder, inputs, late)
 
 
 def _made_by(folder: Path) -> Mapping[str, Any]:

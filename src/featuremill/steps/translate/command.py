@@ -40,7 +40,6 @@ MOST_NAMED = 5
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill translate`."""
     add = parser.add_argument
     add("inputs", nargs="*", type=Path, metavar="INPUT", help="FASTA, FASTQ, GenBank, table")
     add(
@@ -84,7 +83,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill translate`."""
     names = {name for options in (*DEFAULTS.values(), SINGLE_DEFAULTS) for name in options}
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
     if bool(arguments.inputs) == bool(arguments.samples):
@@ -200,7 +198,7 @@ def _translated_samples(
     sheet.refuse_missing()
     files: dict[int, list[Path]] = {}
     for row in sheet.rows:
-        files.setdefault(row.sample, []).append(Path(row.file))
+        files.setdefault(row.owner, []).append(Path(row.file))
     every = dict.fromkeys(chain.from_iterable(files.values()))
     place.check(folder, [path, *every])
     known = sheet.about[samples.SAMPLE]

@@ -26,10 +26,12 @@ from featuremill.kit.files import (
     delivering,
     discard,
     is_beside,
+    known_sha256_of,
     remove,
     sha256_of,
     vacate,
 )
+from featuremill.kit.ids import ID_ALONE, KEYS, IdColumns
 from featuremill.kit.locks import claimed, is_still_there
 from featuremill.kit.text import one_line
 from featuremill.steps.translate.fragments import Fragment
@@ -50,8 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["fragments", "untranslated", "whole"]
 GZIP_LEVEL = 1
-MOST_HASHED = 100_000_000
-"""Bytes of an input; a larger one is taken for the same where it has the same size."""
 BLOCK_LETTERS, BLOCK_ROWS = 2**21, 10_000
 """What waits until it is written together: so many nucleotides or rows."""
 COLUMNS = {
@@ -104,6 +104,11 @@ class Translation(JsonFile):
     """Their names, in their order, where contigs are of samples."""
 
     @property
+    def id_columns(self) -> IdColumns:
+        """How ids of its contigs look when they are written; inside they are whole."""
+        return ID_ALONE if self.samples is None else IdColumns(KEYS)
+
+    @property
     def places(self) -> list[tuple[str, str]]:
         """Each sample and the name of its folder inside; of none, this folder."""
         if self.samples is None:
@@ -114,17 +119,17 @@ class Translation(JsonFile):
         """Return whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
 
-    def is_of_files(self, paths: Sequence[str], late: Sequence[str]) -> bool:
-        """Return whether it was made of the files `paths` as they are, of which those in `late`
-        were written since; those that are gone may be."""
+    def is_of_files(self, folder: Path, paths: Sequence[str], late: Sequence[str]) -> bool:
+        """Return whether that in `folder` was made of the files `paths` as they are, of which those
+        in `late` were written since; those that are gone may be."""
         wanted, late = ([str(Path(path)) for path in some] for some in (paths, late))
         if [entry.path for entry in self.inputs] != wanted:
             return False
         there = [entry for entry in self.inputs if Path(entry.path).exists()]
         return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
-            sha256_of(Path(entry.path)) == entry.sha256
+            known_sha256_of(Path(entry.path), folder) == entry.sha256
             for entry in there
-            if entry.path in late and entry.bytes <= MOST_HASHED
+            if entry.path in late
         )
 
     def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:

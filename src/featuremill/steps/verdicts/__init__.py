@@ -13,7 +13,6 @@ from featuremill.kit.text import listed
 from featuremill.step import Command, Made, Project, Section
 
 KEY = "verdicts"
-TAKES_SAMPLES = True
 ABOUT = (
     "What each contig is, by the predictions of its fragments (docs/contigs.md): "
     "`results/<run>/verdicts.tsv` and `verdicts.html`. Needs `translate` and `heads`."

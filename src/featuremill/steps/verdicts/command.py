@@ -14,7 +14,6 @@ from featuremill.steps.verdicts.choices import RULES
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill verdict`."""
     add = parser.add_argument
     add("translated", type=Path, metavar="FOLDER", help="what featuremill translate wrote")
     add(
@@ -59,7 +58,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill verdict`."""
     from featuremill.steps.verdicts.write import write
 
     given = arguments

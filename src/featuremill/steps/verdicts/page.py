@@ -252,7 +252,7 @@ def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
         return Figure("tracks", title, "No fragment has a score, so there is nothing to show.")
     sentence = (
         f"Each line is one of the {len(tracks)} contigs with most fragments, each bar a fragment "
-        f"from its start to its end. A stronger colour is a higher score for {preferred}. Where "
+        f"from its start to its end. A fuller colour is a higher score for {preferred}. Where "
         "fragments overlap, the highest score is on top."
     )
     chart = (
@@ -260,9 +260,13 @@ def _tracks(tracks: Sequence[Track], preferred: str) -> Figure:
         .mark_bar(style="shard", height=ROW_PIXELS // 2)
         .encode(
             y=alt.Y("contig:N", title=None, sort=None, axis=alt.Axis(labelLimit=MOST_PIXELS)),
-            x=alt.X("start:Q", title="nucleotides from the contig's start"),
+            x=alt.X("start:Q", title="nucleotides"),
             x2="end:Q",
-            color=alt.Color("score:Q", scale=alt.Scale(range="ramp", domain=[0, 1]), title="score"),
+            color=alt.Color(
+                "score:Q",
+                scale=alt.Scale(range="heatmap", domain=[0, 1]),
+                legend=alt.Legend(title="score", gradientLength=110),
+            ),
             tooltip=["contig:N", "start:Q", "end:Q", alt.Tooltip("score:Q", format=".3f")],
         )
         .properties(width="container", height=ROW_PIXELS * len(tracks))

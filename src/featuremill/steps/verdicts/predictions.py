@@ -14,10 +14,10 @@ import pyarrow.csv as pc_csv
 import pyarrow.parquet as pq
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.runs import SAMPLE, with_full_ids
+from featuremill.kit.ids import ID_ALONE, WHOLE, IdColumns
+from featuremill.kit.runs import with_keys, with_whole_ids
 from featuremill.kit.text import listed
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
-from featuremill.steps.heads.joined import id_columns
 from featuremill.steps.translate.folder import fragments as fragments_of
 
 __all__ = ["Predictions", "open_predictions", "scored"]
@@ -35,7 +35,7 @@ class Predictions(NamedTuple):
     """In the order of the columns."""
     tells_seen: bool
     """Whether it says which records the head was trained on."""
-    has_samples: bool = False
+    id_columns: IdColumns = ID_ALONE
 
     @property
     def scores(self) -> list[str]:
@@ -46,11 +46,11 @@ class Predictions(NamedTuple):
     def columns(self) -> list[str]:
         """Return the columns that are read."""
         seen = [COLUMN] if self.tells_seen else []
-        return [*id_columns(self.has_samples), *self.scores, *seen]
+        return [*self.id_columns.names, *self.scores, *seen]
 
     def blocks(self) -> Iterator[pa.Table]:
-        """Yield the rows, in order: id (of samples, `<sample>/<id>`), a score a class, and whether
-        the head was trained on it.
+        """Yield the rows, in order: the whole id, a score a class, and whether the head was trained
+        on it.
 
         Raises:
             UserError: when a row is not what it should be.
@@ -59,11 +59,11 @@ class Predictions(NamedTuple):
             if self.path.suffix == ".parquet":
                 with pq.ParquetFile(self.path) as file:
                     for batch in file.iter_batches(BLOCK_ROWS, columns=self.columns):
-                        yield with_full_ids(pa.table(batch))
+                        yield with_whole_ids(with_keys(pa.table(batch)))
                 return
             with _tsv(self.path, self.columns) as reader:
                 for batch in reader:
-                    yield with_full_ids(pa.table(batch))
+                    yield with_whole_ids(with_keys(pa.table(batch)))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
                 f"{self.path}: a row is no prediction ({error}); predict again."
@@ -94,12 +94,12 @@ def open_predictions(path: Path) -> Predictions:
             f"{path}: predictions have a column id and one `{SCORE}…` a class, at least two, and "
             f"these are {listed(names[:8])}; give what featuremill head predict wrote."
         )
-    return Predictions(path, classes, COLUMN in names, SAMPLE in names)
+    return Predictions(path, classes, COLUMN in names, IdColumns.among(names))
 
 
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
     types = dict.fromkeys(columns, pa.float64())
-    types |= dict.fromkeys([SAMPLE, "id", COLUMN], pa.string())
+    types |= dict.fromkeys([*WHOLE, COLUMN], pa.string())
     convert = pc_csv.ConvertOptions(
         column_types=types, include_columns=columns, strings_can_be_null=False
     )
@@ -112,7 +112,7 @@ class Scored(NamedTuple):
     """Fragments in a row, of one contig or several."""
 
     fragments: pa.Table
-    """As fragments.parquet has them; of samples, ids and contigs begin with `<sample>/`."""
+    """As fragments.parquet has them, with whole ids and contigs."""
     scores_NC: npt.NDArray[np.float64]
     """A row a fragment, in the order of the classes; NaN where it has no prediction."""
     seen_N: npt.NDArray[np.int64]
@@ -122,8 +122,8 @@ class Scored(NamedTuple):
 def scored(folder: Path, predictions: Predictions) -> Iterator[Scored]:
     """Yield all fragments of the translation in `folder` with their scores, in order.
 
-    They are joined by id or, of samples, by sample and id. Predictions come in the order of the
-    fragments, as a run of them keeps it, so memory holds a block of each.
+    They are joined by whole ids. Predictions come in the order of the fragments, as a run of them
+    keeps it, so memory holds a block of each.
 
     Raises:
         UserError: when a prediction is of no fragment, is there twice or stands elsewhere, or is

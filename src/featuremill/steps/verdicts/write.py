@@ -13,7 +13,6 @@ from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
-from featuremill.steps.heads.joined import id_cells, id_columns
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
 from featuremill.steps.verdicts import page
@@ -51,11 +50,11 @@ def write(
     preferred = place_of_preferred(prefer, predictions.classes, str(predictions.path))
     trained = trained_on(folder, head, len(predictions.classes)) if head else None
     shown = page.Shown()
-    has_samples = translation.samples is not None
-    by_sample = {sample: Counter[str]() for sample in translation.samples or ()}
+    id_columns = translation.id_columns
+    by_sample = {sample: Counter[str]() for sample, _ in translation.places}
 
-    def whose(contig: str) -> list[str]:
-        return list(map(one_line, id_cells(contig, has_samples)))
+    def cells_of(contig: str) -> list[str]:
+        return [*map(one_line, id_columns.cells(contig))]
 
     verdicts: Counter[str] = Counter()
     without: Counter[str] = Counter()
@@ -69,7 +68,7 @@ def write(
             table = csv.writer(file, delimiter="\t", lineterminator="\n")
             names = [one_line(name) for name in predictions.classes]
             scores = [f"score_{name}" for name in names]
-            first = [*id_columns(has_samples)[:-1], "contig"]
+            first = [*id_columns.keys, "contig"]
             table.writerow([*first, "verdict", *scores, *COUNTED])
             for number, contig in enumerate(contigs(scored(folder, predictions))):
                 found = contig.scores_C(by)
@@ -80,10 +79,9 @@ def write(
                 seen_by[seen] += 1
                 texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
                 told = (contig.fragments, contig.failed, contig.status, seen)
-                row = [*whose(contig.id), *map(one_line, map(str, (verdict, *texts, *told)))]
+                row = [*cells_of(contig.id), *map(one_line, map(str, (verdict, *texts, *told)))]
                 table.writerow(row)
-                if has_samples:
-                    by_sample[row[0]][verdict if is_scored else ""] += 1
+                by_sample[id_columns.owner(contig.id)][verdict if is_scored else ""] += 1
                 shown.add(row, float(found[preferred]) if is_scored else -1.0)
                 label = trained.labels.get(contig.id) if trained and seen == YES else None
                 if label and place is not None:
@@ -99,10 +97,9 @@ def write(
                 progress.at(number + 1, translation.contigs.with_fragments)
             for line in untranslated(folder):
                 empty = [""] * len(scores)
-                row = [*whose(line["contig"]), NONE, *empty, "0", "0", line["status"], NO]
+                row = [*cells_of(line["contig"]), NONE, *empty, "0", "0", line["status"], NO]
                 table.writerow(row)
-                if has_samples:
-                    by_sample[row[0]][""] += 1
+                by_sample[id_columns.owner(line["contig"])][""] += 1
                 shown.add(row, -1.0)
                 without[line["status"]] += 1
         num_rows = verdicts.total() + without.total()
@@ -120,7 +117,7 @@ def write(
         without,
         seen_by[YES],
         seen_by[UNKNOWN],
-        by_sample,
+        {sample: counts for sample, counts in by_sample.items() if sample},
     )
     drawn = [id for _, _, id in sorted(largest, reverse=True)]
     tracks = page.tracks_of(drawn, scored(folder, predictions), preferred)

@@ -110,9 +110,13 @@ def inputs_of(asked: SECTION, project: Project) -> Mapping[str, str | Sequence[s
 
 
 def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a head or features that there are not, and fragments that are none of VirNucPro's."""
+    """Yield samples, a head or features that there are not, and fragments that are none of
+    VirNucPro's."""
     from featuremill.steps import translate, verdicts
 
+    if project.samples:
+        yield (), "this step takes no samples; leave it out, or name the files with inputs."
+        return
     try:
         verdicts.head_of(asked, project)
         sets_of(asked, project)

@@ -96,7 +96,6 @@ KINDS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill virnucpro-files`."""
     add = parser.add_argument
     add("translated", type=Path, metavar="FOLDER", help="what featuremill translate wrote")
     add(
@@ -124,7 +123,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Carry out `featuremill virnucpro-files`."""
     given = arguments
     runs = {kind: getattr(given, kind) for kind in KINDS if getattr(given, kind)}
     keeps = not given.predictions_only

@@ -1,6 +1,7 @@
 """Features of proteins or nucleotides from an encoder in a Hugging Face folder.
 
-BERT, ESM, T5, ModernBERT (transformers' own classes) and MosaicBERT; `architectures` knows them.
+BERT, ESM, T5, ModernBERT and causal networks (transformers' own classes), MosaicBERT, AMPLIFY and
+gLM2; `architectures` knows them.
 """
 
 from __future__ import annotations
@@ -11,14 +12,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs import TableOptions, regions, sequences, spelled
 from featuremill.inputs.letters import maker
-from featuremill.inputs.payloads import alike, parts_of
+from featuremill.inputs.payloads import Parts, alike, parts_of
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
-from featuremill.workloads.encoder import architectures, fasta, memory, structures, vocabulary
+from featuremill.workloads.encoder import (
+    architectures,
+    fasta,
+    memory,
+    structures,
+    texts,
+    vocabulary,
+)
 from featuremill.workloads.encoder.options import Options
 from featuremill.workloads.esm2 import folder as esm2_folder
 
@@ -70,9 +78,11 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-REASONS = (*structures.REASONS, *regions.REASONS)
+REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends and its config says no more."""
+MOST_TOKENS = 4096
+"""Of a record, where tokens have any length and the config sets no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
 NUM_SPECIAL = 2
@@ -125,6 +135,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     folder = place_of(options.model)
     options = _settled(options, folder)
     facts, words = _opened(folder, options.prefix)
+    if options.alphabet == "texts":
+        yield from texts.read(inputs, options, words, facts.trained_tokens)
+        return
     found = _spelled(inputs, options, words)
     if options.structures:
         chosen = TableOptions(
@@ -179,16 +192,24 @@ def _checked(
             continue
         if words.rare_as_x and len(letters.translate(None, b"UZOB")) < len(letters):
             notes.append("U, Z, O and B read as X")
-        if letters.translate(None, words.letters):
+        if options.max_tokens is None and letters.translate(None, words.letters):
             notes.append("letters that are not in the model's vocabulary")
-        yield record._replace(note="; ".join(filter(None, notes)))
+        record = record._replace(note="; ".join(filter(None, notes)))
+        if options.max_tokens:
+            record = texts.counted(record, options, words, facts.trained_tokens)
+        yield record
 
 
 def cost(payload: bytes, options: Options) -> int:
     """Return about how many tokens are computed for a record."""
-    length = len(parts_of(payload).letters)
+    length = len(_parts(payload, options).letters)
     length = min(length, options.max_residues or length)
-    return -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
+    tokens = -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
+    return min(tokens, options.max_tokens or tokens)
+
+
+def _parts(payload: bytes, options: Options) -> Parts:
+    return Parts(payload) if options.alphabet == "texts" else parts_of(payload)
 
 
 def weights(options: Options) -> str:
@@ -227,16 +248,47 @@ def _settled(options: Options, folder: Path) -> Options:
             "no stretch of letters has vectors of its own; leave regions out."
         )
     most = facts.max_tokens
+    is_by_token = _is_by_token(facts, words, options, folder)
+    if options.max_tokens and most is not None and options.max_tokens > most:
+        raise UserError(
+            f"options.max_tokens: this network has positions for {most:,} tokens; give at most "
+            "that."
+        )
     if options.long == "full" and most is not None:
         raise UserError(
             f"options.long: this network has positions for {most:,} tokens only; set long: "
             "truncate or refuse."
         )
-    limit = options.max_residues
-    if options.long != "full":
-        limit = limit or words.letters_in(most or facts.trained_tokens or USUAL_TOKENS)
-    per_token = options.letters_per_token or words.letters_per_token
-    return options.model_copy(update={"max_residues": limit, "letters_per_token": per_token})
+    usual = most or facts.trained_tokens or USUAL_TOKENS
+    most_letters, most_tokens = options.max_residues, options.max_tokens
+    if options.long != "full" and is_by_token:
+        most_tokens = most_tokens or min(usual, MOST_TOKENS)
+    elif options.long != "full":
+        most_letters = most_letters or words.letters_in(usual)
+    settled = {
+        "max_residues": most_letters,
+        "max_tokens": most_tokens,
+        "letters_per_token": options.letters_per_token or words.letters_per_token,
+    }
+    return options.model_copy(update=settled)
+
+
+def _is_by_token(facts: Facts, words: Vocabulary, options: Options, folder: Path) -> bool:
+    """Return whether a record's length is that of its tokens, which have any length.
+
+    Raises:
+        UserError: it is not, and the options mean that it is.
+    """
+    if words.is_learned and (options.alphabet == "texts" or facts.architecture.is_causal):
+        return True
+    option, remedy = "max_tokens", "set max_residues"
+    if options.alphabet == "texts":
+        option, remedy = "alphabet", "give a network with a tokenizer.json for texts"
+    elif options.max_tokens is None:
+        return False
+    raise UserError(
+        f"options.{option}: the vocabulary in {folder} is of letters or k-mers; {remedy}."
+    )
 
 
 def _refuse_other_alphabet(words: Vocabulary, alphabet: str, folder: Path) -> None:
@@ -276,11 +328,11 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
-    parts = parts_of(payload)
+    parts = _parts(payload, options)
     if parts.region:
         return parts.tokens[1] - parts.tokens[0]
     length = len(parts.letters)
-    return min(length, options.max_residues or length)
+    return min(length, options.max_residues or length, options.max_tokens or length)
 
 
 def weights_ahead(options: Options) -> Weights:
@@ -350,10 +402,13 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     from featuremill.workloads.encoder import padding
 
     words, most = model.vocabulary, model.options.max_residues
-    parts = [parts_of(payload) for payload in payloads]
+    parts = [_parts(payload, model.options) for payload in payloads]
     together = alike(parts)
     seen = [parts[first] for first, *_ in together]
-    tokens = [words.tokens(letters[:most], structure[:most]) for letters, structure, _ in seen]
+    tokens = [
+        words.tokens(letters[:most], structure[:most], model.options.max_tokens)
+        for letters, structure, _ in seen
+    ]
     longest = max(map(len, tokens))
     if model.max_tokens is not None and longest > model.max_tokens:
         told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"

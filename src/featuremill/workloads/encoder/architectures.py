@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
+from featuremill.workloads.encoder import decoders
 from featuremill.workloads.encoder import folder as folders
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ T5_TABLES = ("shared.weight", "encoder.embed_tokens.weight")
 """One table under two names, of which checkpoints have either or both."""
 ATTENTION = "sdpa"
 """transformers' name for torch's own attention, which has its softmax in fp32."""
+CONV1D = "Conv1D"
+"""What GPT-2 has for a product."""
 MOST_NAMED = 3
 
 
@@ -78,6 +81,8 @@ class Architecture(NamedTuple):
     is_gated: bool = False
     """Whether its feed-forward part has two products up."""
     is_of_transformers: bool = True
+    is_causal: bool = False
+    """Whether a token sees those before it alone."""
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
@@ -269,12 +274,25 @@ KNOWN = {
             is_gated=True,
             is_of_transformers=False,
         ),
+        *(
+            Architecture(
+                model_type,
+                prefix,
+                decoders.HEADS,
+                decoders.build,
+                positions=decoders.positions,
+                trained=decoders.trained,
+                plain=decoders.plain,
+                named=decoders.named,
+                is_gated=model_type not in decoders.NOT_GATED,
+                is_causal=True,
+            )
+            for model_type, prefix in decoders.PREFIXES.items()
+        ),
     )
 }
 
 
-CAUSAL = ("llama", "gpt2", "jamba", "mistral", "mamba", "gpt_neox", "ctrl", "progen", "rita", "opt")
-"""Networks in which a token sees those before it alone, by model_type in small letters."""
 PACKAGES_OF_THEIR_OWN = ("e1", "esm3", "evo", "evo2", "stripedhyena")
 """Networks that are in their authors' packages alone."""
 
@@ -301,7 +319,8 @@ def facts_of(folder: Path) -> Facts:
     config = folders.config_of(folder)
     path = folder / CONFIG
     architecture = _architecture(config, path)
-    if config.get("is_decoder") or config.get("add_cross_attention"):
+    is_decoder = config.get("is_decoder") and not architecture.is_causal
+    if is_decoder or config.get("add_cross_attention"):
         raise UserError(f"{path}: this is a decoder; give a network that is an encoder alone.")
     try:
         config = architecture.plain(config)
@@ -343,8 +362,6 @@ def _why_not(name: str) -> str:
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
     if name == "esmc":
         return "an ESM C, which is computed by workload: esmc"
-    if name in CAUSAL:
-        return f"a causal network, in which a token sees those before it alone; {own}"
     if name in PACKAGES_OF_THEIR_OWN:
         return f"and its network is in its authors' package alone; {own}"
     return f"and known ones are {', '.join(KNOWN)}"
@@ -503,7 +520,7 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
     # Products that fp16 cannot hold, by their authors' experience: of a T5, the last of a layer.
     wide = getattr(network, "_keep_in_fp32_modules", None) or ()
     for name, module in network.named_modules():
-        is_product = isinstance(module, torch.nn.Linear)
+        is_product = isinstance(module, torch.nn.Linear) or type(module).__name__ == CONV1D
         if dtype == torch.float16 and name.rpartition(".")[2] in wide:
             is_product = False
         # On a GPU, scores and what is added to them have to be of one type.

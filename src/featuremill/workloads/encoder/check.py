@@ -22,7 +22,11 @@ BOUNDS = {"bf16": 3e-2, "fp16": 5e-3, "fp32": 1e-5}
 """Relative L2 that the same sequence alone and beside a longer one may lie apart."""
 TOKEN_COSINE = 0.9995
 """With fp32, of a token in 16 bits, on average: what an audit asks for, and what ESM-2 keeps."""
-LETTERS = {"proteins": b"MKTAYIAKQRQISFVKSHFS", "nucleotides": b"ACGTTGCAAGCTTAGGCATC"}
+LETTERS = {
+    "proteins": b"MKTAYIAKQRQISFVKSHFS",
+    "nucleotides": b"ACGTTGCAAGCTTAGGCATC",
+    "texts": b"Each text is a line.",
+}
 log = logging.getLogger("featuremill.encoder")
 SHORT, LONG, ROOM = 19, 40, 1024
 """Letters of the two, and more tokens than both have together."""

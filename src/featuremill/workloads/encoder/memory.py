@@ -38,7 +38,8 @@ class Size(NamedTuple):
     """Tokens and positions that have a vector."""
     file_number_bytes: int
     has_bias_of_scores: int
-    """1 where each score gets a bias of its own, as in a T5: then all scores are laid out."""
+    """1 where each score gets a bias of its own, as in a T5, or is bent, as in a Gemma 2: then all
+    scores are laid out."""
 
     @property
     def num_product_numbers(self) -> int:
@@ -65,7 +66,8 @@ def size_told(facts: Facts) -> Size:
         attention = heads * int(config.get("d_kv", 64))
     else:
         heads = int(config.get("num_attention_heads", 12))
-        inner, attention = int(config.get("intermediate_size", 4 * facts.width)), facts.width
+        inner = int(config.get("intermediate_size", 4 * facts.width))
+        attention = heads * int(config.get("head_dim") or facts.width // heads)
     is_gated = facts.architecture.is_gated or "gated" in str(config.get("feed_forward_proj", ""))
     number = config.get("dtype") or config.get("torch_dtype") or "float32"
     return Size(
@@ -77,7 +79,7 @@ def size_told(facts: Facts) -> Size:
         1 + is_gated,
         embedded=int(config.get("vocab_size") or 0) + (facts.max_tokens or 0),
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
-        has_bias_of_scores=int(name == "t5"),
+        has_bias_of_scores=int(name == "t5" or bool(config.get("attn_logit_softcapping"))),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Self
 
@@ -12,7 +13,7 @@ from featuremill.workload import OptionFile, OptionWeights
 from featuremill.workload.networks import ResidueOptions
 
 __all__ = ["Options"]
-Pool = Literal["mean", "mean_all", "max", "std", "cls", "none"]
+Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
 class Options(ResidueOptions, SequenceOptions):
@@ -21,10 +22,10 @@ class Options(ResidueOptions, SequenceOptions):
     EXECUTION = (
         ResidueOptions.EXECUTION
         | SequenceOptions.EXECUTION
-        | {"letters_per_token", "structure_column"}
+        | {"letters_per_token", "structure_column", "text_column"}
     )
-    POOLS = ("mean", "mean_all", "max", "std", "cls")
-    WHOLE_POOLS = frozenset({"mean_all", "cls"})
+    POOLS = ("mean", "mean_all", "max", "std", "cls", "last")
+    WHOLE_POOLS = frozenset({"mean_all", "cls", "last"})
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[encoder]")
     )
@@ -38,8 +39,9 @@ class Options(ResidueOptions, SequenceOptions):
     pool: tuple[Pool, ...] = Field(default=("mean",), min_length=1)
     """One vector a record, made by `mean` (over the sequence's own tokens), `mean_all` (over the
     special ones as well), `max` and `std` (the largest number and the standard deviation, of n,
-    over the own tokens), `cls` (the vector of the special token at the beginning), several of
-    these, or `none` (only together with `per_residue`)."""
+    over the own tokens), `cls` (the vector of the special token at the beginning), `last` (that of
+    the last token, which has seen all others in a causal network), several of these, or `none`
+    (only together with `per_residue`)."""
     per_residue: bool = False
     """Also deliver one vector for each of the sequence's own tokens: residues of proteins, k-mers
     or what the tokenizer makes of nucleotides."""
@@ -54,6 +56,16 @@ class Options(ResidueOptions, SequenceOptions):
     for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
     config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
     more than the network was trained with get a note."""
+    alphabet: Literal["proteins", "nucleotides", "texts"]  # type: ignore[assignment]
+    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), or `texts`:
+    rows of tables, and .txt files, each of which is one text, for a network whose folder has a
+    tokenizer.json. A chat template is not applied."""
+    text_column: str = "text"
+    """With `alphabet: texts`: the column of tables that holds them."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """With texts, and in causal networks whose tokens have any length: tokens of a record that the
+    network sees, special ones included. If not given, as many as its positions hold or it was
+    trained with, and 4,096 at most. `long` says what happens to records of more."""
     structures: OptionFile | None = None
     """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
     record without one gets `#` for each residue, and a note. Inputs of residues and 3Di letters in
@@ -74,8 +86,17 @@ class Options(ResidueOptions, SequenceOptions):
     def _of_structures(self) -> Self:
         """Refuse what has no effect, or no meaning, with structures or without."""
         self._refuse_idle("structure_column", self.structures is None, "no structures")
+        self._refuse_idle("max_tokens", self.long == "full", "long: full")
+        is_of_letters = self.alphabet != "texts"
+        self._refuse_idle("text_column", is_of_letters, f"alphabet: {self.alphabet}")
+        for name in ("max_residues", "sequence_column", "regions"):
+            self._refuse_idle(name, not is_of_letters, "alphabet: texts")
         if self.structures and self.alphabet != "proteins":
             raise ValueError(
                 "structures are of proteins; leave them out, or set alphabet: proteins"
             )
         return self
+
+    def row_columns(self) -> Mapping[str, type] | None:
+        """Return the columns of tables whose rows are records as they are, with their types."""
+        return {self.text_column: str} if self.alphabet == "texts" else None

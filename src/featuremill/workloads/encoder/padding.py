@@ -125,6 +125,8 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
         for pool in options.pools:
             if pool == "cls":
                 values.append(hidden_BTE[:, 0])
+            elif pool == "last":
+                values.append(_last(hidden_BTE, group.is_token_BT))
             elif pool == "mean_all":
                 values.append(_mean(hidden_BTE, group.is_token_BT))
             else:
@@ -140,6 +142,13 @@ def _mean(hidden_BTE: Tensor, is_meant_BT: Tensor | None) -> Tensor:
         return hidden_BTE.mean(1)
     weights_BT1 = is_meant_BT.unsqueeze(-1).float()
     return (hidden_BTE * weights_BT1).sum(1) / weights_BT1.sum(1)
+
+
+def _last(hidden_BTE: Tensor, is_token_BT: Tensor | None) -> Tensor:
+    """Return the vector of the last token, behind which there is filling alone."""
+    if is_token_BT is None:
+        return hidden_BTE[:, -1]
+    return hidden_BTE[torch.arange(len(hidden_BTE)), is_token_BT.sum(1) - 1]
 
 
 def _max(hidden_BTE: Tensor, is_meant_BT: Tensor) -> Tensor:

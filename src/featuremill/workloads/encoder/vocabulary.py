@@ -18,7 +18,7 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import spiece, structures
+from featuremill.workloads.encoder import decoders, spiece, structures
 
 __all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -95,6 +95,8 @@ class Vocabulary(NamedTuple):
     """Whether residues are capitals and letters of structure small ones, so that it has both."""
     is_of_structure: bool = False
     """Whether it is told that the latter follow."""
+    is_learned: bool = False
+    """Whether tokens are of any length, as the library tokenizers cuts them."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
         """Return letters of an alphabet as this vocabulary has them."""
@@ -111,12 +113,15 @@ class Vocabulary(NamedTuple):
         """Whether a special token at the beginning stands for the whole sequence."""
         return bool(self.first)
 
-    def tokens(self, letters: bytes, structure: bytes = b"") -> Ids:
-        """Return the ids of all tokens of a sequence, and of its structure where it has one."""
+    def tokens(self, letters: bytes, structure: bytes = b"", most: int | None = None) -> Ids:
+        """Return the ids of all tokens of a sequence, and of its structure where it has one; at
+        `most` so many, special ones included."""
         own = self.own(letters)
         if structure:
             assert self.with_structure
             own = self.with_structure(letters, structure)
+        if most is not None:
+            own = own[: most - self.num_special]
         return np.concatenate((self.first, own, self.last)).astype(np.int64)
 
     def letters_in(self, num_tokens: int) -> int:
@@ -142,7 +147,10 @@ def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = Fals
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
     prefix = _prefix(found, prefix, folder)
     first, last = _around(found, model_type, prefix)
-    pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
+    if model_type in decoders.PREFIXES:  # whose tokens see nothing behind them, and none is unknown
+        pad = unknown = min(found.ids.values())
+    else:
+        pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
     known = {token.lstrip(JOINTS) for token in plain}
 
     def make(own: Callable[[bytes], Ids], letters_per_token: int, **more: Any) -> Vocabulary:
@@ -180,7 +188,8 @@ def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = Fals
             f"{folder}: its vocabulary is neither letters nor k-mers, and there is no "
             "tokenizer.json, which cuts sequences; save the model's fast tokenizer there."
         )
-    return make(_learned(found.tokenizer, first, last), LEARNED_LETTERS, is_by_letter=False)
+    own = _learned(found.tokenizer, first, last)
+    return make(own, LEARNED_LETTERS, is_by_letter=False, is_learned=True)
 
 
 class _Found(NamedTuple):
@@ -387,7 +396,7 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
     tokenizer = functools.cache(functools.partial(_tokenizer, path, first, last))
 
     def own(letters: bytes) -> Ids:
-        encoded = tokenizer().encode(letters.decode("ascii"), add_special_tokens=False)
+        encoded = tokenizer().encode(letters.decode("utf-8"), add_special_tokens=False)
         return np.array(encoded.ids, np.int64)
 
     return own

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.workload.outputs import Format, Target, by_sample, refuse_outputs
+from featuremill.workload.outputs import Format, Target, by_owner, own_ids, refuse_outputs
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +38,6 @@ FORMAT = Format(
     holds=("**/*.pt",),
     files_a_record=1,
     environment=Path(SNAKEFILE).parent / "envs" / "esm2.yaml",
-    takes_samples=True,
 )
 KEYS = {
     "mean": "mean_representations",
@@ -81,8 +80,8 @@ class Writer:
 
     def write(self, block: pa.Table) -> None:
         """Write a file for each record of the block, in the folder of its sample, if it has one."""
-        for sample, rows in by_sample(block):
-            self._write(rows, self._folder / sample)
+        for keys, rows in by_owner(block):
+            self._write(rows, self._folder.joinpath(*keys.values()))
 
     def _write(self, block: pa.Table, folder: Path) -> None:
         import pyarrow as pa
@@ -93,7 +92,7 @@ class Writer:
             matrices(column) if pa.types.is_list(column.type) else matrix(column)
             for column in (block[name] for name in self._columns)
         ]
-        texts = (block[name].to_pylist() for name in ("id", "description"))
+        texts = (column.to_pylist() for column in (own_ids(block), block["description"]))
         for id, description, *rows in zip(*texts, *values, strict=True):
             label = f"{id} {description}" if description else id
             result: dict[str, Any] = {"label": label}

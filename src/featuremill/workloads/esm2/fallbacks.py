@@ -134,7 +134,12 @@ class Fallbacks:
         hints = HINTS_ON_CPU if self._device.type == "cpu" else HINTS
         log.warning(
             "%s: %s of %s fails its check (%s), so %s computes it instead: %s.",
-            *(place, fault.operation, failed, fault.text, instead, hints[kind]),
+            place,
+            fault.operation,
+            failed,
+            fault.text,
+            instead,
+            hints[kind],
         )
 
 

@@ -11,8 +11,8 @@ import logging
 import zipfile
 from pathlib import Path
 
-from featuremill.inputs.source import check
 from featuremill.kit.errors import UserError
+from featuremill.kit.files import refuse_unreadable
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
 from featuremill.workload.hugging_face import (
     CONFIG,
@@ -108,7 +108,7 @@ def _refuse_missing(model: str, path: Path) -> None:
         )
     if remedy := how_to_get(model):
         raise UserError(f"{model}: there is no such file or folder; {remedy}.")
-    check(path)
+    refuse_unreadable(path)
 
 
 def locate(model: str) -> Checkpoint:

@@ -60,7 +60,7 @@ __all__ = [
     "weights",
 ]
 
-VERSION = "2"
+VERSION = "3"
 ATTRIBUTES = ("dtype",)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "characters"
@@ -72,6 +72,13 @@ BYTES_PER_TOKEN = 4
 """In English, about."""
 BATCH_TOKENS_VLLM = 250_000
 """Enough rows to keep vLLM's own batches full; a kill loses at most these."""
+ROWS_AT_ONCE, TURNS = 64, 4
+"""Where `batch_rows` is not given, the most that are; and how often a batch of the run has as many,
+so that a row that ended has others to take its place."""
+USUAL_PROMPT = 512
+"""Tokens of a prompt, about."""
+MADE_UP = ("a", "7 Z")
+"""Values of a column that begin differently."""
 USUAL_CONTEXT = 4096
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
 """The names of the number of positions in different architectures."""
@@ -251,7 +258,12 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 def batch_cost(options: Options, device: Device) -> int:
     """Return the tokens of a batch: of one row, where rows are computed one after another."""
-    return BATCH_TOKENS_VLLM if options.engine == "vllm" else 1
+    if options.engine == "vllm":
+        return BATCH_TOKENS_VLLM
+    if options.batch_rows == 1:
+        return 1
+    rows = TURNS * (options.batch_rows or (ROWS_AT_ONCE if device.kind == "cuda" else 16))
+    return rows * (USUAL_PROMPT + options.max_tokens)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
@@ -280,7 +292,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
             networks.forbid_short_cuts()
         # A job sees only its own GPUs, in the order of the lease.
         device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
-        engine = engines.Transformers(weights.path, options, device, tokenizer, document)
+        common = _common(options, tokenizer)
+        engine = engines.Transformers(weights.path, options, device, tokenizer, document, common)
     columns = schema(options, weights)
     return Model(engine, tokenizer, replies.reader(document), options, columns, engine.backend)
 
@@ -319,22 +332,38 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[As
 
     with _without_words():
         return [
-            Asked(_tokens(model, payload.decode()), hashlib.sha256(payload).digest())
+            Asked(
+                _tokens(model.options, model.tokenizer, payload.decode()),
+                hashlib.sha256(payload).digest(),
+            )
             for payload in payloads
         ]
 
 
-def _tokens(model: Model, prompt: str) -> list[int]:
+def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
     # Text in a record that looks like a control token stays text.
-    if not model.options.chat:
-        return list(model.tokenizer(prompt, split_special_tokens=True)["input_ids"])
-    found = model.tokenizer.apply_chat_template(
+    if not options.chat:
+        return list(tokenizer(prompt, split_special_tokens=True)["input_ids"])
+    found = tokenizer.apply_chat_template(
         [{"role": "user", "content": prompt}],
         add_generation_prompt=True,
         sanitize_control_tokens=True,
-        chat_template=_without_clock(model.tokenizer.get_chat_template()),
+        chat_template=_without_clock(tokenizer.get_chat_template()),
     )
     return list(found["input_ids"])
+
+
+def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
+    """Return the tokens that prompts begin with, by two made-up rows; nothing where a template
+    takes no such rows."""
+    prompt = prompts.read(options.prompt)
+    made_up = [dict.fromkeys(prompt.columns, value) for value in MADE_UP]
+    try:
+        one, other = (_tokens(options, tokenizer, prompt.of(row)) for row in made_up)
+    except Exception:  # a template can raise anything
+        return []
+    pairs = enumerate(zip(one, other, strict=False))
+    return one[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)]
 
 
 def _without_clock(template: str) -> str:

@@ -1,15 +1,17 @@
-"""Engines for a model: transformers, a row at a time, or vLLM, many at once.
+"""Engines for a model: transformers or vLLM, many rows at once.
 
-A row's reply depends on the row alone. A matrix product rounds differently for eight rows than for
-one, and padding changes last bits, too, which can change the likeliest token. So transformers gets
-one row at a time. Random numbers come from a counter: the seed, the prompt, the attempt and the
-token's number, not from earlier random numbers.
+A matrix product rounds differently for eight rows than for one, which may change the likeliest of
+two tokens that are about as likely: in 16 bits now and then, in fp32 hardly ever. With one row at a
+time, a row's reply depends on the row alone. Random numbers come from a counter: the seed, the
+prompt, the attempt and the token's number, not from earlier random numbers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -24,11 +26,21 @@ from featuremill.workloads.llm_json import replies
 from featuremill.workloads.llm_json.options import Options
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher
     from transformers import PreTrainedTokenizerFast
 
+    from featuremill.workloads.llm_json.slots import Alone, Slots
+
+log = logging.getLogger("featuremill.llm_json")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STOP, LENGTH = "stop", "length"
 """How a reply ended: by itself, or at `max_tokens`."""
+ROWS_ON_CPU, MOST_ROWS = 16, 64
+"""Rows at once: more make a step longer, and no row cheaper."""
+SHARE_OF_MEMORY = 0.6
+"""Of what is free on a GPU beside the weights: for keys and values."""
+LEAST_COMMON = 16
+"""Tokens that prompts begin with, before these are computed once."""
 
 
 class Asked(NamedTuple):
@@ -37,6 +49,20 @@ class Asked(NamedTuple):
     tokens: list[int]
     sha256: bytes
     """The sha256 of its payload."""
+
+
+@dataclass
+class _Row:
+    """A prompt whose reply is being made."""
+
+    place: int
+    """In what was asked."""
+    asked: Asked
+    matcher: LLMatcher
+    chosen: list[int] = field(default_factory=list)
+    """Tokens of the reply, without those that end it."""
+    last: int = 0
+    finish: str = ""
 
 
 class Reply(NamedTuple):
@@ -73,10 +99,12 @@ class Transformers:
         device: torch.device,
         tokenizer: PreTrainedTokenizerFast,
         schema: dict[str, Any],
+        common: Sequence[int] = (),
     ) -> None:
+        """`common` are the tokens that prompts begin with."""
         from llguidance.hf import from_tokenizer
 
-        self._options, self._device = options, device
+        self._options, self._device, self._common = options, device, list(common)
         self._network = _network(folder, options, device)
         config = self._network.generation_config
         ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
@@ -91,63 +119,136 @@ class Transformers:
         self.backend = f"transformers {type(self._network).__name__} {options.dtype}"
         if options.quantize != "none":
             self.backend += f" {options.quantize}"
-
-    def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt, one after the other."""
-        return [self._reply(one, attempt) for one in asked]
+        self._prepare_slots()
 
     @torch.inference_mode()
-    def _reply(self, asked: Asked, attempt: int) -> Reply:
+    def _prepare_slots(self) -> None:
+        from featuremill.workloads.llm_json import slots
+
+        wanted = self._options.batch_rows
+        self._is_alone = wanted == 1 or not slots.can_take(self._network)
+        self._begun = None
+        if self._is_alone:
+            if wanted not in (None, 1):
+                log.warning("%s computes one row at a time: batch_rows has no effect", self.backend)
+            return
+        self._token_bytes = slots.bytes_of_a_token(self._network)
+        if len(self._common) >= LEAST_COMMON:
+            self._begun = slots.begun(self._network, self._common)
+
+    def _most_rows(self, num_tokens: int) -> int:
+        """Return how many rows of up to so many tokens are computed at once."""
+        if self._is_alone or self._options.batch_rows:
+            return self._options.batch_rows or 1
+        if self._device.type == "cpu":
+            return ROWS_ON_CPU
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return max(
+            1, min(MOST_ROWS, int(free * SHARE_OF_MEMORY / (self._token_bytes * num_tokens)))
+        )
+
+    @torch.inference_mode()
+    def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
+        """Return the reply to each prompt. As a row ends, the next one takes its slot."""
+        from featuremill.workloads.llm_json.slots import Alone, Slots
+
+        longest = max((len(one.tokens) for one in asked), default=0)
+        num_tokens = longest + self._options.max_tokens
+        num_rows = 1 if self._is_alone else min(self._most_rows(num_tokens), len(asked))
+        slots: Slots | Alone = (
+            Alone(self._network)
+            if self._is_alone
+            else Slots(self._network, num_rows, num_tokens, self._begun)
+        )
+        found: dict[int, Reply] = {}
+        waiting = list(range(len(asked)))[::-1]
+        rows: list[_Row] = []
+        """Of the slots, in their order."""
+        while waiting or rows:
+            while waiting and len(rows) < num_rows:
+                place = waiting.pop()
+                row = _Row(place, asked[place], self._matcher())
+                logits_V = slots.give(len(rows), row.asked.tokens)
+                rows.append(row)
+                self._choose([row], logits_V[None], attempt)
+                self._end(rows, slots, found)
+            if rows:
+                logits_RV = slots.step([row.last for row in rows])
+                self._choose(rows, logits_RV, attempt)
+                self._end(rows, slots, found)
+        return [found[place] for place in range(len(asked))]
+
+    def _choose(self, rows: Sequence[_Row], logits_RV: torch.Tensor, attempt: int) -> None:
+        """Choose the next token of each row, under its grammar."""
+        allowed_RV = np.zeros(logits_RV.shape, bool)
+        for allowed_V, row in zip(allowed_RV, rows, strict=True):
+            bits = np.frombuffer(row.matcher.compute_bitmask(), np.uint8)
+            mask = np.unpackbits(bits, bitorder="little")[: len(allowed_V)].view(bool)
+            allowed_V[: len(mask)] = mask
+            if row.matcher.is_error():
+                row.finish, allowed_V[:] = str(row.matcher.stop_reason()), True
+        numbers = [
+            drawn(self._options.seed, row.asked.sha256, attempt, len(row.chosen)) for row in rows
+        ]
+        tokens = _chosen(logits_RV, allowed_RV, self._options.temperature, numbers)
+        for row, token in zip(rows, tokens, strict=True):
+            self._take(row, token)
+
+    def _take(self, row: _Row, token: int) -> None:
+        if row.finish:
+            return
+        if not row.matcher.consume_token(token):
+            row.finish = str(row.matcher.stop_reason())
+            return
+        row.last = token
+        if token not in self._ends:
+            row.chosen.append(token)
+        if row.matcher.is_stopped():
+            row.finish = STOP
+        elif len(row.chosen) >= self._options.max_tokens:
+            row.finish = LENGTH
+
+    def _end(self, rows: list[_Row], slots: Slots | Alone, found: dict[int, Reply]) -> None:
+        """Give up the slots of rows that have ended; the last row takes the place of one."""
+        for slot in range(len(rows) - 1, -1, -1):
+            row = rows[slot]
+            if row.finish:
+                text = self._words.decode_bytes(row.chosen).decode(errors="replace")
+                is_whole = row.finish in (STOP, LENGTH)
+                found[row.place] = Reply(text if is_whole else "", len(row.chosen), row.finish)
+                slots.free(slot)
+                rows[slot] = rows[-1]
+                rows.pop()
+
+    def _matcher(self) -> LLMatcher:
         from llguidance import LLMatcher
 
-        matcher = LLMatcher(self._words, self._grammar, log_level=0)
-        chosen: list[int] = []
-        given, cache, finish = asked.tokens, None, LENGTH
-        while len(chosen) < self._options.max_tokens:
-            state = self._network(
-                input_ids=torch.tensor([given], device=self._device),
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            )
-            cache = state.past_key_values
-            bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
-            if matcher.is_error():
-                return Reply("", len(chosen), str(matcher.stop_reason()))
-            logits = state.logits[0, -1]
-            allowed = np.zeros(len(logits), bool)
-            mask = np.unpackbits(bits, bitorder="little")[: len(logits)].view(bool)
-            allowed[: len(mask)] = mask
-            number = drawn(self._options.seed, asked.sha256, attempt, len(chosen))
-            token = _choose(logits, allowed, self._options.temperature, number)
-            if not matcher.consume_token(token):
-                return Reply("", len(chosen), str(matcher.stop_reason()))
-            if token not in self._ends:
-                chosen.append(token)
-            if matcher.is_stopped():
-                finish = STOP
-                break
-            given = [token]
-        text = self._words.decode_bytes(chosen).decode(errors="replace")
-        return Reply(text, len(chosen), finish)
+        return LLMatcher(self._words, self._grammar, log_level=0)
 
 
-def _choose(
-    logits_V: torch.Tensor, allowed_V: np.ndarray[Any, Any], temperature: float, number: int
-) -> int:
-    """Return the likeliest allowed token, or at a temperature the one that `number` (64 bits)
-    draws.
+def _chosen(
+    logits_RV: torch.Tensor,
+    allowed_RV: np.ndarray[Any, Any],
+    temperature: float,
+    numbers: Sequence[int],
+) -> list[int]:
+    """Return of each row the likeliest allowed token, or at a temperature the one that its number
+    (64 bits) draws.
 
     Raises:
-        RecordFailed: no token has a finite logit.
+        RecordFailed: a row has no token with a finite logit.
     """
-    outside = torch.from_numpy(~allowed_V).to(logits_V.device)
-    logits_V = logits_V.float().masked_fill(outside, -torch.inf)
-    if not torch.isfinite(logits_V.max()):  # the maximum is NaN if any number is
+    outside_RV = torch.from_numpy(~allowed_RV).to(logits_RV.device)
+    logits_RV = logits_RV.float().masked_fill(outside_RV, -torch.inf)
+    if not torch.isfinite(logits_RV.amax(1)).all():  # the maximum is NaN if any number is
         raise RecordFailed("nan", "of the network's logits; set dtype: fp32, or bf16")
     if not temperature:
-        return int(logits_V.argmax())
-    shares_V = torch.softmax(logits_V.double().cpu() / temperature, 0).numpy()
+        return [int(token) for token in logits_RV.argmax(1).tolist()]
+    shares_RV = torch.softmax(logits_RV.double().cpu() / temperature, 1).numpy()
+    return [_drawn(shares_V, number) for shares_V, number in zip(shares_RV, numbers, strict=True)]
+
+
+def _drawn(shares_V: np.ndarray[Any, Any], number: int) -> int:
     places = np.flatnonzero(shares_V)
     sums = shares_V[places].cumsum()
     place = np.searchsorted(sums, number / 2**64 * sums[-1], side="right")

@@ -58,8 +58,11 @@ class Options(RowOptions):
     quantize: Literal["none", "8bit", "4bit"] = "none"
     """Weights in 8 or 4 bits by bitsandbytes, on a GPU only."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """`transformers` computes one row at a time, on a CPU or a GPU. `vllm`, which you install
-    yourself, computes many at once, on the GPUs of `gpus`."""
+    """`transformers` computes on a CPU or a GPU. `vllm`, which you install yourself, computes in
+    batches of its own on the GPUs of `gpus`."""
+    batch_rows: int | None = Field(default=None, ge=1, le=256)
+    """Rows that `transformers` computes at once. If not given: 16 on a CPU; on a GPU as many as its
+    memory holds, 64 at most. With 1, a row's reply depends on the row alone, to the last bit."""
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -71,6 +74,8 @@ class Options(RowOptions):
                         f"{name} has no effect with temperature: 0, which replies the same each "
                         "time; leave it out"
                     )
+        if self.engine == "vllm" and self.batch_rows is not None:
+            raise ValueError("batch_rows has no effect with engine: vllm; leave it out")
         if self.engine == "vllm" and self.quantize == "8bit":
             raise ValueError("quantize: 8bit is not in vllm; take 4bit, or engine: transformers")
         return self

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.inputs import source
 from featuremill.kit.errors import UserError
+from featuremill.kit.files import refuse_unreadable
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped, listed, one_line
 from featuremill.workload import Record
@@ -133,7 +133,7 @@ def segments(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         UserError: a file is no recording or has no sampling rate, or does not fit the options.
     """
     for path in inputs:
-        source.check(path)
+        refuse_unreadable(path)
         _refuse_suffix(path)
     for path in inputs:
         yield from _segments(path, options)

@@ -39,9 +39,12 @@ class Kernels(NamedTuple):
 
 
 TORCH = Kernels(
-    "torch",
-    *(reference.rotate_, reference.add_norm, reference.norm),
-    *(reference.gate, reference.mean_rows),
+    name="torch",
+    rotate_=reference.rotate_,
+    add_norm=reference.add_norm,
+    norm=reference.norm,
+    gate=reference.gate,
+    mean_rows=reference.mean_rows,
 )
 
 
@@ -65,8 +68,12 @@ def compiled_on_cpu(dtype: torch.dtype, num_heads: int, head_dim: int) -> OnCpu 
     from featuremill.workloads.esm2.kernels import llvm_kernels as ours
 
     rows = Kernels(
-        f"{llvm.VERSION}, {instructions(torch.float32)}",
-        *(ours.rotate_, ours.add_norm, reference.norm, ours.gate, reference.mean_rows),
+        name=f"{llvm.VERSION}, {instructions(torch.float32)}",
+        rotate_=ours.rotate_,
+        add_norm=ours.add_norm,
+        norm=reference.norm,
+        gate=ours.gate,
+        mean_rows=reference.mean_rows,
     )
     return OnCpu(f"{llvm.VERSION}, {isa}", rows, ours.attend)
 

@@ -13,7 +13,7 @@ from typing import Literal, TextIO
 
 from featuremill.kit.files import replacing
 from featuremill.kit.text import one_line, plain
-from featuremill.steps.search.hits import Hit
+from featuremill.steps.transfer.search.hits import Hit
 
 Format = Literal["table", "tsv"]
 GAP = "  "

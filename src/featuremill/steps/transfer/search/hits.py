@@ -23,8 +23,8 @@ from featuremill.features.table import NUMBERS, Stored
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.text import counted
-from featuremill.steps.search.queries import Queries, Reader
-from featuremill.steps.search.recipe import Recipe
+from featuremill.steps.transfer.search.queries import Queries, Reader
+from featuremill.steps.transfer.search.recipe import Recipe
 
 QueryInput = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
 """Files and ids; sequences by name; or vectors (queries, width), named by their row."""

@@ -21,11 +21,11 @@ from featuremill.features import NOWHERE, Features
 from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.kit.errors import UserError
-from featuremill.kit.ids import accessions
-from featuremill.kit.runs import full_ids
+from featuremill.kit.ids import WHOLE, accessions
+from featuremill.kit.runs import whole_ids
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
-from featuremill.steps.search.recipe import Recipe
+from featuremill.steps.transfer.search.recipe import Recipe
 
 MOST_NAMED = 5
 """Queries without a vector that a message lists one by one."""
@@ -75,7 +75,7 @@ class Reader:
             UserError: a word is neither, or no query is left.
         """
         files = [word for word in words if _is_file(word)]
-        if files and self._wants_own and self._searched.has_samples:
+        if files and self._wants_own and self._searched.id_columns.keys:
             raise UserError(
                 f"{files[0]}: a file does not name the sample of a sequence, so no record can be "
                 "left out as the query itself; give ids such as <sample>/<id>, or do without "
@@ -127,10 +127,10 @@ class Reader:
         """Return the ids of the records with one of `words` as accession, a few at most."""
         ids_of: dict[str, list[str]] = {}
         wanted = pa.array(words, pa.string())
-        for _, batch in self._searched.table.batches(self._searched.id_columns) if words else ():
+        for _, batch in self._searched.table.batches(WHOLE) if words else ():
             here = accessions(batch["id"])
             places = pc.indices_nonzero(pc.is_in(here, value_set=wanted))
-            ids = full_ids(batch).take(places).to_pylist()
+            ids = whole_ids(batch).take(places).to_pylist()
             for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
                 if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
                     of_word.append(id)

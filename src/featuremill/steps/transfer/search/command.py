@@ -25,7 +25,6 @@ EPILOG = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `featuremill search`."""
     parser.epilog = EPILOG
     add = parser.add_argument
     add("run_folder", type=Path, help="results/<run>")
@@ -54,11 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run `featuremill search`."""
     _calm_blas()
     from featuremill.features.nearest import metric_of
     from featuremill.kit.files import give_way
-    from featuremill.steps.search import hits, view
+    from featuremill.steps.transfer.search import hits, view
 
     if arguments.output:
         give_way(arguments.output, is_named=True)
@@ -121,7 +119,7 @@ def search(
     import pandas as pd
 
     from featuremill.features.nearest import metric_of
-    from featuremill.steps.search import hits
+    from featuremill.steps.transfer.search import hits
 
     if isinstance(queries, Mapping | np.ndarray):
         query: hits.QueryInput = queries

@@ -1,0 +1,23 @@
+"""The one name of a GPU, on every screen, in every log and on every page."""
+
+from __future__ import annotations
+
+from featuremill.base.text import one_line, plain
+
+
+def gpu(uuid: str, number: float | None = None) -> str:
+    """Return "GPU 0 (3a9f)": nvidia-smi's number and where the UUID begins; of a slice
+    "GPU 0 (MIG 3a9f)". What is unknown is left out."""
+    part = "MIG " if uuid.startswith("MIG-") else ""
+    head = _safe(uuid).removeprefix("GPU-").removeprefix("MIG-")[:4]
+    return ("GPU" if number is None else f"GPU {number}") + (f" ({part}{head})" if head else "")
+
+
+def device(kind: str, uuid: str, name: str, number: float | None = None) -> str:
+    """Return a GPU with its model, "GPU 0 (3a9f) NVIDIA L4"; a CPU is its model."""
+    return f"{gpu(uuid, number)} {_safe(name)}" if kind == "cuda" else _safe(name)
+
+
+def _safe(text: str) -> str:
+    """Return an untrusted text, fit for a screen."""
+    return one_line(plain(text))

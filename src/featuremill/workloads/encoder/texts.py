@@ -1,0 +1,90 @@
+"""Texts for networks of language: rows of tables, and files that hold one text each.
+
+A payload is the text in UTF-8. Tokens are counted, and not letters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featuremill.inputs import is_table, rows
+from featuremill.kit.errors import UserError
+from featuremill.kit.reasons import LENGTH, Kind
+from featuremill.workload import Record
+
+if TYPE_CHECKING:
+    from featuremill.workloads.encoder.options import Options
+    from featuremill.workloads.encoder.vocabulary import Vocabulary
+
+__all__ = ["counted", "read"]
+SUFFIX = ".txt"
+EMPTY = Kind(
+    "empty_text", ("empty text",), "Write the text of that row or file, or remove the record."
+)
+REASONS = (EMPTY,)
+
+
+def read(
+    inputs: Sequence[Path], options: Options, words: Vocabulary, trained: int | None
+) -> Iterator[Record]:
+    """Yield the texts of `inputs`, with notes and reasons as `counted` has them.
+
+    Raises:
+        UserError: a file is neither a table nor a text.
+    """
+    for path in inputs:
+        if path.suffix != SUFFIX and not is_table(path):
+            raise UserError(
+                f"{path}: texts are read from tables (.csv, .tsv, .parquet) and {SUFFIX} files, "
+                "one text a file; give one of these."
+            )
+    for path in inputs:
+        found = _of_file(path) if path.suffix == SUFFIX else _of_rows(path, options)
+        for record in found:
+            if not (record.reason or record.payload.strip()):
+                record = record._replace(payload=b"", reason=EMPTY.reason())
+            yield counted(record, options, words, trained)
+
+
+def _of_file(path: Path) -> Iterator[Record]:
+    try:
+        text = path.read_text("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}: this is no text in UTF-8 (byte {error.start:,}); save it as that."
+        ) from None
+    payload = text.encode()
+    yield Record(path.stem, "", payload, str(path), 1, length=len(payload))
+
+
+def _of_rows(path: Path, options: Options) -> Iterator[Record]:
+    for record in rows([path], options):
+        if not record.reason:
+            (text,) = json.loads(record.payload).values()
+            payload = (text or "").encode()
+            record = record._replace(payload=payload, length=len(payload))
+        yield record
+
+
+def counted(record: Record, options: Options, words: Vocabulary, trained: int | None) -> Record:
+    """Return a record with a note if it has more tokens than the network sees (`max_tokens`) or
+    was `trained` with; refused, if `options.long` says so. Tokens of letters count as letters."""
+    most = options.max_tokens
+    least = min((each for each in (most, trained) if each), default=None)
+    if record.reason or not words.is_learned or least is None:
+        return record
+    if len(record.payload) <= least - words.num_special:  # a token takes a byte or more
+        return record
+    num_tokens = len(words.tokens(record.payload))
+    notes = [record.note]
+    if most and num_tokens > most:
+        if options.long == "refuse":
+            reason = LENGTH.reason(f"{num_tokens:,} tokens, at most {most:,}")
+            return record._replace(payload=b"", reason=reason)
+        notes.append(f"longer than {most} tokens, truncated")
+    if trained and min(num_tokens, most or num_tokens) > trained:
+        notes.append(f"longer than the network was trained with ({trained:,})")
+    return record._replace(note="; ".join(filter(None, notes)))

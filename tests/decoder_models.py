@@ -1,0 +1,88 @@
+"""Folders of causal networks with random weights, as transformers saves published ones."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+TEXTS = [
+    "The protein folds in two steps.",
+    "A kinase moves a phosphate from ATP to a protein, and a phosphatase takes it away again.",
+    "Größe ≥ 3 µm; naïve T‑cells 細胞\nsecond line\n\n\tindented",
+    "x",
+    "DNA " * 30,
+]
+SIZES = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "intermediate_size": 96,
+    "max_position_embeddings": 512,
+    "pad_token_id": None,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64, "rope_theta": 10000.0}  # fmt: skip
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 256, "rope_theta": 10000.0}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128,
+        "rope_theta": 10000.0}  # fmt: skip
+NETWORKS = {
+    "llama": SIZES | {"rope_parameters": LLAMA3, "tie_word_embeddings": True},
+    "mistral": SIZES | {"sliding_window": 8},
+    "qwen2": SIZES | {"rope_parameters": YARN},
+    "qwen3": SIZES | {"tie_word_embeddings": False},
+    "gemma": SIZES,
+    "gemma2": SIZES | {"sliding_window": 8, "query_pre_attn_scalar": 16,
+                       "attn_logit_softcapping": 5.0},
+    "gemma3_text": SIZES | {"sliding_window": 8, "query_pre_attn_scalar": 16,
+                            "num_hidden_layers": 6,
+                            "layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+    "phi3": SIZES | {"rope_parameters": LONG, "pad_token_id": 0,
+                     "original_max_position_embeddings": 256},
+    "gpt2": {"n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 256, "bos_token_id": 0,
+             "eos_token_id": 0},
+    "gpt_neox": {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+                 "intermediate_size": 256, "max_position_embeddings": 512, "bos_token_id": 0,
+                 "eos_token_id": 0},
+}  # fmt: skip
+"""Of each kind, with what is peculiar to it: windows, scaled rotations, bent scores, tied heads."""
+
+
+def write(folder: Path, name: str, *, has_bos: bool = True, **more) -> Path:
+    """Write the folder of a network in several files of weights, with a tokenizer of bytes."""
+    import transformers
+
+    vocabulary = tokenizer(has_bos)
+    size = vocabulary.get_vocab_size()
+    config = transformers.CONFIG_MAPPING[name](vocab_size=size, **(NETWORKS[name] | more))
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            random = torch.randn(tensor.shape, generator=numbers)
+            tensor.copy_(random * 0.1 + (tensor.dim() == 1 and key.endswith("weight")))
+    model.save_pretrained(folder, max_shard_size="100KB")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=vocabulary).save_pretrained(folder)
+    return folder
+
+
+def tokenizer(has_bos: bool) -> Tokenizer:
+    """Return pairs of bytes, learned of the texts, with a token before them or without."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    letters = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=["<|begin|>"], initial_alphabet=letters, show_progress=False
+    )
+    made.train_from_iterator([*TEXTS, "ACGTACGTTGCA", "MKTAYIAKQR"], trainer)
+    made.post_processor = processors.ByteLevel(trim_offsets=False)
+    if has_bos:
+        made.post_processor = processors.TemplateProcessing(
+            single="<|begin|> $A", special_tokens=[("<|begin|>", 0)]
+        )
+    return made

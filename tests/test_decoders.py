@@ -1,0 +1,316 @@
+"""Causal networks in the workload encoder: each layer beside transformers' own, alone and in any
+batch; texts as records."""
+
+import json
+import shutil
+from types import MappingProxyType
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import transformers
+import yaml
+from decoder_models import NETWORKS, TEXTS, write
+from encoder_models import write as write_encoder
+from esm2_models import relative_l2
+from programs import Desk
+from real_llm import smollm2
+from safetensors.torch import load_file, save_file
+
+from featuremill.base.errors import UserError
+from featuremill.contract import WorkloadContract
+from featuremill.lease.devices import cpu
+from featuremill.workload import plain_weights, weights
+from featuremill.workloads import encoder
+from featuremill.workloads.encoder import padding
+
+CPU = cpu()
+FP32_L2 = 1e-5
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Return the folder of a kind of network, written when it is asked for."""
+    made = {}
+
+    def folder(name, **more):
+        key = json.dumps([name, more])
+        if key not in made:
+            made[key] = write(tmp_path_factory.mktemp(name) / name, name, **more)
+        return made[key]
+
+    return folder
+
+
+def asked(folder, **options):
+    """Return resolved options and the weights."""
+    given = {"model": str(folder), "alphabet": "texts", "dtype": "fp32"} | options
+    found = weights.weights_of(plain_weights.look(str(folder), True, 1))
+    return encoder.resolve(encoder.Options.model_validate(given), CPU, found), found
+
+
+def loaded(folder, **options):
+    resolved, found = asked(folder, **options)
+    return encoder.load(resolved, [CPU], found)
+
+
+def theirs(folder, texts, dtype=torch.float32):
+    """Return the ids and the hidden states that transformers has of each text alone, by the plain
+    sums."""
+    words = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, attn_implementation="eager", dtype=dtype
+    ).eval()
+    found = []
+    for text in texts:
+        ids = words(text, return_tensors="pt")["input_ids"]
+        with torch.inference_mode():
+            states = model(input_ids=ids, output_hidden_states=True).hidden_states
+        found.append((ids[0].tolist(), [state[0] for state in states]))
+    return found
+
+
+def all_layers(model, texts, most_filling):
+    tokens = [model.vocabulary.tokens(text.encode()) for text in texts]
+    layers = range(model.encoder.num_layers + 1)
+    found = {}
+    for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
+        hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
+        for row, place in enumerate(group.places):
+            found[place] = [hidden[layer][row, : len(tokens[place])] for layer in layers]
+    return [found[place] for place in range(len(texts))]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, name):
+    folder = folders(name, has_bos=name != "gpt2")
+    expected = theirs(folder, TEXTS)
+    model = loaded(folder)
+    for text, (ids, _) in zip(TEXTS, expected, strict=True):
+        assert model.vocabulary.tokens(text.encode()).tolist() == ids
+    for most_filling in (0.0, 1.0):
+        found = all_layers(model, TEXTS, most_filling)
+        for ours, (_, states) in zip(found, expected, strict=True):
+            assert len(ours) == len(states)
+            assert max(map(relative_l2, ours, states)) <= FP32_L2
+    if not CPU.has_bf16:
+        return
+    narrow = [states for _, states in theirs(folder, TEXTS, torch.bfloat16)]
+    for ours, states, (_, exact) in zip(
+        all_layers(loaded(folder, dtype="bf16"), TEXTS, 1.0), narrow, expected, strict=True
+    ):
+        assert relative_l2(ours[-1], exact[-1]) < relative_l2(states[-1].float(), exact[-1])
+
+
+# Texts as records
+
+
+@pytest.fixture
+def desk(tmp_path, environment, folders):
+    """Return a desk with a network and a config for it."""
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    return Desk(tmp_path, environment)
+
+
+def run(desk, inputs, status=0, **options):
+    """Run the config; return what was said."""
+    chosen = {"model": "network", "alphabet": "texts", "dtype": "fp32"} | options
+    config = {"run": "my", "inputs": inputs, "workload": "encoder", "options": chosen}
+    (desk.folder / "my.yaml").write_text(yaml.safe_dump(config))
+    return desk.type("featuremill", "run", "my.yaml", "-c", "1", status=status).text
+
+
+def test_rows_and_files_of_text_get_the_vectors_of_their_tokens(desk):
+    """Line breaks, letters of other languages and what looks like a payload's parts included."""
+    texts = [*TEXTS, "line\nMKT\n1-3"]
+    table = pd.DataFrame({"id": [f"t{n}" for n in range(len(texts))], "note": texts})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    table.assign(id="p" + table["id"]).to_parquet(desk.folder / "texts.parquet")
+    (desk.folder / "alone.txt").write_text("\ufeff" + texts[2], "utf-8")
+    run(
+        desk,
+        ["texts.csv", "texts.parquet", "alone.txt"],
+        text_column="note",
+        pool=["mean", "last", "max", "std"],
+        per_residue=True,
+        output_dtype="float32",
+    )
+    found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
+    assert sorted(found.index) == sorted([*table["id"], *("p" + table["id"]), "alone"])
+    expected = theirs(desk.folder / "network", texts)
+    ids = {**dict(zip(table["id"], expected, strict=True)), "alone": expected[2]}
+    ids |= {f"p{id}": of for id, of in zip(table["id"], expected, strict=True)}
+    for id, (_, states) in ids.items():
+        own = states[-1][1:].numpy()  # behind the token that begins
+        ways = {"mean": own.mean(0), "last": own[-1], "max": own.max(0), "std": own.std(0)}
+        for pool, vector in ways.items():
+            ours = found.loc[id, f"{pool}_layer_3"]
+            assert np.abs(ours - vector).max() <= FP32_L2 * np.abs(own).max(), (id, pool)
+        assert relative_l2(np.stack(found.loc[id, "tokens_layer_3"]), own) <= FP32_L2
+
+
+def test_a_text_of_more_tokens_is_cut_with_a_note_or_refused(desk):
+    table = pd.DataFrame({"id": ["short", "long", "none"], "text": ["few", TEXTS[4], "  "]})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    run(desk, ["texts.csv"], max_tokens=12, pool="mean_all")
+    notes = pd.read_csv(desk.folder / "results/my/notes.tsv", sep="\t")
+    assert notes["id"].tolist() == ["long"] and "truncated" in notes["note"][0]
+    failed = pd.read_csv(desk.folder / "results/my/failed.tsv", sep="\t")
+    assert failed["id"].tolist() == ["none"] and "empty text" in failed["reason"][0]
+    found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
+    words = transformers.PreTrainedTokenizerFast.from_pretrained(desk.folder / "network")
+    model = transformers.AutoModel.from_pretrained(desk.folder / "network", dtype=torch.float32)
+    ids = torch.tensor([words(TEXTS[4])["input_ids"][:12]])
+    with torch.inference_mode():
+        expected = model(input_ids=ids).last_hidden_state[0].mean(0)
+    assert relative_l2(found.loc["long", "mean_all_layer_3"], expected) <= FP32_L2
+    run(desk, ["texts.csv"], max_tokens=12, long="refuse")
+    failed = pd.read_csv(desk.folder / "results/my/failed.tsv", sep="\t").set_index("id")
+    assert "tokens, at most 12" in failed.loc["long", "reason"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "words"),
+    [
+        ({}, ">a\nMKT\n", "texts are read from tables"),
+        ({"max_residues": 9}, "id,text\na,b\n", "max_residues has no effect"),
+        ({"text_column": "note"}, "id,text\na,b\n", "there is no column 'note'"),
+        ({"max_tokens": 9999, "model": "gpt2"}, "id,text\na,b\n", "positions for 256 tokens"),
+        ({"model": "gpt2", "long": "full"}, "id,text\na,b\n", "positions for 256 tokens"),
+        ({"pool": "cls", "model": "gpt2"}, "id,text\na,b\n", "no special token at the beginning"),
+        ({"model": "protbert"}, "id,text\na,b\n", "is of letters or k-mers"),
+    ],
+)
+def test_what_has_no_meaning_is_refused_with_a_sentence(desk, folders, options, text, words):
+    if options.get("model") == "gpt2":
+        shutil.copytree(folders("gpt2", has_bos=False), desk.folder / "gpt2")
+    if options.get("model") == "protbert":
+        write_encoder(desk.folder / "protbert", "protbert")
+    name = "in.fa" if text.startswith(">") else "in.csv"
+    (desk.folder / name).write_text(text)
+    said = run(desk, [name], status=2, **options)
+    assert words in " ".join(said.split())
+
+
+def test_a_file_that_is_no_text_is_refused(desk):
+    (desk.folder / "a.txt").write_bytes(b"\xff\xfe\x00bad")
+    assert "a.txt: this is no text in UTF-8" in run(desk, ["a.txt"], status=2)
+
+
+def test_proteins_are_read_by_a_causal_network(desk):
+    """Its limit is that of its tokens."""
+    records = {"a": "WYVTSPQNMLKIHGFEDCAR" * 2, "b": "ACDEFGHIKL"}
+    (desk.folder / "in.fa").write_text("".join(f">{id}\n{s}\n" for id, s in records.items()))
+    run(desk, ["in.fa"], alphabet="proteins", max_tokens=10)
+    found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
+    ((ids, states),) = theirs(desk.folder / "network", [records["b"]])
+    assert len(ids) <= 10
+    assert relative_l2(found.loc["b", "mean_layer_3"], states[-1][1:].mean(0)) <= FP32_L2
+    notes = pd.read_csv(desk.folder / "results/my/notes.tsv", sep="\t")
+    assert notes["id"].tolist() == ["a"]
+
+
+# Folders as they are published
+
+
+def test_a_gemma_3_that_also_takes_images_gives_its_text_s_network(folders, tmp_path):
+    plain, both = folders("gemma3_text"), tmp_path / "both"
+    shutil.copytree(plain, both)
+    config = json.loads((plain / "config.json").read_text())
+    (both / "config.json").write_text(json.dumps({"model_type": "gemma3", "text_config": config}))
+    tensors = {}
+    for path in both.glob("*.safetensors"):
+        tensors |= load_file(path)
+        path.unlink()
+    (both / "model.safetensors.index.json").unlink()
+    tensors = {f"language_model.{name}": each for name, each in tensors.items()}
+    tensors["vision_tower.patch.weight"] = torch.zeros(3)
+    save_file(tensors, both / "model.safetensors")
+    texts = TEXTS[:2]
+    ours, expected = (all_layers(loaded(each), texts, 1.0) for each in (both, plain))
+    for one, other in zip(ours, expected, strict=True):
+        assert all(map(torch.equal, one, other))
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("gpt2", ("h.0.attn.bias", "h.1.attn.masked_bias")),
+     ("llama", ("model.layers.0.self_attn.rotary_emb.inv_freq",)),
+     ("gpt_neox", ("gpt_neox.layers.0.attention.rotary_emb.inv_freq",
+                   "gpt_neox.layers.0.attention.bias"))],
+)  # fmt: skip
+def test_tables_of_older_releases_are_passed_over(folders, tmp_path, name, more):
+    shutil.copytree(folders(name), tmp_path / "old")
+    save_file({each: torch.zeros(3) for each in more}, tmp_path / "old/old.safetensors")
+    index = tmp_path / "old/model.safetensors.index.json"
+    found = json.loads(index.read_text())
+    found["weight_map"] |= dict.fromkeys(more, "old.safetensors")
+    index.write_text(json.dumps(found))
+    loaded(tmp_path / "old")
+
+
+def test_a_rotation_by_the_longest_of_a_batch_never_sees_more_than_it_was_trained_with(folders):
+    """Else a short text had other values beside a long one."""
+    resolved, _ = asked(folders("phi3"))
+    assert resolved.max_tokens == 256
+    with pytest.raises(UserError, match="positions for 256 tokens"):
+        asked(folders("phi3"), long="full")
+    assert asked(folders("llama"))[0].max_tokens == 512
+    assert asked(folders("llama"), long="full")[0].max_tokens is None
+
+
+def test_quantised_weights_are_refused(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "small")
+    path = tmp_path / "small/config.json"
+    config = json.loads(path.read_text()) | {"quantization_config": {"bits": 4}}
+    path.write_text(json.dumps(config))
+    with pytest.raises(UserError, match="its weights are quantised"):
+        asked(tmp_path / "small")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_published_network_is_that_of_transformers(tmp_path):
+    """SmolLM2-135M-Instruct: its own tokens, 30 layers, 3 heads of keys for 9 of queries."""
+    folder = smollm2(tmp_path)
+    texts = [*TEXTS, "Gene therapy of haemophilia B with a vector of AAV8. " * 12]
+    expected = theirs(folder, texts)
+    model = loaded(folder, max_tokens=2048)
+    far = 0.0
+    for most_filling in (0.0, 1.0):
+        for text, ours, (ids, states) in zip(
+            texts, all_layers(model, texts, most_filling), expected, strict=True
+        ):
+            assert model.vocabulary.tokens(text.encode()).tolist() == ids
+            far = max(far, *map(relative_l2, ours, states))
+    assert far <= FP32_L2
+    narrow = theirs(folder, texts, torch.bfloat16)
+    found = all_layers(loaded(folder, dtype="bf16", max_tokens=2048), texts, 1.0)
+    last = [
+        (relative_l2(ours[-1], exact[-1]), relative_l2(states[-1].float(), exact[-1]))
+        for ours, (_, states), (_, exact) in zip(found, narrow, expected, strict=True)
+    ]
+    print(f"fp32: relative L2 {far:.1e} at most; bf16, ours and transformers' by text: {last}")
+    assert all(ours < others for ours, others in last)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_folder")
+class TestTheContract(WorkloadContract):
+    workload = "encoder"
+    inputs = ("texts.csv",)
+    options = MappingProxyType(
+        {"model": "llama", "alphabet": "texts", "pool": ["mean", "last"], "layers": [1, -1],
+         "per_residue": True, "output_dtype": "float32", "dtype": "fp32"}
+    )  # fmt: skip
+    tolerance = 1e-5
+
+    @pytest.fixture
+    def in_folder(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        write(tmp_path / "llama", "llama")
+        texts = [f"{text} {n}" for n, text in enumerate(TEXTS * 3)]
+        pd.DataFrame({"id": [f"t{n}" for n in range(15)], "text": texts}).to_csv(
+            "texts.csv", index=False
+        )
