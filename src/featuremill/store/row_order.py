@@ -47,18 +47,29 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
     """
     if problem := refuse_outputs(order, outputs):
         raise UserError(f"outputs: {problem}.")
-    if order != "auto":
+    if not will_be_by_shard(order, outputs, plan) or order == "shard":
         return order == "shard"
-    if plan.counts.planned < FROM_RECORDS or not outputs or refuse_outputs("shard", outputs):
-        return False
     num_samples = len(samples_of(folder.records).get(SAMPLE, [""]))
     return num_samples * len(plan.sources) <= MOST_FILES
+
+
+def will_be_by_shard(order: str, outputs: Sequence[str], plan: Plan) -> bool:
+    """Return whether results will come out shard by shard, unless there are very many samples."""
+    if order != "auto":
+        return order == "shard"
+    is_large = plan.counts.planned >= FROM_RECORDS
+    return is_large and bool(outputs) and not refuse_outputs("shard", outputs)
+
+
+def num_jobs_of(plan: Plan, num_sources: int) -> int:
+    """Return how many jobs deliver so many shards."""
+    wanted = max(LEAST_JOBS, plan.counts.planned // RECORDS_A_JOB)
+    return min(wanted, MOST_JOBS, num_sources)
 
 
 def groups_of(plan: Plan) -> list[range]:
     """Return the shards of each delivering job, by their numbers among the plan's sources."""
     num_sources = len(plan.sources)
-    num_jobs = max(LEAST_JOBS, plan.counts.planned // RECORDS_A_JOB)
-    num_jobs = min(num_jobs, MOST_JOBS, num_sources)
+    num_jobs = num_jobs_of(plan, num_sources)
     edges = [num_sources * number // num_jobs for number in range(num_jobs + 1)] if num_jobs else []
     return [range(first, end) for first, end in itertools.pairwise(edges)]
