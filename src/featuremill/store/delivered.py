@@ -29,7 +29,7 @@ class DeliveredFile(Record):
     sha256: str
     mtime_ns: int
     folder: str = ""
-    """Its folder in the results, as in sample=a, which says whose all its rows are."""
+    """Its folder in the results, as in sample=a, if all its rows are of a sample."""
 
 
 class DeliveredShard(JsonFile):
