@@ -18,10 +18,10 @@ rule deliver:
     wildcard_constraints:
         run=mill.names,
         job=r"\d{4}",
+    priority: -1  # no device waits for it
     conda:
         mill.environment("merge")
     threads: 2
-    priority: -1  # no device waits for it
     resources:
         mem_mb=mill.asks("deliver_mb"),
         runtime=mill.asks("deliver_minutes"),
