@@ -31,6 +31,7 @@ are how wide a gap is, numbers with a unit of time, size or speed, dates, and di
 
 import contextlib
 import difflib
+import importlib.util
 import os
 import re
 import shlex
@@ -49,11 +50,13 @@ LACKS = (
     "a network",
     "a container engine",
     "software that is not installed",
+    "scanpy",
     "many minutes",
     "root",
     "what .ci/run types",
 )
 HERE = {"a processor with bf16"} if devices.cpu().has_bf16 else set()
+HERE |= {"scanpy"} if importlib.util.find_spec("scanpy") else set()
 """What this machine has of it."""
 PLACES = ("a checkout", "an empty folder")
 TYPED = ("bash", "python")

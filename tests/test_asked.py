@@ -271,7 +271,7 @@ def test_words_of_snakemake_hide_nothing(desk):
         (
             "--until",
             "extract",
-        ): "--until extract: Snakemake has no such job before there is a plan",
+        ): "compute all now and merge later, name the target extracted in its place.",
         ("--omit-from", "merge"): "--omit-from merge: Snakemake would plan and compute nothing",
         ("--omit-from", "report"): "--omit-from report: Snakemake would plan and compute nothing",
     }.items():

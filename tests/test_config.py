@@ -58,7 +58,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, samples, inputs, store, workload, options, shards, device, gpus, outputs, order, labels, max_failed, keep, features, autoencoders, groups, heads, transfer, translate, verdicts, virnucpro."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus, outputs, order, labels, max_failed, keep, features, autoencoders, groups, heads, maps, transfer, translate, verdicts, virnucpro."),
         ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
         ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
         ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
@@ -108,7 +108,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\noutputs: npy\noptions: {pool: none, per_residue: true}", "my.yaml: outputs: npy needs values per record, but with these options workload 'esm2' delivers none; change the options or drop the output."),
         ("inputs: a\noptions:\n  layers: 3\n  model: esm2_t33_650m", f"my.yaml:4: options.model: there is no model 'esm2_t33_650m'; did you mean 'esm2_t33_650M_UR50D'? There are {MODELS}, or give the path of a checkpoint, or of a folder from Hugging Face."),
         ("inputs: a\noptions:\n  model: 3B", f"my.yaml:3: options.model: there is no model '3B'; did you mean 'esm2_t36_3B_UR50D'? There are {MODELS}, or give the path of a checkpoint, or of a folder from Hugging Face."),
-        ("inputs: a\noptions: {model: ProtT5}", f"my.yaml:2: options.model: there is no model 'ProtT5'; there are {MODELS}, or give the path of a checkpoint, or of a folder from Hugging Face."),
+        ("inputs: a\noptions: {model: ProtT5}", "my.yaml:2: options.model: 'ProtT5' is no ESM-2; workload encoder computes it: type hf download Rostlab/prot_t5_xl_half_uniref50-enc, then featuremill init YOUR.fasta --workload encoder --model Rostlab/prot_t5_xl_half_uniref50-enc. Set alphabet: proteins in that config."),
     ],
 )  # fmt: skip
 def test_a_mistake_is_answered_with_its_line_and_what_to_do(tmp_path, text, sentence):

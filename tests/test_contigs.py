@@ -127,7 +127,10 @@ ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
         ),
         ({"head": {"labels": "kinds.csv"}}, "heads.kinds: labels and column belong together"),
         ({"head": {"folder": "a", "labels": "b"}}, "heads.kinds: give labels and column to train"),
-        ({"head": {"folder": "a", "kind": "mlp"}}, "heads.kinds: group and kind are of the train"),
+        (
+            {"head": {"folder": "a", "kind": "mlp"}},
+            "heads.kinds: group, task, kind and threshold are of the train",
+        ),
         ({"head": {**FOLDER, "of": "dna"}}, "heads.kinds.of: there are no features 'dna'"),
         ({"head": {**FOLDER, "vectors": ["a", "b"]}}, "heads.kinds.vectors: give one for all"),
         ({"head": {**FOLDER, "predict": {"x": ["a/b", "c/d"]}}}, "predict.x: give 1 folder"),

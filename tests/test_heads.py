@@ -333,7 +333,7 @@ def test_sequences_in_place_of_features_are_told_how_to_become_some(tmp_path, ca
     (tmp_path / "new.fasta").write_text(">a\nMKV\n")
     words = ("predict", tmp_path / "h", tmp_path / "new.fasta", "--output", tmp_path / "p.tsv")
     said = refusal(capfd, *words)
-    assert "this is FASTA, and a head takes features; compute them first: featuremill init" in said
+    assert "was imported and does not contain how its features are computed; compute" in said
     assert "then featuremill run new.yaml" in said and "VirNucPro" not in said
 
 

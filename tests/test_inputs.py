@@ -135,6 +135,20 @@ def test_several_notes_stand_side_by_side() -> None:
     assert clean("JJJJ").note == "J read as X; no known residue"
 
 
+def test_a_change_is_made_of_every_record_whoever_makes_it(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.fa", tmp_path / "b.csv"]
+    paths[0].write_text(">p1\nMKV\n>p2\nMK\n")
+    paths[1].write_text("id,sequence\np3,MKV\n")
+
+    def changed(record: Record) -> Record:
+        return record._replace(note=f"{record.id}!")
+
+    assert [record.note for record in proteins(paths).each(changed)] == ["p1!", "p2!", "p3!"]
+    *pieces, last = proteins(paths).each(changed).pieces()
+    made = [each for piece in pieces for each in proteins([]).each(changed).records_of(piece)]
+    assert [record.note for record in [*made, last]] == ["p1!", "p2!", "p3!"]
+
+
 def test_all_inputs_are_looked_at_before_the_first_is_read(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"gone\.fa"):
         next(proteins([DEMO, tmp_path / "gone.fa"]))

@@ -230,7 +230,7 @@ def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
     given = payloads(place / "notes.csv")[:5]
     alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
     model = loaded(batch_rows=4)
-    begun = model.engine._begun.tokens
+    begun = model.engine._beginning.tokens
     assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
     computed, prefill = [], slots.prefill
     monkeypatch.setattr(
@@ -252,7 +252,7 @@ def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
     rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
     with torch.inference_mode():
         assert slots.can_take(network)
-        begun = slots.begun(network, [9] * 20)
+        begun = slots.beginning_of(network, [9] * 20)
         several = slots.Slots(network, 3, 40, begun)
         for slot, row in enumerate(rows):
             several.give(slot, row)

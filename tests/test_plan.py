@@ -1,5 +1,7 @@
 """plan: nothing is lost, nothing is planned twice, and an edit costs only what is new."""
 
+import bz2
+import gzip
 import hashlib
 import random
 from pathlib import Path
@@ -14,6 +16,7 @@ from plans import read_sealed, write_sealed
 
 from featuremill.base.errors import UserError
 from featuremill.config import validate
+from featuremill.inputs import proteins, source
 from featuremill.lease.devices import cpu
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
@@ -238,6 +241,14 @@ def outcome(folder):
     }
 
 
+@pytest.fixture
+def in_small_pieces(monkeypatch):
+    """Files are read in pieces of a few records, of which a process is given some at a time."""
+    monkeypatch.setattr(source, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(spool_module, "PIECES_BYTES", 900)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
 def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch):
     monkeypatch.setattr(spool_module, "CHUNK_RECORDS", 60)
     records = random_proteins(400)
@@ -253,6 +264,77 @@ def test_how_many_processes_share_the_work_changes_no_byte(tmp_path, monkeypatch
         found.append(outcome(folder))
     assert len(result["shards"]) > 10 and result["counts"]["refused"] == 2
     assert found[0] == found[1]
+
+
+def records_of_plan(folder, threads, **more):
+    config = {"workload": "composition", "device": "cpu", "shards": {"cost": 5000}, **more}
+    plan(Results(folder), validate(config), None, threads=threads)
+    return outcome(folder)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_samples_and_files_of_all_kinds_are_the_same_in_pieces(tmp_path, monkeypatch, has_shared):
+    """Of gzip in members, FASTA with awkward lines, and a table; ids and lines as they stand."""
+    text = "".join(
+        f"{' ' * (n % 7 == 0)}>p{n} d{n}\r\n{sequence}\n{';c' * (n % 5 == 0)}\n"
+        for n, (_, sequence) in enumerate(random_proteins(150))
+    ).encode()
+    members = [gzip.compress(text[at : at + 700]) for at in range(0, len(text), 700)]
+    (tmp_path / "a.fa.gz").write_bytes(b"".join(members))
+    write_fasta(tmp_path / "b.fa", random_proteins(50, seed=1))
+    rows = "".join(f"r{n},{sequence}\n" for n, (_, sequence) in enumerate(random_proteins(30)))
+    (tmp_path / "c.csv").write_text("id,sequence\n" + rows)
+    lines = [
+        "sample,file",
+        *(f"s{n},{name}" for n, name in enumerate(["a.fa.gz", "b.fa", "c.csv"])),
+    ]
+    lines += ["s9,b.fa"] * has_shared
+    (tmp_path / "sheet.csv").write_text("\n".join(lines) + "\n")
+    monkeypatch.chdir(tmp_path)
+    alone, shared = (
+        records_of_plan(tmp_path / f"of-{threads}", threads, samples="sheet.csv")
+        for threads in (1, 2)
+    )
+    assert alone == shared
+    found = pq.read_table(tmp_path / "of-2" / "records.parquet").to_pylist()
+    expected = [
+        record for name in ("a.fa.gz", "b.fa", "c.csv") for record in proteins([Path(name)])
+    ]
+    assert [(row["id"], row["source"], row["line"]) for row in found[:230]] == [
+        (record.id, record.source, record.line) for record in expected
+    ]
+
+
+BAD = b">run_into_one\nM1>K\n"
+GOOD = b"".join(
+    b">%a\n%s\n" % (n, text.encode()) for n, (_, text) in enumerate(random_proteins(40))
+)
+
+
+@pytest.mark.usefixtures("in_small_pieces")
+@pytest.mark.parametrize("num_pieces", [0, 2, 3])
+@pytest.mark.parametrize("is_cut_short", [False, True])
+def test_of_several_errors_the_first_one_is_told_whoever_meets_it(
+    tmp_path, num_pieces, is_cut_short
+):
+    """Each process meets one, and so does the one that reads."""
+    bad = [BAD + GOOD[:300] * 2, BAD] * bool(num_pieces)
+    sound = [GOOD * num_pieces, *bad, GOOD]
+    packed = bz2.compress(b"".join(sound)) + bz2.compress(GOOD)[: -9 if is_cut_short else None]
+    (tmp_path / "a.fa.bz2").write_bytes(packed)
+    write_fasta(tmp_path / "b.fa", [("other", "M1>K")])
+    told = []
+    for threads in (1, 2):
+        with pytest.raises(UserError) as error:
+            inputs = [str(tmp_path / name) for name in ("a.fa.bz2", "b.fa")]
+            records_of_plan(tmp_path / f"of-{threads}", threads, inputs=inputs)
+        told.append(str(error.value).removeprefix(str(tmp_path)))
+    assert told[0] == told[1]
+    if num_pieces:
+        assert told[0].startswith(f"/a.fa.bz2:{80 * num_pieces + 1}: there is a '>' inside")
+    else:
+        assert told[0].startswith("/a.fa.bz2: this file is cut" if is_cut_short else "/b.fa:1:")
 
 
 def test_a_lost_shard_file_is_written_again(tmp_path):
@@ -326,7 +408,7 @@ def test_ids_with_the_same_hash_are_compared_themselves(tmp_path):
     keys = np.array([(7, 0), (7, 1), (7, 2), (7, 3)], repeats_module.ID_KEY)
     keys.tofile(tmp_path / "ids.bin")
     digests = [letter * 32 for letter in (b"1", b"2", b"1", b"3")]
-    columns = {"id": ["a", "b", "a", "a"], "sha256": digests, "sample": [0, 0, 0, 1]}
+    columns = {"id": ["a", "b", "a", "a"], "sha256": digests, "owner": [0, 0, 0, 1]}
     absent = {field.name: pa.nulls(4, field.type) for field in ROWS}
     table = pa.table(absent | columns).cast(ROWS)
     with pa.ipc.new_stream(str(rows_path(tmp_path)), ROWS) as writer:

@@ -12,8 +12,11 @@ import json
 import os
 import re
 import signal
+import struct
 import tempfile
+import zlib
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
@@ -33,7 +36,7 @@ from featuremill import config
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.reasons import is_missing
 from featuremill.features.loading import load
-from featuremill.inputs import proteins
+from featuremill.inputs import proteins, source
 from featuremill.inputs.residues import ALPHABET
 from featuremill.lease import Request
 from featuremill.lease.request import VARIABLES
@@ -153,17 +156,45 @@ def expected_of(data):
     return found
 
 
-@holds(150, data=fasta_files(), packed=st.sampled_from(["", "gz", "zst"]))
-def test_fasta_is_read_as_a_simple_parser_reads_it(folder, data, packed):
+def members_of(data, packed):
+    """Return `data` in members of 9 bytes: of gzip, of bgzip (whose extra field says how long each
+    is, and whose last one is empty), or frames of zstd."""
+    parts = [data[at : at + 9] for at in range(0, len(data), 9)]
+    if packed == "zst":
+        return b"".join(pa.compress(part, codec="zstd", asbytes=True) for part in parts)
+    if packed == "gz":
+        return b"".join(map(gzip.compress, parts))
+    members = []
+    for part in [*parts, b""]:
+        packer = zlib.compressobj(wbits=-15)
+        deflated = packer.compress(part) + packer.flush()
+        head = b"\x1f\x8b\x08\x04" + bytes(5) + b"\xff\x06\x00BC\x02\x00"
+        end = struct.pack("<II", zlib.crc32(part), len(part))
+        members.append(head + struct.pack("<H", len(deflated) + 25) + deflated + end)
+    return b"".join(members)
+
+
+@holds(
+    200,
+    data=fasta_files(),
+    packed=st.sampled_from(["", "", "gz", "bgzip", "zst"]),
+    block=st.sampled_from([1, 2, 5, 16, 64, source.BLOCK_BYTES]),
+)
+def test_fasta_is_read_as_a_simple_parser_reads_it(folder, data, packed, block):
+    """Wherever it is cut into pieces, and whoever makes their records."""
     path = folder / "in.fa"
-    with xopen(path, "wb", threads=0, format=packed) if packed else path.open("wb") as file:
-        file.write(data)
+    path.write_bytes(members_of(data, packed) if packed else data)
     expected = expected_of(data)
-    if expected is None:
-        with pytest.raises(UserError):
-            list(proteins([path]))
-        return
-    records = list(proteins([path]))
+    with patch.object(source, "BLOCK_BYTES", block):
+        if expected is None:
+            with pytest.raises(UserError):
+                list(proteins([path]))
+            return
+        pieces = list(proteins([path]).pieces())
+    by_piece = [list(proteins([]).records_of(piece)) for piece in pieces]
+    assert [piece.num_records for piece in pieces] == list(map(len, by_piece))
+    records = [record for each in by_piece for record in each]
+    assert records == list(proteins([path]))
     assert [(r.id, r.description.strip(), r.line) for r in records] == [
         (id, description, line) for id, description, _, line in expected
     ]

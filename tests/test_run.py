@@ -300,8 +300,8 @@ def test_an_option_that_nobody_has_is_one_sentence(tmp_path, environment):
     desk = Desk(tmp_path, environment)
     (tmp_path / "my.yaml").write_text("inputs: my.fa\n")
     told = {
-        "--outdir X": "error: there is no option --outdir; results are in results/<run> of the "
-        "folder that --directory names; snakemake --help lists all options.",
+        "--outdir X": "error: there is no option --outdir; to have results in another folder: "
+        "featuremill run --results FOLDER; snakemake --help lists all options.",
         "--dry-runn": "error: there is no option --dry-runn; did you mean --dry-run? snakemake "
         "--help lists all options.",
     }
@@ -335,3 +335,20 @@ def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch,
         assert f"featuremill run other.yaml (process {other.pid})" in said and "unlock" not in said
         other.communicate()
     assert handler.filter(record) and not capsys.readouterr().err  # a killed run's: Snakemake's own
+
+
+def test_the_error_of_the_only_job_that_failed_is_said_once(tmp_path, environment):
+    environment = {**environment, "TORCH_HOME": str(tmp_path), "FEATUREMILL_CACHE": str(tmp_path)}
+    closed = {f"{name}_proxy": "http://127.0.0.1:9" for name in ("http", "https")}
+    desk = Desk(tmp_path, {**environment, **closed})
+    config = {"run": "my", "inputs": "my.fa", "options": {"model": "esm2_t6_8M_UR50D"}}
+    (tmp_path / "my.yaml").write_text(json.dumps(config))
+    (tmp_path / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
+    said = desk.type("featuremill", "run", "my.yaml", status=2).text
+    assert " ".join(said.split()).count("cannot be downloaded here (") == 1
+    assert said.count("weights/esm2_t6_8M_UR50D.log") == 1 and "featuremill status" in said
+    (tmp_path / "my.fa").write_text("no FASTA\n")
+    config["options"] = {"model": "mill_t6_8M"}
+    (tmp_path / "my.yaml").write_text(json.dumps(config))
+    said = desk.type("featuremill", "run", "my.yaml", status=2).text
+    assert said.count("my.fa:1:") == 1, "the weights that were made are no last word"

@@ -214,7 +214,7 @@ def test_queries_are_computed_on_the_device_that_the_run_chose(monkeypatch):
     cpu = SimpleNamespace(kind="cpu")
     monkeypatch.setattr(recipe, "devices_for", lambda choice: [asked.append(choice) or cpu])
     monkeypatch.setattr(recipe, "with_processors", list)
-    of_run = SimpleNamespace(_plan=SimpleNamespace(gpus=1, device="cpu"), _root="run")
+    of_run = SimpleNamespace(_plan=SimpleNamespace(gpus=1, device="cpu"), _name="run")
     for choice in (None, "cuda"):
         assert recipe.Recipe._devices(of_run, choice) == [cpu]
     assert asked == ["cpu", "cuda"]

@@ -30,13 +30,19 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError, Work
 if TYPE_CHECKING:
     from featuremill.step import Command
 
+START = """Vectors of your proteins, from a language model, on every GPU you have. Start with:
+
+  featuremill init my.fasta     writes my.yaml
+  featuremill run my.yaml       computes results/my; the same command resumes
+  featuremill status            how far the runs here are; with a run: what failed, what to type
+"""
 EVERYDAY = {
     "init": "write a commented config for your own input",
     "run": "compute what a config asks for: snakemake with this workflow, from any folder",
     "status": "show what is done, what runs where, what failed and why, and what to type next",
     "top": "show a run while it computes: progress, speed, time left, devices",
-    "retry": "compute failed records again",
     "export": "write results in other formats, without computing again",
+    "retry": "compute failed records again",
     "estimate": "predict how long a run takes on so many devices, and what it needs",
     "doctor": "check whether this machine is ready, and show how to run here",
     "clean": "list what of a run can be removed, and remove it",
@@ -157,14 +163,21 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
 
 
 def _name_folder(parsed: argparse.Namespace) -> None:
-    """Give a command that takes the folder of one run that folder where a config was typed."""
-    typed: Path | None = getattr(parsed, "run_folder", None)
-    if typed is None or getattr(parsed, "takes_configs", False):
+    """Give a command that takes folders of runs those folders where configs were typed."""
+    if getattr(parsed, "takes_configs", False):
         return
-    if typed.suffix in (".yaml", ".yml"):
+
+    def folder_of(given: Path) -> Path:
+        if given.suffix not in (".yaml", ".yml"):
+            return given
         from featuremill.config import runs
 
-        parsed.run_folder = runs.one(typed)
+        return runs.one(given)
+
+    if hasattr(parsed, "run_folder"):
+        parsed.run_folder = folder_of(parsed.run_folder)
+    if hasattr(parsed, "runs"):
+        parsed.runs = [folder_of(given) for given in parsed.runs]
 
 
 def _about(parsed: argparse.Namespace) -> str:
@@ -215,7 +228,12 @@ def _level(parsed: argparse.Namespace) -> int:
 
 def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.ArgumentParser:
     """Build the parser; only the chosen verb's module is imported."""
-    parser = argparse.ArgumentParser(prog="featuremill", description="Records in, features out.")
+    parser = argparse.ArgumentParser(
+        prog="featuremill",
+        description=START,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="featuremill [-h] [--version] COMMAND …",
+    )
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     theirs = {verb: command.summary for verb, command in of_plugins.items()}

@@ -19,12 +19,16 @@ mill.guard_outputs(SNAKEFILE)
 
 
 def receipts(wildcards):
+    return receipts_of(**wildcards)
+
+
+def receipts_of(**wildcards):
     """Return the receipts that the plan asks for, once there is a plan and steps can do with it."""
     plan = checkpoints.plan.get(**wildcards).output.plan
     for run in mill.checked_together:
         checkpoints.plan.get(run=run)
     mill.check_records()
-    return mill.of(wildcards).receipts(plan)
+    return mill.runs[wildcards.get("run", mill.run)].receipts(plan)
 
 
 def delivered(wildcards):

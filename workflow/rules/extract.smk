@@ -1,4 +1,5 @@
-# extract: compute one shard on one GPU slot (or several, or on the CPU).
+# extract: compute one shard on one GPU slot (or several, or on the CPU). The target `extracted` is all
+# shards of all runs, without what comes after.
 #
 #   in    weights/<name>.json; the shard itself stands in the store, named by the wildcard
 #   out   receipts/<recipe>/<shard>.json: counts, seconds, device, the part's digest
@@ -29,3 +30,8 @@ rule extract:
     shell:
         "exec featuremill extract {params.folder:q} {wildcards.shard}"
         " --recipe {wildcards.recipe} --threads {threads} --log-file {log:q}"
+
+
+rule extracted:
+    input:
+        lambda wildcards: [file for run in mill.runs for file in receipts_of(run=run)],

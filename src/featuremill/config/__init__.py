@@ -118,6 +118,9 @@ class Records(Section):
     run: str = "demo"
     """Name of the run; its files go to `results/<run>/`. Another config of the same name that asks
     for something else is refused there."""
+    results: str = Field(default="", exclude=True)
+    """Folder, on another disk for example, for the run's files: they go to `<this folder>/<run>/`,
+    and `results/<run>` is a link to that. `featuremill run --results FOLDER` does the same."""
     samples: str = ""
     """A sheet of samples in place of `inputs`: a table (.csv, .tsv, .parquet) with the columns
     `sample` and `file`, and others that are kept as the sample's own. See docs/samples.md."""
@@ -131,9 +134,9 @@ class Records(Section):
     def _names_folders(cls, run: str) -> str:  # `<run>/<name>`, of one of several
         return "/".join(map(plain_name, run.split("/", 1)))
 
-    @field_validator("samples")
+    @field_validator("samples", "results")
     @classmethod
-    def _sheet_name(cls, value: str) -> str:
+    def _file_name(cls, value: str) -> str:
         return "".join(cls._file_names((value,))) if value else value
 
     @field_validator("inputs", "store")
@@ -443,9 +446,10 @@ def refuse_input(path: Path) -> None:
 
 
 def load(path: Path) -> tuple[dict[str, Any], Places]:
-    """Return what the YAML file `path` says, not validated, and where each key stands."""
+    """Return what the YAML file `path` says, not validated, and where each key stands. Of a run's
+    folder it is the config of its last start."""
     if path.is_dir():
-        raise UserError(f"{path}: this is a folder; name the config of the run, as in my.yaml.")
+        path = run_lock.config_of(path)
     try:
         refuse_input(path)
         text = path.read_text("utf-8")

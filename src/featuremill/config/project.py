@@ -19,6 +19,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.step import (
     ChecksFiles,
     ChecksRecords,
+    DrawsRecords,
     MakesRecords,
     finding,
     plain_name,
@@ -215,7 +216,7 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     checked = {**raw, FEATURES: names or raw[FEATURES]}
     whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
-    records = whole.model_dump(include={"inputs", "samples", "store"})
+    records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
     found: list[tuple[Mapping[str, Any], Origin]] = []
     for name, keys in sets.items():
         of_set = f"{origin.source}: {FEATURES}.{name}"
@@ -279,6 +280,12 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
     no step does that."""
     steps = (step_of(key) for key in finding.built_in())
     return next(filter(None, (step.optional(each, "proteins_of")(paths) for each in steps)), None)
+
+
+def draws_records() -> DrawsRecords:
+    """Return the step that draws the map of a report."""
+    steps = map(step_of, finding.known())
+    return next(one for one in steps if isinstance(one, DrawsRecords))
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

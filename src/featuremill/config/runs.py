@@ -56,12 +56,15 @@ def named(typed: Path) -> Runs:
     if typed.suffix in (".yaml", ".yml") and not typed.exists():
         raise UserError(f"{typed}: there is no such config; check the path, or name results/<run>.")
     if not typed.is_file():
+        run_lock.refuse_lost(typed)
         below = runs_below(typed)
         is_project = below and run_lock.is_in_results(typed) and not _is_run(typed)
         return Runs(typed, below if is_project else [typed])
     raw, places = configs.load(typed)
     found = project.validate(raw, str(typed), places)
     elsewhere = [typed.parent / folder for folder in found.folders]
+    for folder in (*found.folders, *elsewhere):
+        run_lock.refuse_lost(folder)
     runs = [*found.runs.values()]
     if any(map(Path.exists, found.folders)) or not any(map(Path.exists, elsewhere)):
         before, after = found.made_around

@@ -13,7 +13,7 @@ from pathlib import Path
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.config import load
-from featuremill.store import command_line
+from featuremill.store import command_line, run_lock
 
 PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -29,6 +29,9 @@ PROFILE = "--workflow-profile"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="the run's config; featuremill init writes one")
     parser.add_argument(
+        command_line.RESULTS, default="", metavar="FOLDER", help="where results go: FOLDER/<run>"
+    )
+    parser.add_argument(
         "options",
         nargs=argparse.REMAINDER,
         metavar="…",
@@ -38,29 +41,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Become Snakemake."""
+    options, results = _without_results(arguments.options)
+    if results := results or arguments.results:
+        results = os.path.normpath(Path(results).absolute())
+    if arguments.config.is_dir():
+        arguments.config = run_lock.config_of(arguments.config)
     if not arguments.config.is_file():
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
     load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
-    if any(word.startswith("--configfile") for word in arguments.options):
+    if any(word.startswith("--configfile") for word in options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
         )
-    for profile in _profiles(arguments.options):
+    for profile in _profiles(options):
         _refuse_missing(profile)
     # --configfile takes all words up to the next option, --snakefile just one: options may begin
     # or end with a target.
     command = [sys.executable, "-m", "featuremill.flow.start_snakemake"]
     command += ["--configfile", str(arguments.config)]
-    if DRY & {*arguments.options} and not any(w.startswith(LOUDNESS) for w in arguments.options):
+    if DRY & {*options} and not any(w.startswith(LOUDNESS) for w in options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
     command += ["--snakefile", this_process.SNAKEFILE]
     has_profile = environment.SNAKEMAKE_PROFILE.text() not in (None, "", "none")
-    if not (has_profile or any(w.startswith(SAYING_HOW_MUCH) for w in arguments.options)):
+    if not (has_profile or any(w.startswith(SAYING_HOW_MUCH) for w in options)):
         command += ["--cores", _all_cores()]
-    command_line.remember(["featuremill", "run", str(arguments.config), *arguments.options])
-    os.execv(sys.executable, [*command, *_with_cores(arguments.options)])  # noqa: S606
+    placed = [command_line.RESULTS, results] if results else []
+    command_line.remember(["featuremill", "run", str(arguments.config), *placed, *options])
+    os.execv(sys.executable, [*command, *_with_cores(options)])  # noqa: S606
+
+
+def _without_results(options: Sequence[str]) -> tuple[list[str], str]:
+    """Return the `options` without `--results`, and its value."""
+    kept, results = list[str](), ""
+    words = iter(options)
+    for word in words:
+        option, is_one_word, value = word.partition("=")
+        if option != command_line.RESULTS:
+            kept.append(word)
+        elif not (results := value if is_one_word else next(words, "")):
+            raise UserError(f"{option}: name a folder after it.")
+    return kept, results
 
 
 def _all_cores() -> str:

@@ -332,6 +332,11 @@ class Flow:
     def of(self, wildcards: Any) -> RunOfRules:
         return self.runs[getattr(wildcards, "run", self.run)]
 
+    def drawn(self, wildcards: Any) -> list[str]:
+        """Return the files of steps that the report of a job's run draws."""
+        folder = self.of(wildcards).results
+        return [path for made in self.made if made.on_report_of == folder for path in made.files]
+
     def of_weights(self, wildcards: Any) -> RunOfRules:
         """Return a run that needs the weights that a job makes."""
         return self._by_weights[wildcards.name]

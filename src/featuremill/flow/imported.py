@@ -45,6 +45,7 @@ def below_prefix(workflow: Any, run: Run) -> Run:
     return run.model_copy(
         update={
             "inputs": tuple(map(moved, run.inputs)),
+            "results": moved(run.results),
             "options": run.options.model_copy(update=options),
             "labels": run.labels.model_copy(update={"file": moved(run.labels.file)}),
             "folder": moved(run.folder),

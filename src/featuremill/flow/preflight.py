@@ -24,7 +24,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Origin, Run, asked
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
-from featuremill.flow import internals
+from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
 from featuremill.lease.devices import devices_for
@@ -66,6 +66,7 @@ def prepare(workflow: Any, run: Run) -> None:
         refuse_default_storage(workflow)
         refuse_without_packages(workflow, run)
         refuse_without_gpu(workflow, run)
+        elsewhere.place(run)
         path = config_file(workflow, run.folder)
         refuse_run_in_run(run)
         refuse_another_config(run, path)
@@ -503,8 +504,8 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
     if rule.format("extract") in until:
         raise RefusedError(
             f"--until {rule.format('extract')}: Snakemake has no such job before there is a "
-            f"plan, and would end without computing anything; --until {merge} computes everything, "
-            "and draws no report."
+            "plan, and would end without computing anything; to compute all now and merge later, "
+            f"name the target {rule.format('extracted')} in its place."
         )
     ours = {rule.format(verb) for verb in (*command_line.RULES, *merging)}
     for name in sorted(ours & {*omitted}):

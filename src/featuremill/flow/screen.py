@@ -103,6 +103,11 @@ class FailedJob(internals.JobError):
         match = STATUS.search(self.ending)
         return int(match[1]) if match else 1
 
+    @property
+    def says_why(self) -> bool:
+        """Return whether its log ends with an error."""
+        return bool(self._said())
+
     def _said(self) -> str:
         return last_error(self.log) if self.log else ""
 
@@ -128,6 +133,8 @@ class Failures:
         """Whether Ctrl-C was pressed."""
         self.are_told = False
         """Whether the summary at the end was asked for."""
+        self.shown_last: FailedJob | None = None
+        """The job whose error is the last thing on the screen."""
 
     def hear(self, record: logging.LogRecord) -> FailedJob | bool:
         """Take note of what Snakemake logs; return the job that failed, or whether it is about one
@@ -185,6 +192,7 @@ def calm_output(workflow: Any) -> Failures:
             print(plain(message_of_lock(others)), file=sys.stderr)
             return False
         if not shows_all and (steps := internals.progress_of(record)):
+            failures.shown_last = None
             # Without a share in percent: the plan adds steps, so it would fall.
             print(f"{steps[0]} of {steps[1]} steps done", file=sys.stderr)
             return False
@@ -193,6 +201,7 @@ def calm_output(workflow: Any) -> Failures:
             return shows_all or not internals.is_about_scheduling(record)
         if isinstance(failed, FailedJob):
             print(message_of(failed, is_here), file=sys.stderr)
+            failures.shown_last = failed if is_here and failed.says_why else None
         return False
 
     internals.filter_screen(matters)

@@ -43,7 +43,7 @@ def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
         message += f" ({short} was read as this option)" if short.startswith("--") else ""
         message += "; "
     if any(map(FOLDER.match, typed)):
-        message += "results are in results/<run> of the folder that --directory names; "
+        message += "to have results in another folder: featuremill run --results FOLDER; "
     print(f"error: {message}snakemake --help lists all options.", file=sys.stderr)
     sys.exit(2)
 

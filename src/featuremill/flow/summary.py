@@ -14,7 +14,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import plain, wrapped
 from featuremill.base.words import counted
 from featuremill.config import Config
-from featuremill.flow.preflight import asks_for_less
+from featuremill.flow.preflight import asks_for_less, is_computed
 from featuremill.flow.screen import FailedJob, Failures, stopped
 from featuremill.merge import clean
 from featuremill.store import command_line
@@ -32,8 +32,12 @@ _started = time.time()
 def closing_words(*runs: str) -> str:
     """Return what to say when runs ended well: how much there is, where, and what to try next."""
     new = {results: delivery for results in runs if (delivery := _new_results(results))}
-    if not new:
-        return ""  # only a part of the workflow was asked for
+    if not new:  # only a part of the workflow was asked for
+        waiting = [results for results in runs if is_computed(results) and not _is_merged(results)]
+        return "".join(
+            f"{results}: all is computed. This merges it: {command_line.this()}"
+            for results in waiting[:1]
+        )
     first = next(iter(new))
     is_demo = any(made.run == Config.model_fields["run"].default for made in new.values())
     load = f"-c \"import featuremill; print(featuremill.load('{first}'))\""
@@ -43,6 +47,12 @@ def closing_words(*runs: str) -> str:
         + command_line.where_typed(f"{_command('python')} {load}")
         + (f"\nYour own data: {_command('featuremill')} init YOUR.fasta" if is_demo else "")
     )
+
+
+def _is_merged(results: str) -> bool:
+    folder = Results(Path(results))
+    plan, delivery = folder.find_plan(), folder.find_delivery()
+    return bool(plan and delivery and delivery.is_of(plan))
 
 
 def _new_results(results: str) -> Delivery | None:
@@ -111,7 +121,11 @@ def closing(failures: Failures, run_or_config: str) -> str:
     for job in jobs:
         kinds.setdefault((job.rule, _common(job)), []).append(job)
     is_stop = all(job.was_stopped for job in jobs)
-    lines = ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"]
+    if jobs == [failures.shown_last]:
+        kinds = {}
+    lines = (
+        ["", f"{counted(len(jobs), 'job')} {'stopped' if is_stop else 'failed'}:"] if kinds else []
+    )
     for (rule, sentence), alike in list(kinds.items())[:MOST_KINDS]:
         lines += ["", *wrapped(plain(f"{rule}: {sentence}"), "  ", "    ", width=WIDTH)]
         more = f" (and {counted(len(alike) - 1, 'more job')} with the same)" if alike[1:] else ""

@@ -9,18 +9,19 @@ what its name says, of another kind) is a `UserError`. Nothing here knows what a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from pydantic import BaseModel
 
 from featuremill.base import reasons
 from featuremill.base.errors import UserError
-from featuremill.inputs import columns, kinds, letters, source
+from featuremill.inputs import columns, fasta, kinds, letters, source
+from featuremill.inputs.fasta import Piece
 from featuremill.workload import Record as Record
 from featuremill.workload import WorkloadOptions
 
@@ -124,30 +125,30 @@ class NamedColumns(RowOptions):
         return self.names
 
 
-def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Iterator[Record]:
+def proteins(inputs: Sequence[Path], options: TableOptions | None = None) -> Stream:
     """Stream the protein records of `inputs`, file by file and in order, bad ones with a reason.
 
     `options` say which columns of tables count. Memory is bounded by the longest record. All files
     are looked at before the first one is read, so that a wrong last name doesn't cost the time of
     the others.
     """
-    return _stream(inputs, _kind(options or TableOptions()))
+    return Stream(inputs, _kind(options or TableOptions()))
 
 
 def nucleotides(
     inputs: Sequence[Path],
     options: NucleotideOptions | None = None,
     fasta: str = kinds.NUCLEOTIDES.fasta,
-) -> Iterator[Record]:
+) -> Stream:
     """Stream the records of DNA or RNA in `inputs`, as `proteins` does: IUPAC letters in upper
     case, U as T; of FASTQ, the qualities are dropped. `fasta` is a module whose
     `read(path, kind)` reads FASTA in another way."""
-    return _stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
+    return Stream(inputs, _kind(options or NucleotideOptions())._replace(fasta=fasta))
 
 
-def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Iterator[Record]:
+def sequences(inputs: Sequence[Path], options: SequenceOptions) -> Stream:
     """Stream the records of `inputs` as `proteins` or `nucleotides` does, as `options` say."""
-    return _stream(inputs, _kind(options))
+    return Stream(inputs, _kind(options))
 
 
 def spelled(
@@ -155,20 +156,18 @@ def spelled(
     make: letters.Make,
     options: TableOptions,
     fasta: str = kinds.PROTEINS.fasta,
-) -> Iterator[Record]:
+) -> Stream:
     """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
     them (`featuremill.inputs.letters.maker`). `fasta` is a module as of `nucleotides`."""
     chosen = columns.Named(options.id_column, options.sequence_column)
-    return _stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
+    return Stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
 
 
-def rows(
-    inputs: Sequence[Path], options: RowOptions | SequenceOptions | None = None
-) -> Iterator[Record]:
+def rows(inputs: Sequence[Path], options: RowOptions | SequenceOptions | None = None) -> Stream:
     """Stream the rows of the tables `inputs`, as `proteins` does: a payload is the JSON object of
     the values of `options.payload_columns()` or of `row_columns()` (`featuremill.inputs.cells` says
     how)."""
-    return _stream(inputs, _kind_of(options or RowOptions()))
+    return Stream(inputs, _kind_of(options or RowOptions()))
 
 
 def columns_taken(path: Path, options: BaseModel) -> str:
@@ -298,15 +297,41 @@ def _refuse_no_table(path: Path, format: Format) -> None:
     )
 
 
-def _stream(inputs: Sequence[Path], kind: kinds.Kind) -> Iterator[Record]:
-    for path in inputs:
-        source.check(path)
-        format_of(path)
-    for path in inputs:
-        yield from _read(path, kind)
+class Stream(Iterator[Record]):
+    """The records of files, or pieces of the files, of which others make the records."""
+
+    def __init__(self, inputs: Sequence[Path], kind: kinds.Kind) -> None:
+        self._inputs, self._kind = inputs, kind
+        self._change: Callable[[Record], Record] = lambda record: record
+        self._records = chain.from_iterable(map(self.records_of, self.pieces()))
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def each(self, change: Callable[[Record], Record]) -> Stream:
+        """Have `change` made of every record, also of those made from pieces."""
+        self._change = change
+        return self
+
+    def pieces(self) -> Iterator[Piece | Record]:
+        """Yield what the files hold, in order: pieces of FASTA, and records of other files."""
+        for path in self._inputs:
+            source.check(path)
+            format_of(path)
+        for path in self._inputs:
+            for piece in _read(path, self._kind):
+                yield self._change(piece) if isinstance(piece, Record) else piece
+
+    def records_of(self, piece: Piece | Record) -> Iterator[Record]:
+        if isinstance(piece, Record):
+            return iter((piece,))
+        records = fasta.records_of(piece, cast("kinds.Sequences", self._kind))
+        if piece.is_first:
+            records = _refusing_proteins(piece.path, records)
+        return map(self._change, records)
 
 
-def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record]:
+def _refusing_proteins(path: Path | str, records: Iterator[Record]) -> Iterator[Record]:
     """Return `records`; refuse the file where the first one is a protein and should be none."""
     first = next(records, None)
     if first is None:
@@ -320,12 +345,14 @@ def _refusing_proteins(path: Path, records: Iterator[Record]) -> Iterator[Record
     return chain([first], records)
 
 
-def _read(path: Path, kind: kinds.Kind) -> Iterator[Record]:
+def _read(path: Path, kind: kinds.Kind) -> Iterator[Piece | Record]:
     num_records = 0
     try:
-        for record in _refusing_proteins(path, _reader(path, kind).read(path, kind)):
-            num_records += 1
-            yield record
+        reader: Any = _reader(path, kind)
+        found = getattr(reader, "pieces" if reader is fasta else "read")(path, kind)
+        for each in found if reader is fasta else _refusing_proteins(path, found):
+            num_records += each.num_records if isinstance(each, Piece) else 1
+            yield each
     except source.DamagedError as damage:
         where = f"at about record {num_records + 1:,}"
         raise UserError(f"{path}: this file {damage.problem} {where}; {damage.remedy}.") from None

@@ -1,4 +1,5 @@
-"""FASTA: dnaio parses; added are line numbers, encodings, and what else a file turns out to be.
+"""FASTA in pieces that can be read side by side: line numbers, encodings, and what else a file
+turns out to be.
 
 Blank lines and lines that begin with ';' or '#' are skipped wherever they stand. The id is the
 first word of the header, the description the rest of it.
@@ -6,13 +7,11 @@ first word of the header, the description the rest of it.
 
 from __future__ import annotations
 
-import io
 import itertools
-from collections import deque
+import re
 from collections.abc import Iterator
 from pathlib import Path
-
-from dnaio.readers import FastaReader
+from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
@@ -21,6 +20,12 @@ from featuremill.inputs.letters import LATIN_1
 from featuremill.workload import Record
 
 LINES_LOOKED_AT = 3_000
+WHITE = "".join(filter(str.isspace, map(chr, range(0x3001)))).replace("\n", "") + "\ufeff"
+"""What may stand before a line: files glued together keep their BOMs."""
+HEADER = re.compile(f"\n[{re.escape(WHITE)}]*>")
+ODD = re.compile("\n[^A-Za-z>]")
+"""A line that has to be looked at by itself, as has one with any of `RARE`."""
+RARE = "\t\v\f\x1c\x1d\x1e\x1f"
 LOOKALIKES = {
     source.SAM: "is a SAM file of alignments",
     ("@",): "looks like FASTQ, which holds nucleotide reads",
@@ -33,18 +38,88 @@ LOOKALIKES = {
 }
 
 
-def read(path: Path, kind: Sequences) -> Iterator[Record]:
+class Piece(NamedTuple):
+    """Whole records of a file that follow one another."""
+
+    path: str
+    line: int
+    """Of the first header, with which the text begins."""
+    text: str
+    num_records: int
+    is_first: bool
+
+
+def pieces(path: Path, kind: Sequences) -> Iterator[Piece]:
+    """Yield the file in pieces, each of a record at least.
+
+    Raises:
+        DamagedError: it cannot be read to its end; the records before that place were yielded.
+        UserError: it is another kind of file.
+    """
     _refuse_labels(path)
-    name, make = str(path), kind.make
+    waiting: list[str] = []
+    num_headers, line, is_first = 0, 1, True
     with source.open_text(path, errors="surrogateescape") as text:
-        lines, meter = _Lines(path, text, kind.readable), source.meter_of(text)
-        for header, letters in _Reader(lines):
-            meter.num_open = 0
-            note = ""
-            if not header.isascii():
-                header, note = as_unicode(header)
-            id, description = (*header.split(None, 1), "", "")[:2]
-            yield make(id, description, letters, name, lines.headers.popleft(), note)
+        meter = source.meter_of(text)
+        try:
+            for block in source.blocks(text):
+                starts = [match.end() - 2 for match in HEADER.finditer("\n" + block)]
+                if not starts:
+                    waiting.append(block)
+                    continue
+                meter.num_open = 0
+                if not num_headers:
+                    before, block = "".join((*waiting, block[: starts[0]])), block[starts[0] :]
+                    _refuse_other(path, before + block.partition("\n")[0], kind)
+                    line, waiting = 1 + before.count("\n"), []
+                    starts = [start - starts[0] for start in starts]
+                num_headers += len(starts)
+                if num_headers > 1:
+                    letters = "".join((*waiting, block[: starts[-1]]))
+                    yield Piece(str(path), line, letters, num_headers - 1, is_first)
+                    line, num_headers, is_first = line + letters.count("\n"), 1, False
+                    waiting = []
+                waiting.append(block[starts[-1] :])
+        except source.DamagedError:
+            if not num_headers:
+                _refuse_other(path, "".join(waiting), kind)
+            raise
+    if num_headers:
+        yield Piece(str(path), line, "".join(waiting), 1, is_first)
+    else:
+        _refuse_other(path, "".join(waiting), kind)
+
+
+def _refuse_other(path: Path, text: str, kind: Sequences) -> None:
+    """Refuse a file whose `text` up to the first header has another line than a comment."""
+    for number, line in enumerate(text.split("\n"), 1):
+        start = line.lstrip()
+        if start and start[0] not in "#;>":
+            raise not_fasta(path, number, start, kind.readable)
+
+
+def records_of(piece: Piece, kind: Sequences) -> Iterator[Record]:
+    path, line, text, make = piece.path, piece.line, piece.text, kind.make
+    if not text.isascii() or any(white in text for white in RARE) or ODD.search(text):
+        text = "\n".join(map(_plain, text.split("\n")))
+    for record in text[1:].split("\n>"):
+        header, _, letters = record.partition("\n")
+        note = ""
+        if not header.isascii():
+            header, note = as_unicode(header)
+        id, description = (*header.split(None, 1), "", "")[:2]
+        if " " in letters:
+            letters = "\n".join(map(str.strip, letters.split("\n")))
+        yield make(id, description.rstrip(), letters.replace("\n", ""), path, line, note)
+        line += record.count("\n") + 1
+
+
+def _plain(line: str) -> str:
+    """Return the line without what is around it; nothing of a comment."""
+    line = line.strip()
+    if line and not "A" <= line[0] <= "z":
+        line = line.lstrip(WHITE)
+    return "" if line[:1] in ("#", ";") else line
 
 
 def _refuse_labels(path: Path) -> None:
@@ -78,55 +153,6 @@ def as_unicode(header: str) -> tuple[str, str]:
     except UnicodeEncodeError:
         return header.encode("utf-8", "surrogateescape").decode("latin-1"), LATIN_1
     return header, ""
-
-
-class _Reader(FastaReader):  # type: ignore[misc]
-    """dnaio's FASTA reader on lines that are decoded and counted already.
-
-    Its own constructor decodes in the locale's encoding, and its own record class takes ASCII only.
-    """
-
-    def __init__(self, lines: _Lines) -> None:
-        super().__init__(io.BytesIO(), sequence_class=lambda header, letters, _: (header, letters))
-        self._file = lines
-
-
-class _Lines:
-    """Lines of text that remember where the headers stood.
-
-    dnaio delivers a record when it has read the next one's header; so the first number in `headers`
-    is always that of the record just delivered.
-    """
-
-    closed = False
-
-    def __init__(self, path: Path, text: Iterator[str], readable: str) -> None:
-        self.headers: deque[int] = deque()
-        self._path = path
-        self._readable = readable
-        self._lines = enumerate(text, 1)
-
-    def __iter__(self) -> Iterator[str]:
-        for number, line in self._lines:
-            start = line.lstrip()
-            if start and start[0] not in "#;>":
-                raise not_fasta(self._path, number, start, self._readable)
-            if start[:1] == ">":
-                self.headers.append(number)
-                yield line
-                break
-        headers = self.headers
-        for number, line in self._lines:
-            first = line[0]
-            if first == ">":
-                headers.append(number)
-            elif not "A" <= first <= "z":  # a letter is the common case, and nothing to look into
-                line = line.lstrip().lstrip("\ufeff")  # files glued together keep their BOMs
-                if line[:1] == ">":
-                    headers.append(number)
-                elif line[:1] == ";":
-                    continue
-            yield line
 
 
 def not_fasta(path: Path, number: int, start: str, readable: str) -> UserError:

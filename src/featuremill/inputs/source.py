@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import datetime
 import io
@@ -16,6 +17,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.readable import check as check
 
 BUFFER_SIZE = 2**18
+BLOCK_BYTES = 2**18
 MAX_RECORD_BYTES = 100_000_000
 """What one record may take, unpacked: the longest known protein has 36,000 residues, but a small
 compressed file can unpack to more than any memory holds."""
@@ -135,6 +137,22 @@ def open_text(
             buffered.read(len(UTF8_MARK))
         with io.TextIOWrapper(buffered, encoding="utf-8", errors=errors) as text:
             yield text
+
+
+def blocks(text: io.TextIOWrapper) -> Iterator[str]:
+    """Yield what `open_text` opened in blocks of whole lines, each ended by LF but the last one of
+    the file; of `BLOCK_BYTES` or a line, whatever is longer."""
+    decode = codecs.getincrementaldecoder("utf-8")(text.errors or "strict")
+    decoder = io.IncrementalNewlineDecoder(decode, translate=True)
+    parts: list[str] = []
+    while data := text.buffer.read1(BLOCK_BYTES):  # type: ignore[attr-defined]
+        part = decoder.decode(data)
+        if end := part.rfind("\n") + 1:
+            yield "".join((*parts, part[:end]))
+            parts = []
+        parts.append(part[end:])
+    if last := "".join((*parts, decoder.decode(b"", final=True))):
+        yield last
 
 
 def _opened(path: Path) -> Any:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from featuremill.report.chart import categories
     from featuremill.report.page import write_of
-    from featuremill.workload.figures import Figure, Panel, drawn, specification, values
+    from featuremill.workload.figures import Figure, drawn, values
 
-__all__ = ["Figure", "Panel", "categories", "drawn", "specification", "values", "write_of"]
+__all__ = ["Figure", "categories", "drawn", "values", "write_of"]
 _HOMES = {"categories": "report.chart", "write_of": "report.page"}
 
 

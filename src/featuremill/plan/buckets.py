@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,27 +43,43 @@ class Bucket:
     def __init__(self, folders: Sequence[Path], number: int) -> None:
         paths = [bucket_path(folder, number) for folder in folders]
         tables = [_mapped(path) for path in paths if path.exists()]
-        self._table = pa.concat_tables([BUCKET.empty_table(), *tables])
-        hashes = digests(self._table["sha256"])
+        table = pa.concat_tables([BUCKET.empty_table(), *tables])
+        buffers = [each.buffers() for each in table["payload"].chunks]
+        self._views = [(memoryview(o).cast("q"), memoryview(letters)) for _, o, letters in buffers]
+        """Where the payloads of each batch begin and end, and their letters."""
+        self._edges = np.cumsum([0, *map(len, table["payload"].chunks)])
+        hashes = digests(table["sha256"])
         order = np.argsort(hashes, kind="stable")
         hashes = hashes[order]
         is_first = np.ones(len(hashes), bool)
         is_first[1:] = hashes[1:] != hashes[:-1]
         self._rows = order[is_first]
         self.sha256: Digests = hashes[is_first]
-        self.cost: Integers = self._table["cost"].to_numpy()[self._rows]
-        self.ordinals: Integers = self._table["ordinal"].to_numpy()[order]
+        self.cost: Integers = table["cost"].to_numpy()[self._rows]
+        self.ordinals: Integers = table["ordinal"].to_numpy()[order]
         """Every row's ordinal, grouped by distinct record."""
         self.owner: Integers = np.cumsum(is_first) - 1
         """For each of `ordinals`, the index of its distinct record."""
 
-    @cached_property
-    def _records(self) -> pa.Table:
-        return self._table.select(SHARD.names).combine_chunks()
-
     def take(self, positions: Integers) -> pa.Table:
-        """Return the distinct records at these positions, as a shard holds them."""
-        return self._records.take(pa.array(self._rows[positions]))
+        """Return the distinct records at these positions, as a shard holds them.
+
+        Arrow itself would copy all payloads to take a few.
+        """
+        rows = self._rows[positions]
+        batches = np.searchsorted(self._edges, rows, "right") - 1
+        places = np.column_stack([batches, rows - self._edges[batches]]).tolist()
+        views = self._views
+        ends = [(views[batch], row) for batch, row in places]
+        payloads = [letters[offsets[row] : offsets[row + 1]] for (offsets, letters), row in ends]
+        offsets = np.append(0, np.cumsum(list(map(len, payloads))))
+        sha256 = pa.py_buffer(self.sha256[positions].tobytes())
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(payloads))]
+        columns = [
+            pa.Array.from_buffers(pa.binary(32), len(rows), [None, sha256]),
+            pa.Array.from_buffers(pa.large_binary(), len(rows), buffers),
+        ]
+        return pa.Table.from_arrays(columns, schema=SHARD)
 
     def requesters(self, positions: Integers) -> tuple[Integers, Integers]:
         """Return the ordinals of the rows that ask for the distinct records at these positions,

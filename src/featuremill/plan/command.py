@@ -199,14 +199,15 @@ class Planning(NamedTuple):
         files = Counter(self.run.files)
         before = [_identity(path) for path in files]
         spooled = read_records(self.run, self.options, self.scratch, self.processes, sheet)
+        digests = self.processes.map(sha256_of, [(Path(name),) for name in files])
         inputs = [
             Input(
                 path=name,
                 bytes=Path(name).stat().st_size,
                 records=spooled.tally.by_source[str(Path(name))] // times,
-                sha256=sha256_of(Path(name)),
+                sha256=sha256,
             )
-            for name, times in files.items()
+            for (name, times), sha256 in zip(files.items(), digests, strict=True)
         ]
         for path, identity in zip(files, before, strict=True):
             if _identity(path) != identity:

@@ -7,6 +7,7 @@ however that ends. What they are given to do does not depend on how many they ar
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import queue
@@ -20,12 +21,14 @@ from multiprocessing.connection import Connection
 from types import TracebackType
 from typing import Any, TypeVar
 
-from featuremill.base import this_process
+import pyarrow as pa
+
+from featuremill.base import late_pandas, this_process
 from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 
 Result = TypeVar("Result")
-MAX_PROCESSES = 8
-"""More would wait for the one that reads, each with some hundred MB."""
+MAX_PROCESSES = 16
+"""More would wait for the one that deals out, each with some hundred MB."""
 KNOWN = (UserError, WorkloadError, IntegrityError, OSError)
 """Errors that have a sentence of their own; anything else is a bug, and its stack is wanted."""
 SPAWN = multiprocessing.get_context("spawn")
@@ -37,8 +40,10 @@ class Processes:
 
     def __init__(self, num_processes: int) -> None:
         self._num_processes = min(num_processes, MAX_PROCESSES)
+        self.at_once = MAX_PROCESSES
+        """How many of them `map` keeps busy, the same ones: each takes memory for it."""
         self._processes: list[_Process] = []
-        self._idle: queue.SimpleQueue[_Process] = queue.SimpleQueue()
+        self._idle: queue.LifoQueue[_Process] = queue.LifoQueue()
 
     def __enter__(self) -> Processes:
         return self
@@ -76,13 +81,28 @@ class Processes:
         """
         if not self._processes:
             return [function(*arguments[0], stream)]
-        for process, each in zip(self._processes, arguments, strict=True):
-            process.send((function, each, True))
-        for number, value in enumerate(stream):
-            self._processes[number % len(self._processes)].send(value)
-        for process in self._processes:
-            process.send(None)
-        return [process.answer() for process in self._processes]
+        failed: list[tuple[int, BaseException]] = []
+        number = -1
+        try:
+            for process, each in zip(self._processes, arguments, strict=True):
+                process.send((function, each, True))
+            for number, value in enumerate(stream):
+                self._processes[number % len(self._processes)].send(value)
+        except BrokenPipeError:  # one has failed, and its answer says how
+            pass
+        except KNOWN as error:
+            failed.append((number + 1, error))
+        results = []
+        for place, process in enumerate(self._processes):
+            with contextlib.suppress(BrokenPipeError):
+                process.send(None)
+            try:
+                results.append(process.answer())
+            except KNOWN as error:  # that of the first value that fails, as of one process
+                failed.append((place + len(self._processes) * process.num_done, error))
+        if failed:
+            raise min(failed, key=lambda each: each[0])[1]
+        return results
 
     def map(
         self, function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]]
@@ -91,7 +111,7 @@ class Processes:
         if not self._processes:
             yield from (function(*each) for each in arguments)
             return
-        with ThreadPoolExecutor(len(self._processes)) as threads:
+        with ThreadPoolExecutor(min(self.at_once, len(self._processes))) as threads:
             try:
                 yield from threads.map(lambda each: self._carry_out(function, each), arguments)
             except BaseException:
@@ -101,7 +121,8 @@ class Processes:
     def _carry_out(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         process = self._idle.get()
         try:
-            process.send((function, arguments, False))
+            with contextlib.suppress(BrokenPipeError):
+                process.send((function, arguments, False))
             return process.answer()
         finally:
             self._idle.put(process)
@@ -113,6 +134,8 @@ class Processes:
 
 class _Process:
     def __init__(self) -> None:
+        self.num_done = 0
+        """Values of a stream that were done when the answer came."""
         their_tasks, self._tasks = SPAWN.Pipe(duplex=False)
         self._answers, their_answers = SPAWN.Pipe(duplex=False)
         self.handle = SPAWN.Process(
@@ -130,12 +153,12 @@ class _Process:
         their_answers.close()
 
     def send(self, value: Any) -> None:
-        """Give the process a task or a value of its stream; waits while its pipe is full."""
-        try:
-            self._tasks.send(value)
-        except BrokenPipeError:  # it has failed, and its answer says how
-            self.answer()
-            raise
+        """Give the process a task or a value of its stream; waits while its pipe is full.
+
+        Raises:
+            BrokenPipeError: it has failed, and its answer says how.
+        """
+        self._tasks.send(value)
 
     def answer(self) -> Any:
         """Return what the task returned; raise what it raised.
@@ -144,7 +167,7 @@ class _Process:
             ChildProcessError: when the process is gone.
         """
         try:
-            answer, is_error = self._answers.recv()
+            answer, is_error, self.num_done = self._answers.recv()
         except EOFError:
             self.handle.join()
             raise ChildProcessError(_manner_of_death(self.handle.exitcode or 0)) from None
@@ -184,13 +207,20 @@ def _work(tasks: Connection, answers: Connection, parent: int) -> None:
     """Do what comes in on `tasks` until there is nothing more; after a task that failed there is no
     other."""
     this_process.die_with_parent(parent, signal.SIGKILL)
+    late_pandas.set_up()
+    pa.set_memory_pool(pa.system_memory_pool())  # its others keep 20 MB of each process
     while (task := _next(tasks)) is not None:
         function, arguments, has_stream = task
-        stream = (iter(partial(_next, tasks), None),) if has_stream else ()
+        numbers = itertools.count()
+        stream = (map(_first, iter(partial(_next, tasks), None), numbers),) if has_stream else ()
         answer, is_error = _done(function, (*arguments, *stream))
-        answers.send((answer, is_error))
+        answers.send((answer, is_error, next(numbers) - 1))
         if is_error:
             return
+
+
+def _first(value: Any, _number: int) -> Any:
+    return value
 
 
 def _next(pipe: Connection) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -20,16 +20,29 @@ from featuremill.base.progress import Progress
 from featuremill.base.reasons import CONFLICT, kind_of
 from featuremill.base.text import clipped
 from featuremill.config import Run
+from featuremill.inputs import Stream
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
 from featuremill.plan.repeats import Ordinals
 from featuremill.plan.rows import Rows
-from featuremill.plan.spool import Chunk, Tally, chunks_of, ids_path, spool
+from featuremill.plan.spool import (
+    NUM_BUCKETS,
+    Chunk,
+    Pieces,
+    Tally,
+    chunks_of,
+    ids_path,
+    lots_of,
+    spool,
+)
 from featuremill.store.plan import Counts, Lengths
 from featuremill.workload import Record, optional, plugin_errors
 
 log = logging.getLogger("featuremill.plan")
+Lot = TypeVar("Lot", Chunk, Pieces, Chunk | Pieces)
+ROWS_AT_ONCE = 3_000_000
+"""Rows that are sorted at once, by however many processes; some 200 bytes of memory each."""
 
 
 class Spooled:
@@ -120,16 +133,20 @@ def read_records(
     tally = Tally()
     for part in processes.deal(spool, tasks, itertools.chain(beginning, chunks)):
         tally.add(part)
+    processes.at_once = max(1, ROWS_AT_ONCE * NUM_BUCKETS // max(1, tally.records))
     return Spooled(config.named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
-def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Iterator[Chunk]:
+def _chunks(
+    config: Run, options: Any, folder: Path, sheet: Sheet | None
+) -> Iterator[Chunk | Pieces]:
     files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
     read = list(map(Path, files))
     records = plugin_errors.records_of(config.workload, config.module, read, options)
     if not (sheet and sheet.shared):
         owners = {row.file: row.owner for row in sheet.rows} if sheet else {}
-        yield from chunks_of(records, 0, owners)
+        found = records.pieces() if isinstance(records, Stream) else records
+        yield from lots_of(found, owners)
         return
     first = 0
     with tempfile.TemporaryFile(dir=folder) as kept:
@@ -137,7 +154,7 @@ def _chunks(config: Run, options: Any, folder: Path, sheet: Sheet | None) -> Ite
         for owners in sheet.passes():
             for chunk in chunks_of(chain.from_iterable(map(once.of, owners)), first, owners):
                 yield chunk
-                first = chunk.first + len(chunk.ids)
+                first = chunk.end
         once.refuse_more()
 
 
@@ -195,9 +212,9 @@ def _from_line(line: bytes) -> Record:
     return Record(**fields | {"payload": fields["payload"].encode("latin-1")})
 
 
-def with_progress(chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+def with_progress(chunks: Iterable[Lot]) -> Iterator[Lot]:
     """Yield the chunks, and log how far that is."""
     shown = Progress(log, "reading")
     for chunk in chunks:
         yield chunk
-        shown.at(chunk.first + len(chunk.ids))
+        shown.at(chunk.end)

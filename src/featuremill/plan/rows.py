@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.plan import spool
 from featuremill.plan.spool import ROWS, rows_path
 
 
@@ -25,7 +26,7 @@ class Rows:
         """Yield all rows in tables of `num_rows`, the last one with what is left."""
         waiting: list[pa.RecordBatch] = []
         count = 0
-        for batch in self._in_order():
+        for batch in self._chunks():
             waiting.append(batch)
             count += len(batch)
             while count >= num_rows:
@@ -35,6 +36,25 @@ class Rows:
                 count -= num_rows
         if count:
             yield pa.Table.from_batches(waiting)
+
+    def _chunks(self) -> Iterator[pa.RecordBatch]:
+        """Yield the batches as one process would have cut them: the pages of records.parquet are
+        as long."""
+        waiting: list[pa.RecordBatch] = []
+        count = size = 0
+        for batch in self._in_order():
+            sizes = np.cumsum(batch.column("size").to_numpy())
+            start = before = 0
+            while start < len(batch):
+                full = int(np.searchsorted(sizes, before + spool.CHUNK_BYTES - size)) + 1
+                end = min(start + spool.CHUNK_RECORDS - count, full, len(batch))
+                waiting.append(batch.slice(start, end - start))
+                count, size = count + end - start, size + int(sizes[end - 1]) - before
+                start, before = end, int(sizes[end - 1])
+                if count == spool.CHUNK_RECORDS or size >= spool.CHUNK_BYTES:
+                    yield from pa.Table.from_batches(waiting).combine_chunks().to_batches()
+                    waiting, count, size = [], 0, 0
+        yield from pa.Table.from_batches(waiting, ROWS).combine_chunks().to_batches()
 
     def _in_order(self) -> Iterator[pa.RecordBatch]:
         """Yield the batches as they were dealt; read and not mapped, to leave no pages behind."""

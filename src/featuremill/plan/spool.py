@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +24,8 @@ import xxhash
 
 from featuremill.base.errors import WorkloadError
 from featuremill.base.reasons import head_of
+from featuremill.inputs import Stream
+from featuremill.inputs.fasta import Piece
 from featuremill.inputs.residues import NUCLEOTIDES
 from featuremill.workload import Record, find_workload
 from featuremill.workload.plugin_errors import costs_of
@@ -33,6 +35,8 @@ NUM_BUCKETS = 256
 CHUNK_RECORDS = 20_000
 CHUNK_BYTES = 64 * 2**20
 """A chunk is spooled when it holds this many records or letters, whichever comes first."""
+PIECES_BYTES = 2**22
+"""Text of pieces that goes to a process at a time."""
 
 ROWS = pa.schema(
     {
@@ -46,6 +50,7 @@ ROWS = pa.schema(
         "reason": pa.string(),
         "note": pa.string(),
         "owner": pa.int32(),
+        "size": pa.int64(),
     }
 )
 BUCKET = pa.schema(
@@ -75,6 +80,13 @@ class Chunk(NamedTuple):
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
     owners: tuple[int, ...]
     """Whose each is: its number in the sheet of samples; 0 without one."""
+    sizes: tuple[int, ...]
+    """What each one takes of `CHUNK_BYTES`."""
+
+    @property
+    def end(self) -> int:
+        """The ordinal of the next chunk's first record."""
+        return self.first + len(self.ids)
 
     def good_lengths(self) -> list[int]:
         return self.good(self.lengths)
@@ -84,6 +96,15 @@ class Chunk(NamedTuple):
         if not any(self.reasons):
             return list(column)
         return [value for value, reason in zip(column, self.reasons, strict=True) if not reason]
+
+
+class Pieces(NamedTuple):
+    """Pieces of files that follow one another; their records are still to be made."""
+
+    first: int
+    end: int
+    pieces: Sequence[Piece]
+    owners: Mapping[str, int]
 
 
 @dataclass
@@ -132,6 +153,34 @@ class Tally:
         self.by_source += other.by_source
 
 
+def lots_of(found: Iterable[Piece | Record], owners: Mapping[str, int]) -> Iterator[Chunk | Pieces]:
+    """Yield what was `found` in lots for one process each; `owners` as in `chunks_of`."""
+    first = 0
+    for is_made, group in itertools.groupby(found, lambda each: isinstance(each, Record)):
+        cut: Any = chunks_of if is_made else _pieces
+        for lot in cut(group, first, owners):
+            yield lot
+            first = lot.end
+
+
+def _pieces(found: Iterable[Piece], first: int, owners: Mapping[str, int]) -> Iterator[Pieces]:
+    waiting: list[Piece] = []
+    end, size, failed = first, 0, None
+    try:
+        for piece in found:
+            waiting.append(piece)
+            end, size = end + piece.num_records, size + len(piece.text)
+            if end - first >= CHUNK_RECORDS or size >= PIECES_BYTES:
+                yield Pieces(first, end, waiting, owners)
+                first, size, waiting = end, 0, []
+    except Exception as error:
+        failed = error
+    if waiting:  # their own errors stand before that one
+        yield Pieces(first, end, waiting, owners)
+    if failed:
+        raise failed
+
+
 def chunks_of(
     records: Iterable[Record], first: int = 0, owners: Mapping[str, int] = MappingProxyType({})
 ) -> Iterator[Chunk]:
@@ -141,13 +190,17 @@ def chunks_of(
     size = 0
     for record in records:
         chunk.append(record)
-        size += len(record.payload) + len(record.id) + len(record.description)
+        size += _size(record)
         if len(chunk) == CHUNK_RECORDS or size >= CHUNK_BYTES:
             yield _chunk(first, chunk, owners)
             first += len(chunk)
             chunk, size = [], 0
     if chunk:
         yield _chunk(first, chunk, owners)
+
+
+def _size(record: Record) -> int:
+    return len(record.payload) + len(record.id) + len(record.description)
 
 
 def _chunk(first: int, records: Sequence[Record], owners: Mapping[str, int]) -> Chunk:
@@ -167,18 +220,24 @@ def _chunk(first: int, records: Sequence[Record], owners: Mapping[str, int]) -> 
             f"a record is of {error}, which is no file of the sheet of samples; that is for the "
             "author of the workload to fix."
         ) from None
-    return Chunk._make([first, *columns, lengths, numbers])
+    return Chunk._make([first, *columns, lengths, numbers, tuple(map(_size, records))])
 
 
-def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk]) -> Tally:
+def spool(folder: Path, workload: str, options: str, chunks: Iterable[Chunk | Pieces]) -> Tally:
     """Write `chunks` into the new `folder`; return what was counted.
 
     `options` are those of `workload`, as JSON.
     """
     module = find_workload(workload)
     settled = module.Options.model_validate_json(options)
+    stream = None
     with Spool(folder, lambda payloads: costs_of(workload, module, payloads, settled)) as files:
         for chunk in chunks:
+            if isinstance(chunk, Pieces):
+                stream = stream or cast("Stream", module.records([], settled))
+                made = [record for piece in chunk.pieces for record in stream.records_of(piece)]
+                assert len(made) == chunk.end - chunk.first, chunk.pieces[0][:2]
+                chunk = _chunk(chunk.first, made, chunk.owners)
             files.add(chunk)
     return files.tally
 
@@ -233,6 +292,7 @@ class Spool(ExitStack):
             [reason or None for reason in chunk.reasons],
             [note or None for note in chunk.notes],
             chunk.owners,
+            chunk.sizes,
         ]
         arrays = [pa.array(c, f.type) for c, f in zip(columns, ROWS, strict=True)]
         self._rows.write_batch(pa.record_batch(arrays, schema=ROWS))

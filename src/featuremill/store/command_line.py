@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from featuremill.store import run_lock
 UNKNOWN = "YOUR.yaml"
 """The config in a command for a run without an owner file."""
 RERUN = "--rerun-incomplete"
-RULES = ("weights", "plan", "extract", "merge", "partial", "report")
+RULES = ("weights", "plan", "extract", "extracted", "merge", "partial", "report")
 """Rules that may be targets; the target `all` is the complete run anyway."""
 PARTIAL_OF = "partial_"
 """Prefix of the rules that write the partial results of one of several runs."""
@@ -33,9 +33,14 @@ ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--ba
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
 VARIABLE = re.compile(r"[A-Z_]+=")
+RESULTS = "--results"
+"""The option of `featuremill run` that Snakemake does not get."""
 NAMING = {"--configfile", "--configfiles", "--config", "-C"}
 """Options whose values may look like targets."""
-NAMING_ONE = {"--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"}
+NAMING_ONE = {
+    *("--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"),
+    RESULTS,
+}
 """The same for options with one value."""
 
 
@@ -67,6 +72,11 @@ def command() -> str:
     jobs have their own arguments."""
     process, _, words = TYPED.value().partition(" ")
     return words if process == str(os.getpid()) else shlex.join(["snakemake", *sys.argv[1:]])
+
+
+def results() -> str:
+    """Return the folder that `featuremill run --results` named for this Snakemake; "" without."""
+    return value_of({RESULTS}, shlex.split(command()))
 
 
 def this() -> str:
@@ -152,9 +162,14 @@ def whole(typed: str, rules: str = "{}", is_imported: bool = False) -> str:
 
 def _directory(words: Sequence[str]) -> str:
     """Return the value of `--directory`; "" without it."""
+    return value_of({"--directory", "-d"}, words)
+
+
+def value_of(names: Collection[str], words: Sequence[str]) -> str:
+    """Return the value of the option that has one of these names; "" without it."""
     for option, following in pairwise([*words, ""]):
         name, has_value, value = option.partition("=")
-        if name in ("--directory", "-d"):
+        if name in names:
             return value if has_value else following
     return ""
 

@@ -24,7 +24,7 @@ MARGIN = 1.05
 BYTES_A_ROW = 64
 """Bytes of a row of a part, or of merge's shuffle, without its values."""
 ADVICE = (
-    "free some, ask for fewer outputs, or move the run to a larger disk (results/ may be a link)"
+    "free some, ask for fewer outputs, or have the run on a larger disk (the config's key results)"
 )
 log = logging.getLogger("featuremill")
 

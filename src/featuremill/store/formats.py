@@ -33,9 +33,11 @@ OF_SNAKEMAKE = ".snakemake_timestamp"
 """A file that Snakemake puts into each folder that a rule makes."""
 RECORD = ".featuremill.jsonl"
 """A file of each folder with results: what featuremill wrote there (`store.ours`)."""
+LINK = ".featuremill.link"
+"""A file of a folder with results on another disk: the path of the link to it."""
 KNOWN = ".known_digests.json"
 """The digests of large files of others (`store.known_digests`)."""
-BESIDE = {OF_SNAKEMAKE, RECORD, KNOWN}
+BESIDE = {OF_SNAKEMAKE, RECORD, LINK, KNOWN}
 """Files in a folder that are no part of a result."""
 Kind = Literal["pooled", "per_residue", "table"]
 KINDS: Mapping[Kind, str] = {

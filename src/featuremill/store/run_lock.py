@@ -11,6 +11,7 @@ import datetime
 import json
 import os
 import platform
+import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple, TextIO
 
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed, is_still_there
-from featuremill.store import lock_holder
+from featuremill.store import formats, lock_holder
 from featuremill.store.files import read_json
 
 RESULTS = "results"
@@ -93,13 +94,54 @@ def _is_one_of_several(run_folder: Path) -> bool:
 
 
 def whole_path(run_folder: Path) -> Path:
-    """Return the absolute path of a run's folder without '..'. Links stay, as in Snakemake."""
-    return Path(os.path.normpath(run_folder.absolute()))
+    """Return the absolute path of a run's folder without '..'. Links stay, as in Snakemake, and of
+    a folder on another disk it is that of the link to it."""
+    path = Path(os.path.normpath(run_folder.absolute()))
+    for folder in (path, path.parent):
+        if link := link_to(folder):
+            return link / path.relative_to(folder)
+    return path
+
+
+def link_to(folder: Path) -> Path | None:
+    """Return the link results/<run> that was made to `folder` and is there; None without one."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        link = Path((folder / formats.LINK).read_text("utf-8"))
+        return link if link.is_symlink() and link.samefile(folder) else None
+    return None
+
+
+def refuse_lost(run_folder: Path) -> None:
+    """Refuse a run whose link leads to nothing, as when a disk is not mounted.
+
+    Raises:
+        UserError: when it does.
+    """
+    for link in (run_folder, run_folder.parent):
+        if link.is_symlink() and not link.exists():
+            raise UserError(
+                f"{link}: its files are in {os.path.realpath(link)}, which is not there; mount "
+                f"that disk, or, to begin anew, type: rm {shlex.quote(str(link))}"
+            )
 
 
 def read(run_folder: Path) -> Owner | None:
     """Return the last owner of the run; None when the run has none yet."""
     return _owner_in(path_of(run_folder))
+
+
+def config_of(run_folder: Path) -> Path:
+    """Return the config of the last start of the run in this folder, or of the runs in it.
+
+    Raises:
+        UserError: when it is unknown, or no longer there.
+    """
+    own = path_of(run_folder)
+    for path in (own, *sorted(own.parent.glob(f"{own.stem}+*.owner"))):
+        last = _owner_in(path)
+        if last and last.config and (working_folder(run_folder) / last.config).is_file():
+            return Path(os.path.relpath(working_folder(run_folder) / last.config))
+    raise UserError(f"{run_folder}: this is a folder; name the config of the run, as in my.yaml.")
 
 
 def _owner_in(path: Path) -> Owner | None:

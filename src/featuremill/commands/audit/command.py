@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         type=Path,
         metavar="INPUT",
-        help="FASTA, table, …; or those of --config",
+        help="FASTA, table, …; or a config or the folder of a run, for its own",
     )
     parser.add_argument("--config", type=Path, help="take the options of this run's YAML file")
     parser.add_argument("--set", metavar="NAME", help="which of the config's sets of features")
@@ -119,9 +119,8 @@ def _asked(
     """
     if arguments.sample < 1:
         raise UserError(f"--sample {arguments.sample}: give the number of proteins, 1 or more.")
-    for path in arguments.inputs:
-        if path.suffix in (".yaml", ".yml"):
-            raise UserError(f"{path}: this is a config; type --config {path}.")
+    if any(path.suffix in (".yaml", ".yml") or path.is_dir() for path in arguments.inputs[:1]):
+        arguments.config, *arguments.inputs = arguments.inputs
     run = project.read_one(arguments.config, arguments.set) if arguments.config else None
     name = run.workload if run else DEFAULT
     workload = find_workload(name)

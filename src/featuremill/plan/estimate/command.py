@@ -19,12 +19,20 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
 from featuremill.config import Run, project
 from featuremill.lease import devices
+from featuremill.plan.estimate import asked
 from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, Workload
+from featuremill.workload import (
+    DEFAULT,
+    Device,
+    EstimatesMemory,
+    HasCheckpoints,
+    Weights,
+    Workload,
+)
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of
@@ -35,13 +43,20 @@ MOST_SLOTS = 100_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("config", type=Path, help="YAML file of the run")
+    add(
+        "config",
+        type=Path,
+        metavar="RUN",
+        help="a config, the folder of a run, or a file of records",
+    )
+    add("--model", help="the network; without a config, of the workload")
+    add("--workload", help=f"what is computed; default: that of the config, or {DEFAULT}")
     slots = parser.add_mutually_exclusive_group()
     slots.add_argument("--gpus", metavar="1,4,64", help="numbers of GPUs to estimate for")
     slots.add_argument(
         "--cpu-slots", metavar="1,2", help="numbers of jobs side by side that share this CPU"
     )
-    add("--device", metavar="NAME", help='the GPUs\' model, such as "NVIDIA H100 80GB HBM3"')
+    add("--device", metavar="NAME", help='the GPUs\' model, such as H100 or "RTX 4090"')
     add(
         "--tokens-per-second",
         type=float,
@@ -62,14 +77,17 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
-    read = project.read(arguments.config)
-    with tempfile.TemporaryDirectory(prefix=PREFIX) as place:
+    read = asked.project_of(arguments)
+    arguments.device = asked.card(arguments.device)
+    with asked.hinting(arguments.device), tempfile.TemporaryDirectory(prefix=PREFIX) as place:
         paths = project.records_now(read, Path(place))
         each = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
     estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
-    said = estimate.model_dump_json(indent=2) if arguments.json else "\n".join(estimate.lines())
+    answers = [line for one in each for line in asked.answer(one, arguments.device)]
+    page = "\n".join([*answers, *estimate.lines()])
+    said = estimate.model_dump_json(indent=2) if arguments.json else page
     sys.stdout.write(f"{said}\n")
     return 0
 

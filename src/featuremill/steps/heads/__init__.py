@@ -1,4 +1,5 @@
-"""heads: classifiers on the project's features, trained here or imported, and their predictions."""
+"""heads: what features predict, by heads that are trained here or imported: classes, numbers, or
+letters of residues."""
 
 from __future__ import annotations
 
@@ -17,15 +18,15 @@ from featuremill.step import Ahead, Command, Made, Name, Project, Section, Sever
 
 KEY = "heads"
 ABOUT = (
-    "Classifiers by name, each on one or several sets of features (docs/heads.md): "
-    "`results/<run>/heads/<name>/`. Each classifies the project's records: "
+    "Classifiers and regressions by name, each on one or several sets of features (docs/heads.md): "
+    "`results/<run>/heads/<name>/`. Each predicts something of the project's records: "
     "`results/<run>/predictions/<name>.tsv`."
 )
 RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 COMMANDS = {
     "head": Command(
-        "train a classifier on features of finished runs, take one over, or apply it",
+        "train a classifier or a regression on features of runs, take one over, or apply it",
         "featuremill.steps.heads.command",
     )
 }
@@ -43,7 +44,7 @@ class Head(Section):
     translates, of its contigs. In a project with samples it has a column `sample`, too; if not
     given, labels are of samples, and stand in their sheet."""
     column: str | None = None
-    """Its column of classes."""
+    """Its column of labels; of labels of residues in FASTA, none."""
     id_column: str | None = None
     """Its column of ids, whole ones or accessions. If not given, it is found by its name, such as
     `id`, `accession` or `entry`."""
@@ -51,8 +52,18 @@ class Head(Section):
     """A column of groups, such as a genus, each on one side of a fold; also a column of the sheet
     of samples, such as a patient. If not given, each record or contig is a group; in a project with
     samples, each sample. `id` makes each record or contig a group."""
+    task: Literal["classification", "regression", "per_residue"] | None = None
+    """What labels are: names of classes (if not given), numbers (`regression`), or a letter for
+    each residue (`per_residue`)."""
+    mask: str | None = None
+    """per_residue: the letters of residues without a label."""
     kind: Literal["logistic", "mlp"] | None = None
     """Logistic regression (if not given), or VirNucPro's network."""
+    threshold: dict[Literal["class", "precision", "recall"], str | float] = Field(
+        default_factory=dict
+    )
+    """`{class: virus, precision: 0.95}`, or a `recall`: a record is called this class from such a
+    score on. If not given, its class is that with the highest score."""
     folder: str | None = None
     """The folder of an existing head, instead of training one."""
     any_recipe: bool = False
@@ -69,10 +80,24 @@ class Head(Section):
     def _one_of_two(self) -> Head:
         if bool(self.labels or self.column) == bool(self.folder):
             raise ValueError("give labels and column to train it, or the folder where it is")
-        if self.labels and not self.column:
+        if self.labels and not self.column and self.task != "per_residue":
             raise ValueError("labels and column belong together: name a table, and a column of it")
-        if self.folder and (self.group or self.kind):
-            raise ValueError("group and kind are of the training; with a folder there is none")
+        if self.folder and (self.group or self.kind or self.threshold or self.task):
+            raise ValueError(
+                "group, task, kind and threshold are of the training; with a folder there is none"
+            )
+        if self.mask and self.task != "per_residue":
+            raise ValueError("mask is of residues, so it needs task: per_residue")
+        if not self.has_classes and (self.kind or self.threshold):
+            raise ValueError(f"kind and threshold are of classes, and not of task {self.task}")
+        if self.threshold:
+            levels = [*self.levels.values()]
+            is_share = len(levels) == 1 and isinstance(levels[0], float) and 0 < levels[0] <= 1
+            if "class" not in self.threshold or not is_share:
+                raise ValueError(
+                    "threshold has a class, and a precision or a recall above 0, at most 1, as in "
+                    "{class: virus, precision: 0.95}"
+                )
         if self.id_column and not self.labels:
             raise ValueError("id_column is a column of labels: name that table, too")
         return self
@@ -84,8 +109,34 @@ class Head(Section):
     @property
     def words(self) -> list[str]:
         """The options of `featuremill head train`."""
-        kept = {"column", "id_column", "group", "kind"}
-        return [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
+        kept = {"column", "id_column", "group", "task", "mask", "kind"}
+        words = [*self.words_of_vectors, *words_of(self.model_dump(include=kept))]
+        if self.threshold:
+            words.append(f"--threshold={self.class_of_threshold}")
+            words += [f"--{of}={level}" for of, level in self.levels.items()]
+        return words
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether a head trained here predicts a class of each record."""
+        return self.task in (None, "classification")
+
+    @property
+    def levels(self) -> Mapping[str, str | float]:
+        """What the threshold is to reach: a precision or a recall."""
+        return {key: value for key, value in self.threshold.items() if key != "class"}
+
+    @property
+    def class_of_threshold(self) -> str:
+        """The class that has a threshold; "" without one."""
+        name = self.threshold.get("class", "")
+        return name if isinstance(name, str) else f"{name:g}"
+
+    @property
+    def threshold_told(self) -> str:
+        """The threshold in words, as `card.Threshold.told`."""
+        levels = (f"{of} {level}" for of, level in self.levels.items())
+        return " ".join([self.class_of_threshold, *levels])
 
     @property
     def words_of_vectors(self) -> list[str]:
@@ -156,7 +207,7 @@ def problems_of_files(
     from featuremill.steps.heads.card import CARD, Card
 
     for name, head in asked.items():
-        if head.column:
+        if not head.folder:
             for key in ("column", "group"):
                 try:
                     if column := getattr(head, key):
@@ -168,7 +219,7 @@ def problems_of_files(
             else:
                 if not stands(made({name: head}, project), f"{KEY}.{name}"):
                     try:
-                        classes_of(head, project)
+                        _refuse_other_class(head, classes_of(head, project))
                     except UserError as error:
                         yield (name, "labels" if head.labels else "column"), str(error)
             names = head.of or tuple(project.features)
@@ -176,7 +227,8 @@ def problems_of_files(
                 column = head.vectors_at(place)
                 try:
                     if ahead := project.ahead(of):
-                        chosen(ahead.schema, column, of, "vectors:")
+                        of_residues = head.task == "per_residue"
+                        chosen(ahead.schema, column, of, "vectors:", of_residues)
                 except UserError as error:
                     yield (name, "vectors"), str(error)
         elif card := Card.find(Path(folder_of(name, head, project)) / CARD):
@@ -191,16 +243,16 @@ def problems_of_records(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records, and those of too few classes or groups."""
-    from featuremill.steps.heads import train
+    from featuremill.steps.heads import tasks
 
     fragments = fragments_of(project)
     for name, head in asked.items():
         runs = features_of(head, project)
-        if head.column and are_there(head.labels, runs, project):
-            chosen = train.Chosen(
+        if not head.folder and are_there(head.labels, runs, project):
+            chosen = tasks.Chosen(
                 [Path(run) for run in runs],
                 Path(head.labels) if head.labels else None,
-                head.column,
+                head.column or "",
                 head.group,
                 Path(fragments) if fragments else None,
                 head.kind or "logistic",
@@ -209,6 +261,8 @@ def problems_of_records(
                 seed=0,
                 threads=1,
                 id_column=head.id_column or "",
+                task=head.task,
+                mask=head.mask or "",
             )
             try:
                 columns = map(head.vectors_at, range(len(runs)))
@@ -216,7 +270,7 @@ def problems_of_records(
                     listed_in(run, project, column)
                     for run, column in zip(runs, columns, strict=True)
                 ]
-                train.refuse_unfit(chosen, parts)
+                tasks.refuse_unfit(chosen, parts)
             except UserError as error:
                 yield (name, "labels" if head.labels else "column"), str(error)
 
@@ -229,7 +283,10 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         UserError: the labels cannot be read, or there are too few.
     """
     from featuremill.inputs import labels, samples
+    from featuremill.steps.heads import numbers
 
+    if head.task == "per_residue":
+        return ()
     assert head.column
     first = features_of(head, project)[0]
     id_columns = id_columns_of(project, first)
@@ -239,6 +296,9 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         there = labels.names_of(table) if table.is_file() else []
         group = head.group if not id_columns.keys or head.group in (labels.ID, *there) else None
         found = labels.read_ahead(table, head.column, group, id_columns, head.id_column or "")
+        if head.task == "regression":
+            numbers.check(found, head.labels, head.column)
+            return ()
         classes = {label.name for label in found.values()}
     elif sheet and sheet.exists():
         table = sheet
@@ -247,6 +307,10 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
             raise UserError(f"{sheet}: no sample has a label in {head.column!r}; fill it in.")
     else:
         return ()
+    if not head.has_classes:
+        return ()
+    if head.task is None:
+        numbers.refuse_many(classes, str(table), head.column)
     if len(classes) == 1:
         (only,) = classes
         raise UserError(
@@ -254,6 +318,16 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
             "at least two classes, so label others, too."
         )
     return classes
+
+
+def _refuse_other_class(head: Head, classes: Collection[str]) -> None:
+    """Raise UserError where the threshold is for a class that no label has."""
+    name = head.class_of_threshold
+    if classes and name and name not in classes:
+        known = listed(sorted(classes))
+        raise UserError(
+            f"the threshold is for {clipped(name)!r}, and no label is that; name one of {known}."
+        )
 
 
 def _check_column(head: Head, key: str, column: str, project: Project) -> None:
@@ -288,7 +362,8 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
     for place, (name, part) in enumerate(zip(names, card.features, strict=True)):
         ahead = project.ahead(name)
         known = part.model_copy(update={"column": asked.vectors_at(place) or part.column})
-        if ahead and (difference := _difference(ahead, known, asked.any_recipe)):
+        of_residues = card.task == "per_residue"
+        if ahead and (difference := _difference(ahead, known, asked.any_recipe, of_residues)):
             return (
                 f"{asked.folder}: this head does not take the features that {name} will "
                 f"have{difference}; change the config, or name another head."
@@ -296,12 +371,13 @@ def _unfit(card: Card, asked: Head, project: Project) -> str:
     return ""
 
 
-def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool) -> str:
+def _difference(ahead: Ahead, known: Part, takes_any_recipe: bool, of_residues: bool) -> str:
     """Return how features differ from those of the head; "" if they do not."""
     from featuremill.features import columns_of
     from featuremill.steps.heads.predict import differences
 
-    widths = {name: column.width for name, column in columns_of(ahead.schema).items()}
+    columns = columns_of(ahead.schema, of_residues)
+    widths = {name: column.width for name, column in columns.items()}
     if known.column and known.column not in widths:
         return f": it was made for the column {known.column}, and they have {listed(widths)}"
     wanted = {known.column: widths[known.column]} if known.column else widths
@@ -340,7 +416,10 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     asked={
                         "column": head.column,
                         "group": _grouped(head.group),
-                        "kind": head.kind or "logistic",
+                        "task": head.task or "classification",
+                        "mask": head.mask or "",
+                        "kind": _kind(head),
+                        "threshold": head.threshold_told,
                     },
                     made_by=partial(_made_by, Path(card)),
                 )
@@ -384,8 +463,14 @@ def _made_by(card: Path) -> Mapping[str, str | None]:
     found = Card.find(card)
     if not (found and found.labels):
         return {}
-    column, group = found.labels.column, _grouped(found.labels.group)
-    return {"column": column, "group": group, "kind": found.kind}
+    column, group = found.labels.column or None, _grouped(found.labels.group)
+    cut = found.threshold.told if found.threshold else ""
+    told = {"task": found.task, "mask": found.mask, "kind": found.kind, "threshold": cut}
+    return {"column": column, "group": group, **told}
+
+
+def _kind(head: Head) -> str:
+    return "ridge" if head.task == "regression" else head.kind or "logistic"
 
 
 def _grouped(column: str | None) -> str | None:

@@ -20,6 +20,10 @@ HELD_OUT = "held_out.parquet"
 FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
 
 
+Task = Literal["classification", "regression", "per_residue"]
+"""What a head predicts of a record: a class, a number, or a class for each residue."""
+
+
 class Needs(WorkloadOptions):
     """Packages to read and apply heads."""
 
@@ -52,6 +56,7 @@ class TableUsed(JsonRecord):
     file: str
     sha256: str
     column: str
+    """Empty for labels of residues in FASTA."""
     group: str | None = None
 
 
@@ -63,6 +68,27 @@ class Calibration(JsonRecord):
 
     scale: float
     shift: list[float]
+
+
+class Threshold(JsonRecord):
+    """A score from which on a record is called a class."""
+
+    class_name: str
+    of: Literal["precision", "recall"]
+    level: float
+    """What was asked for."""
+    score: float
+    precision: list[float]
+    """Value and bounds of the 95 % interval, from records whose group neither the predictor nor the
+    choice of the threshold saw; empty if no record was called so."""
+    recall: list[float]
+    share: float
+    """Share of the labelled records that are of the class."""
+
+    @property
+    def told(self) -> str:
+        """What was asked for."""
+        return f"{self.class_name} {self.of} {self.level}"
 
 
 class Bin(JsonRecord):
@@ -89,9 +115,10 @@ class Card(JsonFile):
 
     REMEDY: ClassVar[str] = "train or import the head again"
 
-    kind: Literal["logistic", "mlp"]
+    task: Task = "classification"
+    kind: Literal["logistic", "mlp", "ridge"]
     classes: list[str]
-    """In the order of the scores."""
+    """In the order of the scores; none of a regression."""
     features: list[Part]
     """In the order side by side."""
     sha256: str
@@ -104,12 +131,18 @@ class Card(JsonFile):
     the predictor did not see."""
     guesses: dict[str, float] = {}  # noqa: RUF012
     """The same figures for guessing by the frequencies of the classes."""
+    mask: str = ""
+    """Of residues: the letters that are no label."""
+    of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
+    """Of residues: precision, recall and F1 of each class, each with its interval."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy less that of always the most frequent class, and its 95 % interval, over the
     same draws of groups; empty in earlier heads."""
     reliability: list[Bin] = []  # noqa: RUF012
     """How often a class is right, by its score for records of unseen groups; with two classes, the
     second."""
+    threshold: Threshold | None = None
+    """None: the class with the highest score is predicted."""
     calibration: Calibration | None = None
     """None: the scores are not calibrated."""
     confusion: list[list[int]] = []  # noqa: RUF012
@@ -123,6 +156,11 @@ class Card(JsonFile):
     seed: int | None = None
     threads: int | None = None
     versions: dict[str, str] = {}  # noqa: RUF012
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns of its scores in tables; the value of a regression."""
+        return [f"score_{name}" for name in self.classes] or ["value"]
 
     @property
     def is_guessing(self) -> bool:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from featuremill.kit.errors import UserError
+
+if TYPE_CHECKING:
+    from featuremill.steps.heads.threshold import Wanted
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> Sequence[argparse.ArgumentParser]:
@@ -32,11 +35,12 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "--labels",
         type=Path,
         metavar="TABLE",
-        help="CSV, TSV or Parquet with an id column, one of classes and perhaps one of groups; of "
+        help="CSV, TSV or Parquet with an id column, one of labels and perhaps one of groups; or, "
+        "of residues, FASTA with a letter for each; of "
         "runs with samples also a column sample (without TABLE, the columns are those of the sheet "
         "of samples)",
     )
-    add("--column", required=True, help="the column of the classes")
+    add("--column", default="", help="the column of the labels (not of labels in FASTA)")
     add("--id-column", default="", metavar="COLUMN", help="of TABLE, if not found by its name")
     add(
         "--group",
@@ -52,11 +56,30 @@ def _add_train(acts: Acts) -> argparse.ArgumentParser:
         "fragments, which stay on one side of a fold",
     )
     add(
+        "--task",
+        choices=("classification", "regression", "per_residue"),
+        help="what labels are: names of classes (default), numbers, or a letter for each residue",
+    )
+    add(
+        "--mask",
+        default="",
+        metavar="LETTERS",
+        help="per_residue: the letters of residues without a label, as in --mask X",
+    )
+    add(
         "--kind",
         choices=("logistic", "mlp"),
         default="logistic",
         help="logistic regression (default), or VirNucPro's network with one hidden layer",
     )
+    add(
+        "--threshold",
+        metavar="CLASS",
+        help="call a record CLASS by a threshold of its score, chosen on held-out records for "
+        "--precision or --recall, and not by the highest score",
+    )
+    add("--precision", type=float, metavar="SHARE", help="of the records that are called CLASS")
+    add("--recall", type=float, metavar="SHARE", help="of the records that are of CLASS")
     _add_output(train)
     add("--seed", type=int, default=0, help="of mlp (default 0)")
     add(
@@ -100,8 +123,9 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
     add("head", type=Path, metavar="HEAD", help="the head's folder, as in heads/NAME")
     _add_runs(
         parser,
-        "results/<run>, as many as the head was trained on and in that order; or the .pt files of "
-        "features that VirNucPro wrote",
+        "results/<run>, as many as the head was trained on and in that order; or a file of records "
+        "(such as FASTA), of which the features are computed; or the .pt files of features that "
+        "VirNucPro wrote",
     )
     add(
         "--output",
@@ -114,6 +138,21 @@ def _add_predict(acts: Acts) -> argparse.ArgumentParser:
         "--any-recipe",
         action="store_true",
         help="take features that were made otherwise than those the head was trained on",
+    )
+    add(
+        "--probabilities",
+        type=Path,
+        metavar="FILE.parquet",
+        help="of a head for residues: also write the scores of each residue",
+    )
+    add("--device", choices=("auto", "cuda", "cpu"), help="computes records (default: the run's)")
+    add(
+        "--weights",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="weights/<name>.json of a model of the head, where it is elsewhere",
     )
     return parser
 
@@ -138,10 +177,11 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.act == "train":
-        from featuremill.steps.heads import train
+        from featuremill.steps.heads import tasks
 
-        given = vars(arguments)
-        train.train(train.Chosen(*(given[name] for name in train.Chosen._fields)))
+        given = vars(arguments) | {"threshold": _threshold(arguments)}
+        _refuse_of_classes(arguments)
+        tasks.train_head(tasks.Chosen(**{name: given[name] for name in tasks.Chosen._fields}))
     elif arguments.act == "import":
         from featuremill.steps.heads import importing
 
@@ -154,7 +194,8 @@ def run(arguments: argparse.Namespace) -> None:
         )
         importing.import_head(chosen)
     else:
-        from featuremill.steps.heads.predict import predict
+        from featuremill.steps.heads.computed import Choices
+        from featuremill.steps.heads.tasks import predict
 
         predict(
             arguments.head,
@@ -162,7 +203,33 @@ def run(arguments: argparse.Namespace) -> None:
             arguments.output,
             arguments.vectors,
             arguments.any_recipe,
+            Choices(arguments.device, arguments.weights),
+            arguments.probabilities,
         )
+
+
+def _threshold(arguments: argparse.Namespace) -> Wanted | None:
+    from featuremill.steps.heads.threshold import wanted
+
+    if arguments.threshold is None:
+        if arguments.precision is not None or arguments.recall is not None:
+            raise UserError("--threshold: name the class that the precision or recall is of.")
+        return None
+    return wanted(arguments.threshold, arguments.precision, arguments.recall)
+
+
+def _refuse_of_classes(arguments: argparse.Namespace) -> None:
+    """Raise UserError where options of classes are given for another task."""
+    if arguments.mask and arguments.task != "per_residue":
+        raise UserError("--mask: this is of residues, so give --task per_residue, too.")
+    if not arguments.column and arguments.task != "per_residue":
+        raise UserError("--column: name the column of the labels.")
+    if arguments.task in (None, "classification"):
+        return
+    given = {"--kind": arguments.kind != "logistic", "--threshold": bool(arguments.threshold)}
+    for option, is_given in given.items():
+        if is_given:
+            raise UserError(f"{option}: this is of classes, and not of --task {arguments.task}.")
 
 
 def _widths(dims: str) -> list[int]:

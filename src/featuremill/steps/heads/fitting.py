@@ -9,7 +9,7 @@ of threads.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -168,6 +168,8 @@ class Fitted(NamedTuple):
     setting: float
     calibration: Calibration
     """The calibration that is built into the head."""
+    held_out_NC: npt.NDArray[np.float64]
+    """The calibrated scores of the items, each by an inner fold that did not see it."""
 
 
 def chosen_and_fitted(
@@ -184,17 +186,19 @@ def chosen_and_fitted(
     folds_N = inner_folds(groups_N, y_N)
     folds = np.unique(folds_N).tolist()  # of few groups some folds are empty
     by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, payload_N, num_classes) for fold in folds]
-    choices, losses = [], []
+    choices, scores, losses = [], [], []
     for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
         logits_NC = np.empty((len(y_N), num_classes))
         for fold, one in zip(folds, of_setting, strict=True):
             logits_NC[folds_N == fold] = one.logits_NC
         calibrated = calibration.fitted(logits_NC, y_N)
-        losses.append(log_loss(softmax(calibrated.logits(logits_NC)), y_N))
+        scores.append(softmax(calibrated.logits(logits_NC)))
+        losses.append(log_loss(scores[-1], y_N))
         choices.append((of_setting[0].setting, calibrated))
-    setting, calibrated = choices[int(np.argmin(losses))]
+    best = int(np.argmin(losses))
+    setting, calibrated = choices[best]
     head = kind.fit(x_NF, y_N, setting, num_classes)
-    return Fitted(calibrated.built_in(head), setting, calibrated)
+    return Fitted(calibrated.built_in(head), setting, calibrated, scores[best])
 
 
 def inner_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
@@ -245,15 +249,25 @@ def _tried(
     return tried
 
 
+class Fold(NamedTuple):
+    """A fold that measures, and the head that it measures."""
+
+    held_out_N: npt.NDArray[np.bool_]
+    learns_N: npt.NDArray[np.bool_]
+    """The items that the head was fitted to."""
+    fitted: Fitted
+
+
 def out_of_fold(
     kind: Classifier,
     x_NF: Matrix,
     y_N: Labels,
     groups_N: npt.NDArray[Any],
     payload_N: npt.NDArray[Any],
+    tell: Callable[[Fold], object] = bool,
 ) -> npt.NDArray[np.float64]:
     """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group and
-    none with its payload."""
+    none with its payload; `tell` gets each fold."""
     num_classes = int(y_N.max()) + 1
     scores_NC = np.empty((len(y_N), num_classes))
     folds_N = outer_folds(groups_N, y_N)
@@ -263,5 +277,6 @@ def out_of_fold(
         learnt = x_NF[learns_N], y_N[learns_N], groups_N[learns_N], payload_N[learns_N]
         one = chosen_and_fitted(kind, *learnt, num_classes)
         scores_NC[held_out_N] = softmax(logits(one.head, x_NF[held_out_N]))
+        tell(Fold(held_out_N, learns_N, one))
         log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
     return scores_NC

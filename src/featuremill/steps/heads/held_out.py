@@ -33,7 +33,7 @@ class HeldOut(NamedTuple):
     ids: list[str]
     """Whole ids; the table has a column of each sample and id."""
     sha256s: list[str]
-    labels: list[str]
+    labels: list[str] | list[float]
     groups: list[str]
     scores_NC: Scores
     """In the order of the card's classes."""
@@ -45,7 +45,15 @@ def write(
     classes: Sequence[str],
     id_columns: IdColumns = ID_ALONE,
 ) -> str:
-    """Write `held_out` to `path`; return the file's sha256."""
+    """Write `held_out` with scores of `classes` to `path`; return the file's sha256."""
+    return write_columns(path, held_out, [f"score_{name}" for name in classes], id_columns)
+
+
+def write_columns(
+    path: Path, held_out: HeldOut, names: Sequence[str], id_columns: IdColumns
+) -> str:
+    """Write `held_out` to `path`, with scores in columns of these names; return the file's
+    sha256."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -53,7 +61,7 @@ def write(
     columns = dict(zip(id_columns.names, map(list, cells), strict=True))
     columns["sha256"] = held_out.sha256s
     columns |= {"label": held_out.labels, "group": held_out.groups}
-    scores = {f"score_{name}": held_out.scores_NC[:, n] for n, name in enumerate(classes)}
+    scores = {name: held_out.scores_NC[:, n] for n, name in enumerate(names)}
     pq.write_table(pa.table({**columns, **scores}), path, compression="zstd")
     return sha256_of(path)
 
@@ -72,7 +80,7 @@ def read(folder: Path, card: Card) -> HeldOut | None:
     if not path.is_file() or sha256_of(path) != card.held_out_sha256:
         raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
     table = pq.read_table(path)
-    scores = [table[f"score_{name}"].to_numpy() for name in card.classes]
+    scores = [table[name].to_numpy() for name in card.columns]
     ids = whole_ids(with_keys(table)).to_pylist()
     sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))
     return HeldOut(ids, sha256s, labels, groups, np.stack(scores, axis=1))

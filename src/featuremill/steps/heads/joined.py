@@ -17,6 +17,7 @@ from featuremill.features import NOWHERE, Features, Index, Matrix
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.text import Progress, clipped, counted, listed, one_line
+from featuremill.steps.heads.computed import Computed
 from featuremill.steps.heads.virnucpro import FileFeatures
 
 __all__ = ["CHOOSING"]
@@ -25,7 +26,7 @@ CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
 
 
-Source = Features | FileFeatures
+Source = Features | FileFeatures | Computed
 """One vector a record, by id."""
 
 
@@ -84,10 +85,13 @@ class Joined:
                     "not, so they cannot be matched; name features of the same sheet."
                 )
         self._others = [Index(part) for part in parts[1:]]
-        self._failures = [
-            {failure.id: f"{failure.status}: {failure.reason}" for failure in part.failures()}
-            for part in parts
-        ]
+        self._failures: list[dict[str, list[str]]] = []
+        """The reasons of each part by id, which may stand for several records."""
+        for part in parts:
+            of_id: dict[str, list[str]] = {}
+            for failure in part.failures():
+                of_id.setdefault(failure.id, []).append(f"{failure.status}: {failure.reason}")
+            self._failures.append(of_id)
         self.width = sum(part.width for part in parts)
         self.num_unwanted = 0
         """Records of the first run that are not wanted, after all blocks are read."""
@@ -141,8 +145,9 @@ class Joined:
         """Yield the failed and refused records of all runs that were not reported yet, each
         once."""
         for number, failures in enumerate(self._failures):
-            for id in list(failures):
-                yield self._lacking(id, number)
+            for id, reasons in failures.items():
+                for reason in reasons:
+                    yield Lacking(id, self._parts[number].name, reason)
                 for others in self._failures[number + 1 :]:
                     others.pop(id, None)
 
@@ -160,7 +165,7 @@ class Joined:
         return self._lacking(id, 0, otherwise)
 
     def _lacking(self, id: str, number: int, otherwise: str = NOT_THERE) -> Lacking:
-        reason = self._failures[number].pop(id, otherwise)
+        reason, *_ = self._failures[number].pop(id, [otherwise])
         return Lacking(id, self._parts[number].name, reason)
 
 

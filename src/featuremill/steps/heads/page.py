@@ -10,7 +10,7 @@ import altair as alt
 
 from featuremill.kit.pages import Figure, categories, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, listed, records
-from featuremill.steps.heads import curves
+from featuremill.steps.heads import curves, threshold
 from featuremill.steps.heads.card import HELD_OUT, MISSING, Card
 from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.figures import OfSample
@@ -87,7 +87,7 @@ def write_page(
         TEMPLATE.read_text("utf-8"),
         verb="head",
         title=name,
-        lead=_lead(card),
+        lead=_lead(card) + threshold.said(card),
         warnings=[warning] if (warning := warning_of(card)) else [],
         scores=[
             (
@@ -127,7 +127,7 @@ def warning_of(card: Card) -> str:
         )
     (accuracy, least, _), guess = card.scores["accuracy"], card.guesses["accuracy"]
     gain, low, high = card.accuracy_gain or (accuracy - guess, least - guess, 1.0)
-    if low > 0:
+    if low > 0 or card.threshold:
         return ""
     most = max(zip(map(sum, card.confusion), card.classes, strict=True))[1]
     often = "not certainly right more often" if gain > 0 else "right no more often"
@@ -139,7 +139,7 @@ def warning_of(card: Card) -> str:
     return (
         f"The predicted class is {often} than always {clipped(most)!r} ({accuracy:.3f} and "
         f"{guess:.3f}{more}), although the scores order records better than chance. For a rare "
-        "class, choose a threshold of its score."
+        "class, choose a threshold of its score (docs/heads.md)."
     )
 
 

@@ -9,18 +9,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill import features
+from featuremill import features, inputs
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
-from featuremill.steps.heads import card, held_out, network
+from featuremill.steps.heads import card, held_out, network, threshold
+from featuremill.steps.heads.computed import Choices, open_computed
 from featuremill.steps.heads.joined import (
     CHOOSING,
     Joined,
@@ -55,9 +56,11 @@ def predict(
     output: Path,
     columns: Sequence[str] = (),
     takes_any_recipe: bool = False,
+    choices: Choices = Choices(),  # noqa: B008  (it is a constant)
 ) -> Counts:
     """Write the predictions of the head in `folder` for `runs` to `output`, and the records without
     one beside it. Records of the training get the scores of heads that did not see their group.
+    Files of records among the `runs` are computed first, by the recipes of the head.
 
     Raises:
         UserError: the head, the features or the output cannot be used.
@@ -67,7 +70,7 @@ def predict(
             f"{output}: predictions are a .tsv or a .parquet; give a name that ends so."
         )
     head, tensors = card.read(folder)
-    parts = _opened(runs, columns, head, folder)
+    parts = _opened(runs, columns, head, folder, choices)
     _refuse_other_widths(parts, head, folder)
     if not takes_any_recipe:
         _refuse_other_recipes(parts, head, folder)
@@ -90,7 +93,9 @@ def predict(
                 write_lacking(lacking)
 
             for ids, vectors in joined.blocks(tell):
-                scores_NC = network.softmax(network.logits(tensors, vectors))
+                scores_NC = network.logits(tensors, vectors)
+                if head.task != "regression":
+                    scores_NC = network.softmax(scores_NC)
                 write(ids, *seen.held_out(ids, scores_NC))
                 num_predicted += len(ids)
             for lacking in chain(joined.not_in_first(), joined.failed()):
@@ -120,11 +125,17 @@ def predict(
 
 
 def _opened(
-    runs: Sequence[Path], columns: Sequence[str], head: card.Card, folder: Path
+    runs: Sequence[Path],
+    columns: Sequence[str],
+    head: card.Card,
+    folder: Path,
+    choices: Choices,
 ) -> list[Source]:
     """Return the features in the order of `runs`. VirNucPro's files of one layout are one of them,
-    at the place of the first file."""
-    opened = open_files([run for run in runs if run.is_file()])
+    at the place of the first file. A single file of records is that of all features."""
+    if len(runs) == 1 and _has_records(runs[0]):
+        runs = [*runs] * len(head.features)
+    opened = open_files([run for run in runs if run.is_file() and not _has_records(run)])
     of_file = {path: files for files in opened for path in files.paths}
     sources: list[FileFeatures | Path] = []
     for run in runs:
@@ -137,10 +148,24 @@ def _opened(
             "that it takes, in that order."
         )
     wanted = spread(columns, len(sources)) if columns else [part.column for part in head.features]
+    to_compute: dict[Path, list[card.Part]] = {}
+    for source, part in zip(sources, head.features, strict=False):
+        if isinstance(source, Path) and _has_records(source):
+            to_compute.setdefault(source, []).append(part)
+    computed = {path: iter(own) for path, own in open_computed(folder, to_compute, choices).items()}
     return [
-        features.open(source, column, choosing=CHOOSING) if isinstance(source, Path) else source
+        source
+        if isinstance(source, FileFeatures)
+        else next(computed[source])
+        if source in computed
+        else features.open(source, column, choosing=CHOOSING)
         for source, column in zip(sources, wanted, strict=False)
     ]
+
+
+def _has_records(path: Path) -> bool:
+    """Return whether `path` is a file of records, and not of features."""
+    return path.is_file() and bool(inputs.evident_format(path))
 
 
 def _told(head: card.Card) -> str:
@@ -165,19 +190,36 @@ def _refuse_other_widths(parts: Sequence[Source], head: card.Card, folder: Path)
 
 def _refuse_other_recipes(parts: Sequence[Source], head: card.Card, folder: Path) -> None:
     for part, known in zip(parts, head.features, strict=False):
-        same_column = part.column == known.column
-        if part.recipe is not None and part.recipe == known.recipe and same_column:
-            continue
-        theirs, ours = (
-            "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
-            for source in (part, known)
-        )
-        others = differences(part.settings, known.settings)
-        raise UserError(
-            f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
-            f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
-            "recipe, or let these be taken with --any-recipe."
-        )
+        refuse_other_recipe(part, known, folder)
+
+
+class Recorded(Protocol):
+    """Features that may say how they were made."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def column(self) -> str: ...
+    @property
+    def recipe(self) -> str | None: ...
+    @property
+    def settings(self) -> Settings | None: ...
+
+
+def refuse_other_recipe(part: Recorded, known: card.Part, folder: Path) -> None:
+    """Raise UserError where features were made otherwise than those of a head."""
+    if part.recipe is not None and part.recipe == known.recipe and part.column == known.column:
+        return
+    theirs, ours = (
+        "an unknown one" if source.recipe is None else f"{source.recipe} ({source.column})"
+        for source in (part, known)
+    )
+    others = differences(part.settings, known.settings)
+    raise UserError(
+        f"{part.name}: the recipe of its features is {theirs}, and {folder} was made with "
+        f"{ours}{others}, so that scores may mean nothing; compute the features by the head's "
+        "recipe, or let these be taken with --any-recipe."
+    )
 
 
 def differences(ours: Settings | None, theirs: Settings | None) -> str:
@@ -202,23 +244,32 @@ Write = Callable[[Sequence[str], npt.NDArray[np.float64], Sequence[str]], None]
 """Appends rows to a table: ids, scores (N, C), and whether the head was trained on the record."""
 
 
-def _columns(head: card.Card) -> list[str]:
-    return [f"score_{one_line(name)}" for name in head.classes]
+def _names(head: card.Card, scores_NC: npt.NDArray[np.float64]) -> Sequence[Sequence[str]]:
+    """Return the cell with the class of each record; of a regression, there is none."""
+    if not head.classes:
+        return [()] * len(scores_NC)
+    return [(head.classes[number],) for number in threshold.classes_of(head, scores_NC)]
+
+
+def _texts(head: card.Card, id_columns: IdColumns) -> list[str]:
+    """Return the columns before the scores."""
+    return [*id_columns.names, *(["class"] if head.classes else [])]
 
 
 @contextmanager
 def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow([*id_columns.names, "class", *_columns(head), held_out.COLUMN])
+        scores = map(one_line, head.columns)
+        table.writerow([*_texts(head, id_columns), *scores, held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [one_line(head.classes[number]) for number in scores_NC.argmax(1)]
+            names = _names(head, scores_NC)
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
-                texts = [f"{score:.9g}" for score in scores]
-                table.writerow([*map(one_line, id_columns.cells(id)), name, *texts, is_seen])
+                texts = [*map(one_line, name), *(f"{score:.9g}" for score in scores)]
+                table.writerow([*map(one_line, id_columns.cells(id)), *texts, is_seen])
 
         yield write
 
@@ -232,8 +283,8 @@ def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Wri
         "head_sha256": head.sha256,
         "features": [part.as_json() for part in head.features],
     }
-    columns = dict.fromkeys([*id_columns.names, "class"], pa.string())
-    columns |= dict.fromkeys(_columns(head), pa.float64())
+    columns = dict.fromkeys(_texts(head, id_columns), pa.string())
+    columns |= dict.fromkeys(map(one_line, head.columns), pa.float64())
     columns[held_out.COLUMN] = pa.string()
     schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
@@ -241,11 +292,15 @@ def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Wri
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
-            names = [head.classes[number] for number in scores_NC.argmax(1)]
-            cells = zip(*map(id_columns.cells, ids), strict=True)
+            texts = zip(
+                *(
+                    [*id_columns.cells(id), *name]
+                    for id, name in zip(ids, _names(head, scores_NC), strict=True)
+                ),
+                strict=True,
+            )
             arrays = [
-                *map(pa.array, cells),
-                pa.array(names),
+                *map(pa.array, texts),
                 *map(pa.array, scores_NC.T.copy()),
                 pa.array(seen),
             ]

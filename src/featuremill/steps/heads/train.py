@@ -21,10 +21,13 @@ from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.heads import card, figures, held_out
+from featuremill.steps.heads import card, figures, held_out, numbers, threshold
+from featuremill.steps.heads.card import Task
 from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.fitting import (
     Classifier,
+    Fitted,
+    Fold,
     Logistic,
     Perceptron,
     apart_from,
@@ -42,6 +45,7 @@ from featuremill.steps.heads.joined import (
     spread,
 )
 from featuremill.steps.heads.labels import Labels, of_fragments, read
+from featuremill.steps.heads.threshold import Wanted
 
 FEWEST_GROUPS = 3
 """Groups that a class needs: one to measure, one to choose the setting and calibrate, one to
@@ -66,6 +70,11 @@ class Chosen(NamedTuple):
     threads: int
     id_column: str = ""
     """Of the table, if not found by its name."""
+    threshold: Wanted | None = None
+    task: Task | None = None
+    """None: classification, unless labels look like something else."""
+    mask: str = ""
+    """Of labels of residues: the letters that are none."""
 
 
 class Examples(NamedTuple):
@@ -82,8 +91,20 @@ class Examples(NamedTuple):
     classes: list[str]
 
 
-def train(chosen: Chosen) -> card.Card:
-    """Train a head, write it and return its card.
+class Gathered(NamedTuple):
+    """The labelled records of runs."""
+
+    parts: list[features.Features]
+    joined: Joined
+    examples: Examples
+    missing: list[Lacking]
+    num_empty: int
+    """Rows of the table, or samples, without a label."""
+    used: card.TableUsed
+
+
+def gather(chosen: Chosen) -> Gathered:
+    """Return the labelled records that have all features.
 
     Raises:
         UserError: runs or labels cannot be used.
@@ -100,6 +121,42 @@ def train(chosen: Chosen) -> card.Card:
     missing: list[Lacking] = []
     examples = _examples(joined, parts, found, used, missing)
     missing += _without_record(joined, found, examples.ids, missing, used)
+    return Gathered(parts, joined, examples, missing, num_empty, used)
+
+
+def counts_of(gathered: Gathered) -> dict[str, int]:
+    """Return the counts of a card."""
+    return {
+        "records": len(gathered.examples.ids),
+        "groups": len(np.unique(gathered.examples.groups_N)),
+        "missing": len(gathered.missing),
+        "unlabelled": gathered.joined.num_unwanted,
+        "rows_without_label": gathered.num_empty,
+    }
+
+
+def parts_of(parts: Sequence[features.Features]) -> list[card.Part]:
+    """Return the features of a card."""
+    return [
+        card.Part(
+            width=part.width,
+            column=part.column,
+            recipe=part.recipe,
+            settings=part.settings,
+            run=part.name,
+        )
+        for part in parts
+    ]
+
+
+def train(chosen: Chosen) -> card.Card:
+    """Train a head, write it and return its card.
+
+    Raises:
+        UserError: runs or labels cannot be used.
+    """
+    gathered = gather(chosen)
+    parts, joined, examples, missing, _, used = gathered
     _refuse_unfit(examples, used)
 
     import torch
@@ -114,35 +171,22 @@ def train(chosen: Chosen) -> card.Card:
         f"no {used.group} is on both sides of a fold" if used.group else "folds by record",
     )
     learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
-    scores_NC = out_of_fold(kind, *learnt)
-    scores, gain, confusion = judged(scores_NC, examples)
     num_classes = len(examples.classes)
     fitted = chosen_and_fitted(kind, *learnt, num_classes)
-    counts = {
-        "records": len(examples.ids),
-        "groups": len(np.unique(examples.groups_N)),
-        "missing": len(missing),
-        "unlabelled": joined.num_unwanted,
-        "rows_without_label": num_empty,
-    }
+    where = f"{used.file}: {used.column!r}"
+    cuts = Cuts(chosen.threshold, examples, fitted, where) if chosen.threshold else None
+    scores_NC = out_of_fold(kind, *learnt, tell=cuts.add if cuts else bool)
+    predicted_N = cuts.decided(scores_NC) if cuts else scores_NC.argmax(1)
+    scores, gain, confusion = judged(scores_NC, examples, predicted_N)
     from featuremill.steps.heads.page import write_page
 
     with delivering_folder(chosen.output) as folder:
-        _write_missing(folder / card.MISSING, missing, joined.id_columns)
+        write_missing(folder / card.MISSING, missing, joined.id_columns)
         made = card.Card(
             version=card.Card.NEWEST,
             kind=chosen.kind,
             classes=examples.classes,
-            features=[
-                card.Part(
-                    width=part.width,
-                    column=part.column,
-                    recipe=part.recipe,
-                    settings=part.settings,
-                    run=part.name,
-                )
-                for part in parts
-            ],
+            features=parts_of(parts),
             sha256=card.write_tensors(folder / card.TENSORS, fitted.head),
             held_out_sha256=held_out.write(
                 folder / card.HELD_OUT,
@@ -150,7 +194,7 @@ def train(chosen: Chosen) -> card.Card:
                 examples.classes,
                 joined.id_columns,
             ),
-            counts=counts,
+            counts=counts_of(gathered),
             scores={name: [*estimate] for name, estimate in scores.items()},
             guesses=figures.of_guesses(examples.y_N, num_classes),
             accuracy_gain=[*gain],
@@ -169,6 +213,7 @@ def train(chosen: Chosen) -> card.Card:
                 scale=fitted.calibration.scale, shift=fitted.calibration.shift_C.tolist()
             ),
             confusion=confusion.tolist(),
+            threshold=cuts.measured(scores_NC) if cuts else None,
             setting={kind.setting: fitted.setting},
             setting_bounds=[*kind.bounds],
             labels=used,
@@ -176,8 +221,8 @@ def train(chosen: Chosen) -> card.Card:
             threads=chosen.threads,
             versions=versions(),
         )
-        by_sample = _by_sample(examples, scores_NC, joined.id_columns)
-        made_of = Judged(examples.ids, examples.y_N, scores_NC, scores_NC.argmax(1))
+        by_sample = _by_sample(examples, predicted_N, joined.id_columns)
+        made_of = Judged(examples.ids, examples.y_N, scores_NC, predicted_N)
         write_page(folder / card.PAGE, chosen.output.name, made, made_of, by_sample)
         made.write(folder / card.CARD)
     _say(made, chosen.output)
@@ -191,6 +236,15 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     Raises:
         UserError: as `train` does.
     """
+    _refuse_unfit(*examples_of(chosen, parts))
+
+
+def examples_of(chosen: Chosen, parts: Sequence[Listed]) -> tuple[Examples, card.TableUsed]:
+    """Return the labelled records without their features, before they have any.
+
+    Raises:
+        UserError: labels cannot be used.
+    """
     found, _, used = _labelled(chosen, parts, None)
     sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in found}
     for part in parts[1:]:
@@ -199,7 +253,7 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
     if not sha256_of_id:
         raise _without_features(found, used, parts)
     ids = [*sha256_of_id]
-    _refuse_unfit(_of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used)
+    return _of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used
 
 
 def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> Labels:
@@ -208,6 +262,10 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
     found, num_empty, used = read(
         parts[0], table, chosen.column, chosen.group, chosen.id_column, log
     )
+    if chosen.task == "regression":
+        numbers.check(found, used.file, chosen.column)
+    elif chosen.task is None:
+        numbers.refuse_many({label.name for label in found.values()}, used.file, chosen.column)
     if chosen.fragments and table:  # labels of samples are those of fragments, too
         found, num_without = of_fragments(found, table, chosen.fragments, id_columns, log)
         if not found:
@@ -238,12 +296,12 @@ def _without_features(
 
 
 def _by_sample(
-    examples: Examples, scores_NC: npt.NDArray[np.float64], id_columns: IdColumns
+    examples: Examples, predicted_N: figures.Labels, id_columns: IdColumns
 ) -> list[figures.OfSample]:
     """Return how many records of each sample that has a name have a correct prediction, in the
     order of the samples."""
     samples, number_N = np.unique([*map(id_columns.owner, examples.ids)], return_inverse=True)
-    is_right = scores_NC.argmax(1) == examples.y_N
+    is_right = predicted_N == examples.y_N
     counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
     return [
         figures.OfSample(sample, num, int(right))
@@ -367,12 +425,50 @@ def _torn_from_its_class(examples: Examples) -> list[int]:
     return sorted(found)
 
 
+class Cuts:
+    """The thresholds for the class of a user: one for all records, and one for each fold."""
+
+    def __init__(self, asked: Wanted, examples: Examples, fitted: Fitted, where: str) -> None:
+        """Choose that of the final head.
+
+        Raises:
+            UserError: there is no such class, or the precision is not reached.
+        """
+        self._asked, self._examples = asked, examples
+        self._place = asked.place(examples.classes, where)
+        self._is_it_N = examples.y_N == self._place
+        score_N = fitted.held_out_NC[:, self._place]
+        self.cut = threshold.choose(score_N, self._is_it_N, asked)
+        if self.cut == threshold.NEVER:
+            threshold.refuse_unreached(score_N, self._is_it_N, asked, where)
+        self._cut_N = np.full(len(score_N), threshold.NEVER)
+
+    def add(self, fold: Fold) -> None:
+        """Choose that of a fold, by the records that its head learnt from."""
+        score_N = fold.fitted.held_out_NC[:, self._place]
+        is_it_N = self._is_it_N[fold.learns_N]
+        self._cut_N[fold.held_out_N] = threshold.choose(score_N, is_it_N, self._asked)
+
+    def decided(self, scores_NC: npt.NDArray[np.float64]) -> figures.Labels:
+        """Return the class of each record by the threshold of its fold."""
+        return threshold.decided(scores_NC, self._place, self._cut_N)
+
+    def measured(self, scores_NC: npt.NDArray[np.float64]) -> card.Threshold:
+        """Return the threshold of the head, with what those of the folds reach."""
+        is_called_N = scores_NC[:, self._place] >= self._cut_N
+        groups_N = self._examples.groups_N
+        return threshold.measured(self._asked, self.cut, is_called_N, self._is_it_N, groups_N)
+
+
 def judged(
-    scores_NC: npt.NDArray[np.float64], examples: Examples
+    scores_NC: npt.NDArray[np.float64],
+    examples: Examples,
+    predicted_N: figures.Labels | None = None,
 ) -> tuple[dict[str, Estimate], Estimate, npt.NDArray[np.int64]]:
     """Return the figures of the predictions, with their intervals; how much more often they are
     right than always the most frequent class; and the confusion table."""
-    predicted_N, y_N = scores_NC.argmax(1), examples.y_N
+    predicted_N = scores_NC.argmax(1) if predicted_N is None else predicted_N
+    y_N = examples.y_N
     folds_N = outer_folds(examples.groups_N, y_N)
     is_most_N = y_N == np.bincount(y_N).argmax()
     gain_N = (predicted_N == y_N).astype(np.float64) - is_most_N
@@ -391,7 +487,7 @@ def judged(
     return scores, gain, figures.confusion(predicted_N, y_N, len(examples.classes))
 
 
-def _write_missing(path: Path, missing: Sequence[Lacking], id_columns: IdColumns) -> None:
+def write_missing(path: Path, missing: Sequence[Lacking], id_columns: IdColumns) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         write = lacking_writer(file, id_columns)
         for lacking in missing:
@@ -406,8 +502,15 @@ def _say(made: card.Card, output: Path) -> None:
         log.info(
             "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)", name, value, low, high, guess
         )
+    if made.threshold:
+        log.info(threshold.said(made).strip())
     if warning := warning_of(made):
         log.warning(warning)
+    tell_missing(made, output)
+
+
+def tell_missing(made: card.Card, output: Path) -> None:
+    """Report labelled records without features, and the page."""
     if num_missing := made.counts["missing"]:
         log.warning(
             "%s without features in every run: %s lists them.",

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -22,7 +21,6 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from featuremill import inputs
 from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE
@@ -90,7 +88,6 @@ def _read(path: Path) -> Content:
     """
     import torch
 
-    _refuse_sequences(path)
     try:
         content = torch.load(path, weights_only=True, map_location="cpu")
         layout = next((layout for layout in LAYOUTS if layout.ids in content), None)
@@ -112,17 +109,6 @@ def _read(path: Path) -> Content:
             "*_merged.pt, or a run's folder."
         ) from None
     return Content(layout, ids, vectors)
-
-
-def _refuse_sequences(path: Path) -> None:
-    """Refuse a file of records: a head takes their features."""
-    if path.is_file() and (kind := inputs.evident_format(path)):
-        config = path.with_suffix(".yaml").name
-        raise UserError(
-            f"{path}: this is {kind}, and a head takes features; compute them first: featuremill "
-            f"init {shlex.quote(str(path))}, with the model and options of the head, then "
-            f"featuremill run {shlex.quote(config)}, and name the folder of that run here."
-        )
 
 
 class FileFeatures:

@@ -60,7 +60,10 @@ def head_of(asked: Any, project: Project) -> str:
         raise UserError(f"name the head, one of {listed(known)}.")
     if asked.head is not None and asked.head not in known:
         raise UserError(f"there is no head {asked.head!r}; there are {listed(known)}.")
-    return asked.head or next(iter(known))
+    name = asked.head or next(iter(known))
+    if not known[name].has_classes:
+        raise UserError(f"the head {name!r} predicts no class of a record; name one that does.")
+    return name
 
 
 def folder_of_head(asked: Any, project: Project) -> str:

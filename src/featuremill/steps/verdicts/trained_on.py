@@ -56,7 +56,7 @@ def trained_on(folder: Path, head: Path, num_classes: int) -> Trained:
     labels: dict[str, Label] = {}
     if told := held_out.read(head, known):
         of_id = {
-            id: Label(known.classes.index(label), group)
+            id: Label(known.classes.index(str(label)), group)
             for id, label, group in zip(told.ids, told.labels, told.groups, strict=True)
         }
         for some in fragments(folder, ["id", "contig"]):

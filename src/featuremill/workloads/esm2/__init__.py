@@ -73,6 +73,8 @@ BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
+HOW_LONG = {"truncate": "truncated (full for option long computes all)", "chunk": "in windows"}
+"""Words for the note of a long protein, by the option `long`."""
 REASONS = regions.REASONS
 SPEED_OPTIONS = ("model", "dtype", "per_residue")
 WAYS = ("dtype", "attention", "products", "kernels")
@@ -105,23 +107,18 @@ class Result(NamedTuple):
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the protein records of `inputs`, or their regions; proteins that will be
     truncated or divided get a note."""
-    found = _noted(proteins(inputs, options), options)
+    found: Iterator[Record] = proteins(inputs, options).each(functools.partial(_noted, options))
     if options.regions:
         most = options.max_residues if options.long == "truncate" else None
         found = regions.Regions(Path(options.regions)).split(found, most)
     return found
 
 
-def _noted(records: Iterator[Record], options: Options) -> Iterator[Record]:
-    how = {"truncate": "truncated (full for option long computes all)", "chunk": "in windows"}.get(
-        options.long
-    )
-    cut = f"longer than {options.max_residues} residues, {how}"
-    for record in records:
-        if how and len(record.payload) > options.max_residues:
-            yield record._replace(note="; ".join(filter(None, [record.note, cut])))
-        else:
-            yield record
+def _noted(options: Options, record: Record) -> Record:
+    if len(record.payload) <= options.max_residues or options.long not in HOW_LONG:
+        return record
+    cut = f"longer than {options.max_residues} residues, {HOW_LONG[options.long]}"
+    return record._replace(note="; ".join(filter(None, [record.note, cut])))
 
 
 def cost(payload: bytes, options: Options) -> int:

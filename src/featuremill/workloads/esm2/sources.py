@@ -30,6 +30,7 @@ from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
 from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
+from featuremill.workloads.esm2.others import where_else
 
 __all__ = [
     "NUMBERS",
@@ -87,6 +88,8 @@ def name_of(model: str) -> str:
     """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
     if known := _known(model):
         return known
+    if remedy := where_else(model):
+        raise UserError(f"{model!r} is no ESM-2; {remedy}")
     if looks_like_path(model):
         return stem_of(model)
     names = [*bundled_names(), *PUBLISHED]

@@ -21,23 +21,23 @@ KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
 
 
-class Begun(NamedTuple):
+class Beginning(NamedTuple):
     """What prompts begin with, computed once."""
 
     tokens: list[int]
     cache: DynamicCache
 
     def is_of(self, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt begins so, and goes on."""
+        """Return whether a prompt begins with these tokens and has more."""
         num = len(self.tokens)
         return len(tokens) > num and list(tokens[:num]) == self.tokens
 
 
-def begun(network: Any, tokens: Sequence[int]) -> Begun:
+def beginning_of(network: Any, tokens: Sequence[int]) -> Beginning:
     """Compute the tokens that prompts begin with."""
     cache = DynamicCache()
     prefill(network, tokens, cache)
-    return Begun(list(tokens), cache)
+    return Beginning(list(tokens), cache)
 
 
 class Alone:
@@ -72,14 +72,14 @@ class Slots(Cache):  # type: ignore[misc]
     """The cache of a network's layers."""
 
     def __init__(
-        self, network: Any, num_slots: int, num_tokens: int, begun: Begun | None = None
+        self, network: Any, num_slots: int, num_tokens: int, beginning: Beginning | None = None
     ) -> None:
-        """Have room for `num_tokens` in each of `num_slots`."""
+        """Hold up to `num_tokens` in each of `num_slots`."""
         text = network.config.get_text_config()
         kinds = getattr(text, "layer_types", None)
         self._kinds = set(kinds) if kinds else None
         self._window: int | None = getattr(text, "sliding_window", None)
-        self._network, self._room, self._begun = network, (num_slots, num_tokens), begun
+        self._network, self._shape, self._beginning = network, (num_slots, num_tokens), beginning
         self._lengths = torch.zeros(num_slots, dtype=torch.long, device=network.device)
         self.num_rows = 0
         super().__init__(layers=[_Layer(self) for _ in range(text.num_hidden_layers)])
@@ -87,13 +87,13 @@ class Slots(Cache):  # type: ignore[misc]
     def give(self, slot: int, tokens: Sequence[int]) -> Tensor:
         """Compute a prompt into a slot; return the logits (V) of the token behind it."""
         cache, first = DynamicCache(), 0
-        if self._begun and self._begun.is_of(tokens):
-            first = len(self._begun.tokens)
-            for number, layer in enumerate(self._begun.cache.layers):
+        if self._beginning and self._beginning.is_of(tokens):
+            first = len(self._beginning.tokens)
+            for number, layer in enumerate(self._beginning.cache.layers):
                 cache.update(layer.keys, layer.values, number)
         logits_V = prefill(self._network, tokens[first:], cache)
         for own, given in zip(self.layers, cache.layers, strict=True):
-            own.put(slot, given.keys[0], given.values[0], self._room)
+            own.put(slot, given.keys[0], given.values[0], self._shape)
         self._lengths[slot] = len(tokens)
         self.num_rows = max(self.num_rows, slot + 1)
         return logits_V
@@ -159,10 +159,10 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.values: Tensor | None = None
         self._slots = slots
 
-    def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, room: tuple[int, int]) -> None:
+    def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, shape: tuple[int, int]) -> None:
         """Have the tokens of a prompt in a slot."""
         if self.keys is None:
-            num_slots, num_tokens = room
+            num_slots, num_tokens = shape
             self.keys, self.values = (
                 each.new_zeros(num_slots, len(each), num_tokens, each.shape[2])
                 for each in (keys_KTD, values_KTD)

@@ -24,7 +24,7 @@ from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.text import counted
 from featuremill.steps.transfer.search.queries import Queries, Reader
-from featuremill.steps.transfer.search.recipe import Recipe
+from featuremill.steps.transfer.search.recipe import Origin, Recipe
 
 QueryInput = Sequence[str] | Mapping[str, str] | np.ndarray[Any, Any]
 """Files and ids; sequences by name; or vectors (queries, width), named by their row."""
@@ -77,10 +77,10 @@ def search(root: Path, all_queries: QueryInput, chosen: Chosen) -> Iterator[Iter
     if isinstance(all_queries, np.ndarray):
         batches = _of_matrix(all_queries, searched, num_at_once)
     else:
-        weights = None if chosen.weights is None else Path(chosen.weights)
+        weights = [] if chosen.weights is None else [Path(chosen.weights)]
         reader = Reader(
             searched,
-            lambda: Recipe(searched, chosen.device, weights),
+            lambda: Recipe(Origin.of(searched), chosen.device, weights),
             num_at_once,
             chosen.excludes_self,
         )

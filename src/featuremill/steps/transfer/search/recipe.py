@@ -1,13 +1,19 @@
-"""Vectors of new sequences, computed with exactly the recipe of a run's results."""
+"""Values of new records, computed with exactly the recipe of a run's results.
+
+The settings of the recipe are enough; of the run that has them, if it is there, the device and the
+places of weights and of files in options are taken, too.
+"""
 
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 from pydantic import ValidationError
 
 from featuremill.features import Features
@@ -15,7 +21,7 @@ from featuremill.features.table import Matrix
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.kit.errors import UserError, error_text, is_out_of_memory
-from featuremill.kit.runs import working_folder
+from featuremill.kit.runs import Results, Settings, working_folder
 from featuremill.kit.workloads import (
     ENGINE_VERSION,
     Record,
@@ -34,27 +40,61 @@ from featuremill.kit.workloads import (
     values_in_batches,
 )
 
-log = logging.getLogger("featuremill.search")
+__all__ = ["Origin", "Recipe"]
+SEARCH = logging.getLogger("featuremill.search")
+
+
+class Origin(NamedTuple):
+    """What was computed by a recipe."""
+
+    name: str
+    """What messages call it."""
+    settings: Settings
+    recipe: str | None
+    """The digest of the settings."""
+    column: str
+    run: Results | None
+    """The run that has the recipe, if there is one."""
+    place: Results | None
+    """Where its results are."""
+    otherwise: str = ""
+    """A sentence that ends messages: what can be done without computing."""
+
+    @classmethod
+    def of(cls, searched: Features) -> Origin:
+        """Return that of a run's features."""
+        return cls(
+            str(searched.folder.root),
+            searched.settings,
+            searched.recipe,
+            searched.column,
+            searched.folder,
+            searched.place,
+            " Records of the run are found by their ids without.",
+        )
 
 
 class Recipe:
-    """A run's workload with its options and weights, loaded on a device of this machine."""
+    """A workload with the options and weights of earlier results, loaded on a device here."""
 
     def __init__(
-        self, searched: Features, device: DeviceChoice | None = None, weights: Path | None = None
+        self,
+        origin: Origin,
+        device: DeviceChoice | None = None,
+        weights: Sequence[Path] = (),
+        log: logging.Logger = SEARCH,
     ) -> None:
-        """Load the model.
+        """Load the model. Of the files `weights`, that of the recipe is taken.
 
         Raises:
             UserError: weights or workload differ from those of the results, or the device cannot
                 compute in their dtype.
         """
-        self._folder, self._root = searched.folder, searched.folder.root
-        self._column = searched.column
-        self._results = searched.delivery
-        self._settings = searched.settings
-        is_same = searched.plan is not None and searched.plan.recipe == searched.recipe
-        self._plan = searched.plan if is_same else None  # else of other options, or another model
+        self._origin, self._name = origin, origin.name
+        self._settings, self._log = origin.settings, log
+        plan = origin.run.find_plan() if origin.run else None
+        is_same = plan is not None and plan.recipe == origin.recipe
+        self._plan = plan if is_same else None  # else of other options, or another model
         self.workload: Workload = find_workload(self._settings.workload)
         devices = self._devices(device)
         ready = self._weights(weights)
@@ -70,33 +110,39 @@ class Recipe:
             if not is_out_of_memory(error):
                 raise
             raise UserError(
-                f"{self._root}: memory ran out while its model was loaded "
-                f"({error_text(error)}); search where it fits (such as --device cpu). "
-                "Records of the run are found by their ids without."
+                f"{self._name}: memory ran out while its model was loaded "
+                f"({error_text(error)}); do this where it fits (such as --device cpu)."
+                f"{origin.otherwise}"
             ) from None
 
     def records(self, path: Path) -> Iterator[Record]:
         """Stream the records of a file as the workload reads them."""
         return records_of(self._settings.workload, self.workload, [path], self.options)
 
-    def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
-        """Return the vectors of `payloads`, shape (payloads, width).
-
-        `refuse` is called for each one that cannot be computed, with the reason; its vector is all
-        NaN.
-        """
-        vectors: Matrix | None = None
-        for places, values in values_in_batches(
+    def batches(
+        self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]
+    ) -> Iterator[tuple[list[list[int]], pa.RecordBatch]]:
+        """Yield the values of `payloads` in the batches of a run with one shard, and the places of
+        each row; `refuse` is called for each one that cannot be computed, with the reason."""
+        return values_in_batches(
             self.workload,
             self._model,
             self.options,
             payloads,
             self._budget,
             refuse,
-            log.warning,
+            self._log.warning,
             name=self._settings.workload,
-        ):
-            computed = matrix(values.column(self._column))
+        )
+
+    def vectors(self, payloads: Sequence[bytes], refuse: Callable[[int, str], object]) -> Matrix:
+        """Return the vectors of `payloads`, shape (payloads, width).
+
+        `refuse` is called as by `batches`; the vector of what is refused is all NaN.
+        """
+        vectors: Matrix | None = None
+        for places, values in self.batches(payloads, refuse):
+            computed = matrix(values.column(self._origin.column))
             if vectors is None:
                 vectors = np.full((len(payloads), computed.shape[1]), np.nan)
             for equal, vector in zip(places, computed, strict=True):
@@ -108,59 +154,64 @@ class Recipe:
         devices = with_processors(devices_for(choice or planned)[:gpus])
         if devices[0].kind == "cuda" and len(devices) < gpus:
             raise UserError(
-                f"{self._root}: this run spreads its model over {gpus} GPUs, and {len(devices)} is "
-                "visible here; search from where they are, or with --device cpu."
+                f"{self._name}: this run spreads its model over {gpus} GPUs, and {len(devices)} is "
+                "visible here; do this where they are, or with --device cpu."
             )
         return devices
 
-    def _weights(self, named_file: Path | None) -> Weights | None:
+    def _weights(self, named: Sequence[Path]) -> Weights | None:
         sha256 = self._settings.weights_sha256
         if sha256 is None:
             return None
-        planned = self._plan.weights if self._plan else None
+        name = self._settings.workload
         model = model_told(self._settings)
-        file = Path(planned or json_of_weights(model, self._settings.workload))
-        # As in the workflow: beside results/, in snakemake's folder.
-        places = [named_file] if named_file else [file, working_folder(self._root) / file]
-        path = next((place for place in places if place.is_file()), None)
-        if path is None:
+        file = Path((self._plan.weights if self._plan else None) or json_of_weights(model, name))
+        places = [*named] or [file]
+        if self._origin.run and not named:  # as in the workflow: beside results/
+            places.append(working_folder(self._origin.run.root) / file)
+        there = [place for place in places if place.is_file()]
+        if not there:
             raise UserError(
-                f"{places[0]}: the weights that {self._root} was computed with are not here, and "
-                "new sequences need them; featuremill weights MODEL --output FILE converts them, "
-                "and --weights FILE names them. Records of the run are found by their ids without."
+                f"{places[0]}: the weights that {self._name} was computed with are not here, and "
+                "new sequences need them; "
+                f"{_conversion(model, name)} converts them, and --weights FILE names "
+                f"them.{self._origin.otherwise}"
             )
-        located = read_weights(path, self._settings.workload)
-        if located.sha256 != sha256:
-            raise UserError(
-                f"{path}: these are other weights than those of {self._root} ({sha256[:12]}…), so "
-                "vectors made with them cannot be compared; name the right ones with --weights, or "
-                "let the run compute everything anew."
-            )
-        return located
+        located = [read_weights(path, name) for path in there]
+        for weights in located:
+            if weights.sha256 == sha256:
+                return weights
+        raise UserError(
+            f"{there[0]}: these are other weights than those of {self._name} ({sha256[:12]}…), so "
+            "vectors made with them cannot be compared; name the right ones with --weights, or "
+            "let the run compute everything anew."
+        )
 
     def _resolved(self, device: Device, weights: Weights | None) -> Any:
         """Return the options of the run, after a check that they give the same recipe here."""
         planned = self._settings
         if planned.files and not self._plan:
             raise UserError(
-                f"{self._root}: its options name files ({', '.join(planned.files)}), and only its "
-                "plan.json, which is not here, has their paths; run it again. Records of the "
-                "run are found by their ids without."
+                f"{self._name}: its options name files ({', '.join(planned.files)}), and only the "
+                "plan.json of its run, which is not here, has their paths; run it again."
+                f"{self._origin.otherwise}"
             )
         execution = dict(self._plan.execution) if self._plan else {}
-        for name in planned.files:
-            execution[name] = str(self._folder.placed(execution[name]))
+        if self._origin.run:
+            for name in planned.files:
+                execution[name] = str(self._origin.run.placed(execution[name]))
         try:
             options = self.workload.Options.model_validate(planned.options | execution)
         except ValidationError:
             raise self._other_versions() from None
-        refuse_other_files(options, planned.files, self._folder.plan)
+        if self._origin.run:
+            refuse_other_files(options, planned.files, self._origin.run.plan)
         try:
             here = settings_of(planned.workload, self.workload, options, device, weights)
         except UserError as error:
             raise UserError(
-                f"{self._root}: its recipe cannot be computed on this device: {error} Another one "
-                "may do (--device); records of the run are found by their ids without."
+                f"{self._name}: its recipe cannot be computed on this device: {error} Another one "
+                f"may do (--device).{self._origin.otherwise}"
             ) from None
         if here.as_json() != planned.as_json():
             raise self._other_versions()
@@ -170,19 +221,28 @@ class Recipe:
         others = self._settings.other_versions(self.workload.VERSION, ENGINE_VERSION)
         others = others or f"another workload {self._settings.workload} than the one"
         return UserError(
-            f"{self._root}: here is {others}, which computed it, so that vectors of the two cannot "
+            f"{self._name}: here is {others}, which computed it, so that vectors of the two cannot "
             "be compared; let the run compute everything anew."
         )
 
     def _say(self, device: Device) -> None:
-        """Report the device of the queries, and whether the run used another kind."""
-        log.info("queries are computed on %s.", device.name)
-        is_gpu, receipts = device.kind == "cuda", self._results.receipts
+        """Report the device, and whether the run used another kind."""
+        self._log.info("new records are computed on %s.", device.name)
+        delivery = self._origin.place.find_delivery() if self._origin.place else None
+        is_gpu, receipts = device.kind == "cuda", delivery.receipts if delivery else []
         if others := sorted(
             {receipt.device_name for receipt in receipts if receipt.is_on_gpu != is_gpu}
         ):
-            log.warning(
+            self._log.warning(
                 "the run was computed on %s: in the same precision, but kernels of another kind "
                 "round otherwise, so a score may differ in its last digits.",
                 " and ".join(others),
             )
+
+
+def _conversion(model: str, workload: str) -> str:
+    """Return the command that converts the weights of `model`."""
+    if not model:
+        return "featuremill weights MODEL --output FILE"
+    path = json_of_weights(model, workload)
+    return shlex.join(["featuremill", "weights", model, "--workload", workload, "--output", path])

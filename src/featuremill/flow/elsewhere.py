@@ -1,0 +1,82 @@
+"""Results on another disk: results/<run> is a link to the folder that has them.
+
+Every path of a run goes through the link, so nothing else is different. The folder has a file with
+the path of the link, by which the run is found there, and which keeps other runs out.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+from featuremill.config import Run
+from featuremill.flow import internals
+from featuremill.flow.screen import RefusedError, refusing
+from featuremill.store import command_line, formats, run_lock
+from featuremill.store.results import runs_below
+
+
+def place(run: Run) -> None:
+    """Have the run's files where the command line or else the config wants them, or refuse.
+
+    Raises:
+        RefusedError: its files are elsewhere, or those of another run are there.
+    """
+    link = Path(run.folder)
+    if "/" in run.run:  # one of several
+        link = link.parent
+    folder = command_line.results() or run.results
+    wanted = Path(os.path.normpath(Path(folder).absolute()), link.name) if folder else None
+    if link.is_symlink():
+        with refusing():
+            run_lock.refuse_lost(link)
+        is_there = Path(os.path.realpath(link))
+        if wanted is not None and Path(os.path.realpath(wanted)) != is_there:
+            raise RefusedError(_moving(link, is_there, wanted))
+        wanted = is_there
+    elif wanted is None or os.path.realpath(wanted) == os.path.realpath(link):
+        return
+    elif link.exists():
+        raise RefusedError(_moving(link, link, wanted))
+    _refuse_taken(link, wanted)
+    with refusing():
+        _make(link, wanted)
+
+
+def _make(link: Path, folder: Path) -> None:
+    if not folder.parent.parent.is_dir():
+        raise RefusedError(
+            f"{folder.parent}: there is no folder {folder.parent.parent}; check the path, or make "
+            f"it: mkdir -p {shlex.quote(str(folder.parent))}"
+        )
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
+    if not link.is_symlink():
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(folder)
+        internals.log.info(f"{link} is a link to {folder}")
+    if run_lock.link_to(folder) is None:
+        (folder / formats.LINK).write_text(str(link.absolute()), "utf-8")
+
+
+def _moving(link: Path, is_there: Path, wanted: Path) -> str:
+    """Return what to type so that files that are there are where they are wanted."""
+    removing = f" && rm {shlex.quote(str(link))}" if link.is_symlink() else ""
+    return (
+        f"{link}: its files are in {is_there} and not in {wanted}; to move them, type: "
+        f"mkdir -p {shlex.quote(str(wanted.parent))} && mv {shlex.quote(str(is_there))} "
+        f"{shlex.quote(str(wanted.parent))}/{removing}"
+    )
+
+
+def _refuse_taken(link: Path, folder: Path) -> None:
+    """Refuse a folder with the files of another run."""
+    other = run_lock.link_to(folder)
+    if other is None and any(map(run_lock.read, (folder, *runs_below(folder)))):
+        other = folder
+    if other is not None and not (link.is_symlink() and other == link.absolute()):
+        raise RefusedError(
+            f"{folder}: there are the files of another run ({other}); give this one another "
+            "`run:`, or have its results in another folder."
+        )

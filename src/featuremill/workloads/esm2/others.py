@@ -1,0 +1,73 @@
+"""Models that people ask for by name and that another workload computes: which one, and where the
+weights come from. docs/encoders.md has the same names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["OTHERS", "Other", "where_else"]
+
+
+class Other(NamedTuple):
+    """A family of models."""
+
+    pattern: str
+    """What its names begin with, in small letters, without anything but letters and digits."""
+    weights: str
+    """The usual one on Hugging Face."""
+    alphabet: str = "proteins"
+    """The option that `encoder` asks for; "" for another workload."""
+    workload: str = "encoder"
+    model: str = ""
+    """What that workload calls it; "" for as on Hugging Face."""
+
+
+NUCLEOTIDES = "nucleotides"
+OTHERS = (
+    Other("prostt5", "Rostlab/ProstT5"),
+    Other("prott5", "Rostlab/prot_t5_xl_half_uniref50-enc"),
+    Other("protbert", "Rostlab/prot_bert"),
+    Other("ankh3", "ElnaggarLab/ankh3-large"),
+    Other("ankh", "ElnaggarLab/ankh-base"),
+    Other("saprot", "westlake-repl/SaProt_650M_AF2"),
+    Other("amplify", "chandar-lab/AMPLIFY_350M"),
+    Other("glm2", "tattabio/gLM2_650M"),
+    Other("esm1b", "facebook/esm1b_t33_650M_UR50S"),
+    Other("esm(c|cambrian)300m", "biohub/ESMC-300M", "", "esmc", "esmc_300m"),
+    Other("esm(c|cambrian)6b", "biohub/ESMC-6B", "", "esmc", "esmc_6b"),
+    Other("esm(c|cambrian)", "biohub/ESMC-600M", "", "esmc", "esmc_600m"),
+    Other("dnaberts", "zhihan1996/DNABERT-S", NUCLEOTIDES),
+    Other("dnabert2", "zhihan1996/DNABERT-2-117M", NUCLEOTIDES),
+    Other("dnabert", "zhihan1996/DNA_bert_6", NUCLEOTIDES),
+    Other(
+        "(nt|nucleotidetransformer)v2",
+        "InstaDeepAI/nucleotide-transformer-v2-500m-multi-species",
+        NUCLEOTIDES,
+    ),
+    Other(
+        "nucleotidetransformer", "InstaDeepAI/nucleotide-transformer-500m-human-ref", NUCLEOTIDES
+    ),
+    Other("agro", "InstaDeepAI/agro-nucleotide-transformer-1b", NUCLEOTIDES),
+    Other("segment", "InstaDeepAI/segment_nt", NUCLEOTIDES),
+)
+
+
+def where_else(model: str) -> str:
+    """Return what to type for a model of another workload; "" where `model` names none, or a file
+    or folder that is there."""
+    if Path(model).expanduser().exists():
+        return ""
+    owner, _, last = model.rpartition("/")
+    asked = re.sub("[^a-z0-9]", "", last.lower())
+    found = next((one for one in OTHERS if re.match(one.pattern, asked)), None)
+    owners = {one.weights.partition("/")[0] for one in OTHERS}
+    if found is None or (owner and owner not in owners) or Path(last).suffix:  # a path
+        return ""
+    weights = model if owner else found.weights
+    then = f" Set alphabet: {found.alphabet} in that config." if found.alphabet else ""
+    return (
+        f"workload {found.workload} computes it: type hf download {weights}, then featuremill init "
+        f"YOUR.fasta --workload {found.workload} --model {found.model or weights}.{then}"
+    )

@@ -1,0 +1,184 @@
+"""head train --threshold: unseen records reach what is asked for, or there is one sentence."""
+
+import json
+import logging
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from programs import Desk, fasta
+from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
+
+from featuremill.base.errors import UserError
+from featuremill.steps.heads import intervals, page, threshold
+from featuremill.steps.heads.card import Card
+from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
+from featuremill.steps.heads.threshold import Wanted, choose, decided
+from featuremill.steps.heads.train import Cuts, Examples
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
+    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    torch.set_num_threads(1)
+
+
+def plain(score, is_it, of, level):
+    """Choose by trying each score, in another way."""
+    found = []
+    for cut in sorted(set(score)):
+        called = [flag for value, flag in zip(score, is_it, strict=True) if value >= cut]
+        if len(called) >= threshold.FEWEST:
+            reached = {"precision": sum(called) / len(called), "recall": sum(called) / sum(is_it)}
+            found += [cut] if reached[of] >= level else []
+    return (min(found) if of == "precision" else max(found)) if found else np.inf
+
+
+@pytest.mark.parametrize("of", ["precision", "recall"])
+@pytest.mark.parametrize("level", [0.3, 0.8, 0.95, 1])
+def test_a_threshold_is_the_one_with_most_records_or_fewest(of, level):
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        score = np.round(rng.random(40), 1 + seed % 2)  # ties
+        is_it = rng.random(40) < score**2
+        is_it[0] = True
+        assert choose(score, is_it, Wanted("x", of, level)) == plain(score, is_it, of, level)
+
+
+def test_the_class_is_taken_where_its_score_reaches_and_else_the_best_of_the_others():
+    scores = np.array([[0.3, 0.6, 0.1], [0.2, 0.5, 0.3], [0.1, 0.2, 0.7]])
+    assert decided(scores, None).tolist() == [1, 1, 2]
+    assert decided(scores, 0, 0.2).tolist() == [0, 0, 2]
+    assert decided(scores, 1, 0.55).tolist() == [1, 2, 2]
+    assert decided(scores, 1, np.array([1.0, 0.0, 0.0])).tolist() == [0, 1, 1]
+
+
+def examples_of(x, y, groups):
+    names = np.arange(len(y)).astype(str)
+    return Examples(names.tolist(), names.tolist(), x, y, groups, np.arange(len(y)), ["a", "b"])
+
+
+def cuts_of(examples, asked):
+    learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
+    cuts = Cuts(asked, examples, chosen_and_fitted(Logistic(), *learnt, 2), "here")
+    return cuts, out_of_fold(Logistic(), *learnt, tell=cuts.add)
+
+
+def test_what_is_asked_for_is_reached_by_unseen_records_of_a_rare_class():
+    """Over several draws, the precision and the recall of the folds are those asked for."""
+    reached = {"precision": [], "recall": []}
+    for seed in range(2):
+        rng = np.random.default_rng(seed)
+        y = (rng.random(400) < 0.15).astype(np.int64)
+        x = rng.normal(size=(400, 4)) + y[:, None] * 0.9
+        examples = examples_of(x, y, np.arange(400).astype(str))
+        for of, level in (("precision", 0.8), ("recall", 0.9)):
+            cuts, scores = cuts_of(examples, Wanted("b", of, level))
+            about = cuts.measured(scores)
+            value, low, high = getattr(about, of)
+            assert low <= value <= high and about.share == y.mean()
+            reached[of].append(value)
+    assert abs(np.mean(reached["precision"]) - 0.8) < 0.1, reached
+    assert abs(np.mean(reached["recall"]) - 0.9) < 0.08, reached
+
+
+def test_no_threshold_is_chosen_by_the_records_that_measure_it():
+    """Were it chosen by the scores that it is measured by, no threshold would miss its recall."""
+    misses = 0
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        y = (rng.random(100) < 0.3).astype(np.int64)
+        x = rng.normal(size=(100, 3)) + y[:, None] * 0.6
+        cuts, scores = cuts_of(
+            examples_of(x, y, np.arange(100).astype(str)), Wanted("b", "recall", 0.8)
+        )
+        misses += cuts.measured(scores).recall[0] < 0.8
+    assert 0 < misses < 4
+
+
+def test_random_labels_reach_no_precision():
+    rng = np.random.default_rng(1)
+    y = (rng.random(300) < 0.1).astype(np.int64)
+    examples = examples_of(rng.normal(size=(300, 8)), y, np.arange(300).astype(str))
+    with pytest.raises(
+        UserError, match=r"here: no threshold has a precision of 0.95 for 'b': on held"
+    ):
+        cuts_of(examples, Wanted("b", "precision", 0.95))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, environment):
+    return computed(tmp_path_factory.mktemp("run"), environment, proteins(120))
+
+
+def labelled(path):
+    return write_labels(path, [(f"p{n}", ("x", "y")[n % 2], n // 2) for n in range(100)])
+
+
+def test_the_threshold_is_in_the_card_and_decides_predictions(run, tmp_path):
+    words = ["train", run, *COLUMN, "--labels", labelled(tmp_path / "l.csv"), "--column", "kind"]
+    more = ["--threshold", "y", "--recall", "0.95"]
+    head(*words, "--group", "family", *more, "--output", tmp_path / "h")
+    about = card_of(tmp_path / "h")["threshold"]
+    assert (about["class_name"], about["of"], about["level"]) == ("y", "recall", 0.95)
+    output = tmp_path / "p.parquet"
+    head("predict", tmp_path / "h", run, "--output", output)
+    found = pd.read_parquet(output)
+    wanted = np.where(found["score_y"] >= about["score"], "y", "x")
+    assert found["class"].tolist() == wanted.tolist()
+    assert (found["class"] != np.where(found["score_y"] > 0.5, "y", "x")).any()
+    card = Card.read(tmp_path / "h" / "head.json")
+    confusion = np.array(card.confusion)
+    assert confusion[1, 1] / confusion[1].sum() == pytest.approx(about["recall"][0])
+    assert confusion[1, 1] / confusion[:, 1].sum() == pytest.approx(about["precision"][0])
+    assert page.warning_of(card) == "" or card.is_guessing
+    text = (tmp_path / "h" / "head.html").read_text()
+    assert "is called &#39;y&#39; if its score is at least" in text.replace("'", "&#39;")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--threshold", "y"], "--threshold: give --precision or --recall, one of the two"),
+        (["--threshold", "y", "--recall", "1.2"], "--recall: this is a share above 0, at most 1"),
+        (["--threshold", "y", "--recall", "nan"], "and nan is none"),
+        (["--recall", "0.9"], "--threshold: name the class that the precision or recall is of."),
+        (["--threshold", "z", "--recall", "0.9"], "no record with features has the label 'z'"),
+        (["--threshold", "y", "--precision", "1"], "no threshold has a precision of 1 for 'y'"),
+    ],
+)
+def test_what_cannot_be_chosen_is_one_sentence(run, tmp_path, capfd, words, sentence):
+    labels = labelled(tmp_path / "l.csv")
+    rng = np.random.default_rng(0)
+    write_labels(labels, [(f"p{n}", rng.choice(["x", "y"]), n) for n in range(100)])
+    words = [run, *COLUMN, "--labels", labels, "--column", "kind", *words]
+    assert sentence in refusal(capfd, "train", *words, "--output", tmp_path / "h")
+    assert not (tmp_path / "h").exists()
+
+
+def test_a_config_has_a_threshold_and_another_one_trains_anew(run, tmp_path, environment):
+    labelled(tmp_path / "l.csv")
+    (tmp_path / "few.fa").write_text(fasta(proteins(10)))
+    trained = {"labels": "l.csv", "column": "kind", "of": str(run), "vectors": "composition"}
+    config = {"run": "my", "inputs": "few.fa", "workload": "composition"}
+    desk = Desk(tmp_path, environment)
+    path = tmp_path / "c.yaml"
+
+    def typed(cut, status=0):
+        path.write_text(json.dumps({**config, "heads": {"k": {**trained, "threshold": cut}}}))
+        return desk.type("featuremill", "run", "c.yaml", "--cores", "1", status=status).text
+
+    typed({"class": "y", "recall": 0.9})
+    card = tmp_path / "results/my/heads/k/head.json"
+    first = json.loads(card.read_text())["threshold"]
+    assert (first["of"], first["level"]) == ("recall", 0.9)
+    assert "Nothing to be done" in typed({"class": "y", "recall": 0.9})
+    typed({"class": "x", "recall": 0.5})
+    assert json.loads(card.read_text())["threshold"]["class_name"] == "x"
+    assert "the threshold is for 'z', and no label is that" in typed(
+        {"class": "z", "recall": 0.5}, 2
+    )
+    assert "above 0, at most 1" in typed({"class": "y"}, 2)
+    assert "threshold" in typed({"class": "y", "recall": 0.5, "precision": 0.5}, 2)
