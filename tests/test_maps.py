@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import openTSNE
@@ -149,6 +150,31 @@ def test_places_of_other_values_are_never_shown(root: Path) -> None:
     assert (root / "map.parquet").read_bytes() != before, "it is made of the new values"
     (root / "map.parquet").write_bytes(b"PAR1 and no more")
     assert names_of(make(root)) == ["t-SNE", "PCA"]
+
+
+def test_a_merge_while_places_are_computed_leaves_no_map_of_its_values(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = plane.neighbour_plane
+
+    def merging(*given: Any) -> np.ndarray:
+        manifest = json.loads((root / "manifest.json").read_text())
+        manifest["parts"] = dict.fromkeys(manifest["parts"], "1" * 64)
+        (root / "manifest.json").write_text(json.dumps(manifest))
+        return computed(*given)
+
+    monkeypatch.setattr(plane, "neighbour_plane", merging)
+    assert names_of(make(root)) == ["t-SNE", "PCA"] and keep.find(root, "mean_layer_6") is None
+
+
+def test_the_page_names_the_perplexity_that_few_records_have(root: Path) -> None:
+    assert make(root).map["places"][0]["axes"].startswith("t-SNE, perplexity 29.7, seed 0.")
+
+
+def test_names_that_python_reads_as_numbers_are_names() -> None:
+    texts = [f"{family}_{clade}" for family in range(1, 4) for clade in range(1, 5)]
+    assert draw._packed_colour(draw.Colour("clade", texts))["names"] == sorted(texts)
+    assert "values" in draw._packed_colour(draw.Colour("clade", [str(n / 2) for n in range(12)]))
 
 
 def test_the_picture_is_that_of_the_library_whatever_the_threads(root: Path) -> None:

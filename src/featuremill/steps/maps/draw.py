@@ -100,9 +100,10 @@ def _kept(shown: Shown) -> keep.Kept | None:
     if found := keep.find(shown.folder, shown.column):
         return found
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
-    if not (is_few and plane.is_installed() and keep.made_of(shown.folder)):
+    made = keep.made_of(shown.folder)
+    if not (is_few and plane.is_installed() and made):
         return None
-    of = (shown.folder, shown.column, shown.ids, shown.vectors, shown.total)
+    of = (shown.folder, made, shown.column, shown.ids, shown.vectors, shown.total)
     try:
         return keep.keep(*of, keep.Asked())
     except OSError as error:  # a report may be drawn of a folder where nothing can be written
@@ -116,7 +117,8 @@ def _places(
     """Yield the layouts: t-SNE first, as its neighbours are neighbours."""
     if kept is not None and (xy := _of_shown(kept, shown.ids)) is not None:
         about = kept.card
-        told = f"t-SNE, perplexity {about['perplexity']:g}, seed {about['seed']}"
+        perplexity = plane.perplexity_of(about["records"], about["perplexity"])
+        told = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
         if about["records"] < about["of"]:
             told += f", of {about['records']:,} of {about['of']:,} records"
         told += ". Only who is near whom has a meaning, not distances, sizes or directions."
@@ -187,6 +189,8 @@ def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
     """Return labels as numbers, where they all are and are too many to be names."""
     known = {text for text in texts if text is not None}
     if len(known) <= MOST_NAMED:
+        return None
+    if any("_" in text for text in known):  # 1_2 is a name, and 12 to Python
         return None
     try:
         number_of = {text: float(text) for text in known}

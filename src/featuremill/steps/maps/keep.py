@@ -74,15 +74,21 @@ def find(folder: Path, column: str) -> Kept | None:
 
 
 def keep(
-    folder: Path, column: str, ids: Sequence[str], vectors: np.ndarray, total: int, asked: Asked
+    folder: Path,
+    made: str,
+    column: str,
+    ids: Sequence[str],
+    vectors: np.ndarray,
+    total: int,
+    asked: Asked,
 ) -> Kept:
     """Compute the places of `vectors` (N, D), which are those of `ids` of `total` records, and keep
-    them in `folder`."""
+    them in `folder`; `made` is its `made_of`, from before they were read."""
     log.info("t-SNE of %s", records(len(ids)))
     xy = plane.neighbour_plane(vectors, asked.seed, asked.perplexity)
     card: dict[str, Any] = {
         "featuremill": VERSION,
-        "made_of": made_of(folder),
+        "made_of": made,
         "column": column,
         **asked._asdict(),
         "records": len(ids),
@@ -108,6 +114,7 @@ def compute(folder: Path, asked: Asked) -> Kept:
             f"t-SNE is computed by {plane.PACKAGE}, which is not installed here; type: "
             "pip install 'featuremill[maps]'."
         )
+    made = made_of(folder)
     of = features.open(folder, _shown_column(folder))
     if of.num_rows < plane.LEAST_RECORDS:
         raise UserError(
@@ -120,7 +127,7 @@ def compute(folder: Path, asked: Asked) -> Kept:
     vectors = of.take(rows).astype(np.float32)
     if not np.isfinite(vectors).all():
         raise UserError(f"{of.name}: {of.column} has numbers that are not finite; no map is made.")
-    return keep(folder, of.column, of.ids_of(rows), vectors, of.num_rows, asked)
+    return keep(folder, made, of.column, of.ids_of(rows), vectors, of.num_rows, asked)
 
 
 def _shown_column(folder: Path) -> str | None:

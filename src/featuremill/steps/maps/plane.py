@@ -61,11 +61,14 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
     axes, _ = components(vectors.astype(np.float64), COMPONENTS)
     axes = (axes / (np.abs(axes).max() or 1.0)).round(DIGITS)
     first = axes[:, :2] / (axes[:, 0].std() or 1.0) * 1e-4
-    most = (len(axes) - 1) / 3
-    found = TSNE(
-        perplexity=min(perplexity, most), initialization=first, random_state=seed, n_jobs=1
-    ).fit(axes)
+    perplexity = perplexity_of(len(axes), perplexity)
+    found = TSNE(perplexity=perplexity, initialization=first, random_state=seed, n_jobs=1).fit(axes)
     return np.asarray(found, np.float64)
+
+
+def perplexity_of(num_records: int, asked: float) -> float:
+    """Return the perplexity that so many records have: what was asked for, or all that they can."""
+    return min(asked, (num_records - 1) / 3)
 
 
 def versions() -> Mapping[str, Any]:

@@ -254,6 +254,11 @@ def _settled(options: Options, folder: Path) -> Options:
             f"options.max_tokens: this network has positions for {most:,} tokens; give at most "
             "that."
         )
+    if options.max_tokens and options.max_tokens <= words.num_special:
+        raise UserError(
+            f"options.max_tokens: {options.max_tokens} leave no token of a record beside the "
+            f"{words.num_special} special ones; give more."
+        )
     if options.long == "full" and most is not None:
         raise UserError(
             f"options.long: this network has positions for {most:,} tokens only; set long: "
@@ -423,6 +428,8 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     else:
         num_own = [len(ids) - words.num_special for ids in tokens]
     if not all(num_own):
+        if model.options.alphabet == "texts":
+            raise RecordFailed(texts.EMPTY.name, "none of its letters makes a token")
         raise RecordFailed("other", f"shorter than a token: {words.least_letters} bases")
     return Batch(groups, num_own)
 

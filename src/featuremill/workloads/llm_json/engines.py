@@ -125,8 +125,9 @@ class Transformers:
     def _prepare_slots(self) -> None:
         from featuremill.workloads.llm_json import slots
 
-        wanted = self._options.batch_rows
-        self._is_alone = wanted == 1 or not slots.can_take(self._network)
+        wanted, context = self._options.batch_rows, self._options.context
+        assert context is not None
+        self._is_alone = wanted == 1 or not slots.can_take(self._network, context)
         self._beginning = None
         if self._is_alone:
             if wanted not in (None, 1):
@@ -143,6 +144,9 @@ class Transformers:
         if self._device.type == "cpu":
             return ROWS_ON_CPU
         free, _ = torch.cuda.mem_get_info(self._device)
+        # What torch keeps of an earlier batch, for this one.
+        free += torch.cuda.memory_reserved(self._device)
+        free -= torch.cuda.memory_allocated(self._device)
         return max(
             1, min(MOST_ROWS, int(free * SHARE_OF_MEMORY / (self._token_bytes * num_tokens)))
         )

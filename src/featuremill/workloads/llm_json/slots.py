@@ -9,6 +9,7 @@ Shape legend: R rows, K heads of keys, T tokens of a slot, D width of a head.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
+
+from featuremill.workloads.encoder.decoders import unchanged_up_to
 
 KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
@@ -157,7 +160,8 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self._slots = slots
+        # In a circle, it would keep its memory until Python looks for circles.
+        self._slots: Slots = weakref.proxy(slots)
 
     def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, shape: tuple[int, int]) -> None:
         """Have the tokens of a prompt in a slot."""
@@ -214,10 +218,15 @@ def bytes_of_a_token(network: Any) -> int:
     return sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
 
 
-def can_take(network: Any) -> bool:
-    """Return whether rows may be computed together: a network's state has to be keys and values,
-    and what it gives in slots what it gives alone."""
-    kinds = getattr(network.config.get_text_config(), "layer_types", None)
+def can_take(network: Any, num_tokens: int) -> bool:
+    """Return whether rows of up to `num_tokens` may be computed together: a network's state has to
+    be keys and values, no row may change another's rotation, and what it gives in slots has to be
+    what it gives alone."""
+    text = network.config.get_text_config()
+    most = unchanged_up_to(text.to_dict())
+    if most is not None and num_tokens > most:
+        return False
+    kinds = getattr(text, "layer_types", None)
     if kinds and not KINDS.issuperset(kinds):
         return False
     short, long = [1, 2], [2, 1, 3, 1, 2]
