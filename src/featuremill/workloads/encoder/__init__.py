@@ -59,6 +59,7 @@ __all__ = [
     "cost",
     "load",
     "memory_mb",
+    "options_of_model",
     "num_vectors",
     "prepare",
     "records",
@@ -338,6 +339,12 @@ def num_vectors(payload: bytes, options: Options) -> int:
         return parts.tokens[1] - parts.tokens[0]
     length = len(parts.letters)
     return min(length, options.max_residues or length, options.max_tokens or length)
+
+
+def options_of_model(model: str) -> Options:
+    """Return options of which only the alphabet is not usual: a causal network gets texts."""
+    is_causal = architectures.facts_of(place_of(model)).architecture.is_causal
+    return Options(model=model, alphabet="texts" if is_causal else "proteins")
 
 
 def weights_ahead(options: Options) -> Weights:
