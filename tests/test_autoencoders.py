@@ -172,6 +172,14 @@ def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, e
 # ---- steps ----
 
 
+TOP4 = network.Form("topk", 4)
+KINDS = {
+    "topk": {},
+    "relu": {"kind": "relu", "k": None, "sparsity": 0.5},
+    "jumprelu": {"kind": "jumprelu", "k": None, "sparsity": 0.3, "bandwidth": 0.5},
+}
+
+
 class Together:
     """Ranks that are threads of this process: what each adds up, all of them get."""
 
@@ -274,8 +282,7 @@ def test_a_step_is_the_gradient_of_the_whole_batch(run, num_dead):
     trainer.since_active[:num_dead] = 1000
     tensors = {name: value.clone().requires_grad_() for name, value in trainer.tensors.items()}
     x = torch.cat([trainer._read(0, number) for number in range(8)])
-    values, indices = network.encode(tensors, x, 4)
-    left = x - network.decode(tensors, values, indices)
+    left = x - network.rebuilt(tensors, network.features(tensors, x, TOP4))
     loss = left.square().sum() / x.numel()
     if num_dead:
         dead = network.pre_activations(tensors, x)[:, :num_dead]
@@ -302,17 +309,17 @@ def test_the_rate_rises_for_a_fiftieth_of_the_steps_and_falls_in_the_last_fifth(
     assert shares == pytest.approx([0.5] + [1.0] * 80 + [left / 20 for left in range(19, 0, -1)])
 
 
-def test_what_is_stored_takes_vectors_as_the_run_has_them(run):
-    (trainer,) = trainers(run, 1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_stored_takes_vectors_as_the_run_has_them(run, kind):
+    (trainer,) = trainers(run, 1, **KINDS[kind])
     list(trainer.run())
     x = trainer._read(0, 0)
-    values, indices = network.encode(trainer.tensors, x, 4)
-    ours, same = network.encode(trainer.finished(), x / trainer.scale, 4)
-    assert trainer.scale != 1 and trainer.tensors["b_enc"].any()
-    assert torch.equal(indices.sort().values, same.sort().values)
-    torch.testing.assert_close(
-        ours.sort().values * trainer.scale, values.sort().values, atol=1e-5, rtol=1e-4
-    )
+    form = network.Form(kind, 4)
+    before = network.features(trainer.tensors, x, form)
+    after = network.features(trainer.finished(), x / trainer.scale, form)
+    assert trainer.scale != 1 and trainer.tensors["b_enc"].any() and before.any()
+    assert torch.equal(before > 0, after > 0)
+    torch.testing.assert_close(after * trainer.scale, before, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("step", [1, 23])
@@ -834,6 +841,6 @@ def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp
     np.save(tmp_path / "x.npy", x)
     subprocess.run([python, "-c", SAELENS, str(trained)], cwd=tmp_path, env=clean, check=True)
     made, tensors = card.read(trained)
-    values, indices = network.encode(tensors, torch.from_numpy(x), made.options.k)
-    ours = network.spread(values, indices, made.options.features)
+    form = network.Form(made.options.kind, made.options.k or 0)
+    ours = network.features(tensors, torch.from_numpy(x), form)
     assert ours.numpy().tobytes() == np.load(tmp_path / "theirs.npy").tobytes()

@@ -30,23 +30,52 @@ log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """Some encoded records: V vectors of all of them, K active features of each."""
+    """Some encoded records: V vectors of all of them, with N active features of all vectors, in
+    the order of the vectors."""
 
     ids: list[str]
     rows: Rows
     counts: Rows
     """Vectors of each record."""
     vectors_VD: npt.NDArray[np.float32]
-    values_VK: torch.Tensor
-    indices_VK: torch.Tensor
+    vector_N: torch.Tensor
+    feature_N: torch.Tensor
+    value_N: torch.Tensor
+    """Above 0."""
 
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
-        record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
         values = torch.zeros(len(self.counts) * num_features)
-        places = (record_V[:, None] * num_features + self.indices_VK).flatten()
-        values.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
+        values.scatter_reduce_(0, self._places(num_features), self.value_N, "amax")
         return values.view(-1, num_features).numpy()
+
+    def where(self, highest_RM: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+        """Return at which of a record's vectors each feature is highest, (records, M); the first
+        one where several are, and 0 for features that are not active."""
+        starts = np.cumsum(self.counts) - self.counts
+        within_N = self.vector_N.numpy() - np.repeat(starts, self.counts)[self.vector_N.numpy()]
+        places_N = self._places(highest_RM.shape[1]).numpy()
+        is_highest_N = self.value_N.numpy() == highest_RM.ravel()[places_N]
+        found = np.zeros(highest_RM.size, np.int32)
+        # Of equal places the last one is kept.
+        found[places_N[is_highest_N][::-1]] = within_N[is_highest_N][::-1]
+        return found.reshape(highest_RM.shape)
+
+    def rebuilt(self, tensors: network.Tensors) -> torch.Tensor:
+        """Return the vectors (V, D) that the active features rebuild."""
+        num_V = torch.bincount(self.vector_N, minlength=len(self.vectors_VD))
+        sums = torch.nn.functional.embedding_bag(
+            self.feature_N,
+            tensors["W_dec"],
+            num_V.cumsum(0) - num_V,
+            mode="sum",
+            per_sample_weights=self.value_N,
+        )
+        return sums + tensors["b_dec"]
+
+    def _places(self, num_features: int) -> torch.Tensor:
+        record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
+        return record_V[self.vector_N] * num_features + self.feature_N
 
 
 class Encoder:
@@ -61,6 +90,7 @@ class Encoder:
         """
         torch.set_num_threads(max(1, threads))
         self.card, self.tensors = card.read(sae)
+        self.form = network.Form(self.card.options.kind, self.card.options.k or 0)
         source = self.card.source
         self.vectors = features.open_parts(run, source.column)
         if (width := self.vectors.column.width) != source.width:
@@ -95,10 +125,14 @@ class Encoder:
     @torch.no_grad()
     def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
         vectors, counts = self.vectors.of_rows(rows)
-        few = torch.split(torch.from_numpy(vectors), self._most)  # a single record may be long
-        encoded = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
-        values, indices = map(torch.cat, zip(*encoded, strict=True))
-        return Encoded(ids, rows, counts, vectors, values, indices)
+        found, first = [], 0
+        # A single record may be long.
+        for x_BD in torch.split(torch.from_numpy(vectors), self._most):
+            z_BM = network.features(self.tensors, x_BD, self.form)
+            vector_N, feature_N = torch.nonzero(z_BM, as_tuple=True)
+            found.append((vector_N + first, feature_N, z_BM[vector_N, feature_N]))
+            first += len(x_BD)
+        return Encoded(ids, rows, counts, vectors, *map(torch.cat, zip(*found, strict=True)))
 
 
 def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: int) -> None:

@@ -36,7 +36,7 @@ def report(
     if page.suffix != ".html":
         raise UserError(f"{page}: the page is an .html; give a name that ends so.")
     held, top = look(encoder)
-    ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
+    ids_M = [[id for id, *_ in top.records_of(n)] for n in range(len(top.ids_MT))]
     names = names_of(Results(encoder.vectors.root).records, ids_M)
     _write_features(page.with_name(FEATURES), top, names, encoder.vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
@@ -59,7 +59,7 @@ def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
             ["feature", "frequency", "rank", *vectors.id_columns.names, "value", "description"]
         )
         for feature, frequency in enumerate(top.frequency_M.tolist()):
-            for rank, (id, value) in enumerate(top.records_of(feature), 1):
+            for rank, (id, value, _) in enumerate(top.records_of(feature), 1):
                 of_id = map(one_line, vectors.id_columns.cells(id))
                 columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 table.writerow([*columns, one_line(names.descriptions[id])])
