@@ -176,8 +176,11 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def write_config(path: Path, options: Options, width: int) -> None:
-    """Write cfg.json as SAELens 6 reads it (`SAEConfig` in sae_lens/saes/sae.py)."""
+def write_config(
+    path: Path, options: Options, width: int, model: str = "", hook: str = ""
+) -> None:
+    """Write cfg.json as SAELens 6 reads it (`SAEConfig` in sae_lens/saes/sae.py);
+    `model` and `hook` are the network and the place in it, where these are known."""
     config: dict[str, Any] = {
         "architecture": ARCHITECTURES[options.kind],
         "d_in": width,
@@ -191,6 +194,8 @@ def write_config(path: Path, options: Options, width: int) -> None:
         # keys.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
+    told = {"model_name": model, "hook_name": hook}
+    config["metadata"] |= {name: text for name, text in told.items() if text}
     if options.kind == "topk":
         config |= {"k": options.k, "rescale_acts_by_decoder_norm": False}
     write_json(path, config)
