@@ -369,7 +369,9 @@ class MadeUp:
 def test_of_made_up_vectors_few_features_are_active_and_leave_little_unexplained(kind):
     torch.set_num_threads(1)
     made = MadeUp()
-    options = options_of(**(KINDS[kind] | {"sparsity": 1.0}), features=24, steps=250, learning_rate=1e-2)
+    options = options_of(
+        **(KINDS[kind] | {"sparsity": 1.0}), features=24, steps=250, learning_rate=1e-2
+    )
     trainer = Trainer(options, made, 20, Together(0, 1, {}, None))
     trainer.begin()
     first, *_, last = (row for row in trainer.run() if row)

@@ -176,9 +176,7 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def write_config(
-    path: Path, options: Options, width: int, model: str = "", hook: str = ""
-) -> None:
+def write_config(path: Path, options: Options, width: int, model: str = "", hook: str = "") -> None:
     """Write cfg.json as SAELens 6 reads it (`SAEConfig` in sae_lens/saes/sae.py);
     `model` and `hook` are the network and the place in it, where these are known."""
     config: dict[str, Any] = {

@@ -11,6 +11,7 @@ import numpy as np
 from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, records
 from featuremill.steps.autoencoders.card import FEATURES, Card, Options
+from featuremill.steps.autoencoders.contexts import Contexts
 from featuremill.steps.autoencoders.measured import Held, Top
 from featuremill.steps.autoencoders.names import Names
 
@@ -45,6 +46,7 @@ def write_page(
     held: Held,
     top: Top,
     names: Names,
+    contexts: Contexts,
     rows: list[dict[str, Any]],
 ) -> None:
     """Write the page of the autoencoder called `name`, measured on `run`, to `path`."""
@@ -56,8 +58,13 @@ def write_page(
             f"{top.frequency_M[feature]:.2%}".replace("%", " %"),
             ", ".join(names.words_M[feature]),
             [
-                (id, f"{value:.3g}", clipped(names.descriptions[id], MOST_TEXT))
-                for id, value, _ in top.records_of(feature)
+                (
+                    id,
+                    f"{value:.3g}",
+                    clipped(names.descriptions[id], MOST_TEXT),
+                    contexts.get((id, place)),
+                )
+                for id, value, place in top.records_of(feature)
             ],
         )
         for feature in order[:MOST_FEATURES]

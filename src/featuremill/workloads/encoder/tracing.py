@@ -44,7 +44,7 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
         return None
     from tokenizers import Tokenizer
 
-    text = payload.decode("utf-8")
+    text = payload[: options.max_residues].decode("utf-8")
     ends = [0, *accumulate(len(letter.encode()) for letter in text)]
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
