@@ -163,6 +163,7 @@ def _add_encode(acts: Acts) -> argparse.ArgumentParser:
         metavar="FILE.parquet",
         help="id, and features: a list of (feature, value); per residue, the highest value counts",
     )
+    add("--vectors", help="for a published autoencoder (default: the states of its hook)")
     _add_computing(parser)
     return parser
 
@@ -188,7 +189,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_sae(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--sae", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder"
+        "--sae",
+        type=Path,
+        required=True,
+        metavar="saes/NAME",
+        help="the autoencoder's folder: trained here or, for encode, published (SAELens' layout)",
     )
 
 
@@ -243,6 +248,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.output,
             arguments.any_recipe,
             arguments.threads,
+            arguments.vectors,
         )
     else:
         from featuremill.steps.autoencoders.report import report

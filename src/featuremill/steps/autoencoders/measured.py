@@ -17,7 +17,7 @@ MOST_RECORDS = 5
 """Records that are listed for each feature."""
 
 
-Strongest: TypeAlias = "tuple[npt.NDArray[Any], ...]"
+Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
 """The first three fields of `Top`."""
 
 
@@ -76,8 +76,10 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
     shift = encoder.tensors["b_dec"].numpy()  # near the mean, so that squares keep their digits
-    strongest: Strongest = tuple(
-        np.zeros((options.features, 0), dtype) for dtype in (np.float32, object, np.int32)
+    strongest: Strongest = (
+        np.zeros((options.features, 0), np.float32),
+        np.zeros((options.features, 0), object),
+        np.zeros((options.features, 0), np.int32),
     )
     counts_M, num_vectors = np.zeros(options.features), 0
     for block in encoder.blocks():
@@ -104,7 +106,9 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
             f"{vectors.root}: none of its records was held out of the training (a share of "
             f"{options.held_out}), so nothing can judge it; train with a larger --held-out."
         )
-    return sums.held(), Top(*strongest, counts_M / max(1, num_vectors))
+    values_MT, ids_MT, places_MT = strongest
+    frequency_M = counts_M / max(1, num_vectors)
+    return sums.held(), Top(values_MT, ids_MT, places_MT, frequency_M)
 
 
 def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
@@ -119,4 +123,5 @@ def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Stronge
     )
     both = [np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True)]
     best = np.argsort(-both[0], axis=1, kind="stable")[:, :MOST_RECORDS]
-    return tuple(np.take_along_axis(each, best, 1) for each in both)
+    values, ids, places = (np.take_along_axis(each, best, 1) for each in both)
+    return values, ids, places

@@ -93,7 +93,9 @@ def penalised(
     if form.kind == "relu":  # the rows of W_dec have length 1, so no feature evades its penalty
         z_BM = pre_BM.relu()
         return z_BM, z_BM.float().sum()
-    z_BM, num_active = _Jump.apply(pre_BM, tensors["threshold"], bandwidth)
+    z_BM, num_active = _Jump.apply(  # type: ignore[no-untyped-call]
+        pre_BM, tensors["threshold"], bandwidth
+    )
     return z_BM, num_active
 
 
@@ -115,7 +117,7 @@ class _Jump(torch.autograd.Function):
         return pre_BM * is_active, is_active.sum().float()
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         context: Any, of_features_BM: Tensor, of_count: Tensor
     ) -> tuple[Tensor, Tensor, None]:
         pre_BM, threshold_M = context.saved_tensors

@@ -1,8 +1,9 @@
 """What made a run's vectors: its network, by name, and the places in it that its columns are.
 
-A workload may have `hooks(options, weights)`, which returns what TransformerLens calls the states in
-each column, or None for a network that is none of language; and `spans(payload, options, weights)`,
-which returns the bytes of a payload that each vector stands for.
+A workload may have `hooks(options, weights)`, which returns what TransformerLens calls the states
+in each column, or None for a network that is none of language; and
+`spans(payload, options, weights)`, which returns the bytes of a payload that each vector stands
+for.
 """
 
 from __future__ import annotations

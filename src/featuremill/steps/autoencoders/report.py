@@ -33,6 +33,7 @@ def report(
     from featuremill.steps.autoencoders.page import write_page
 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
+    trained = encoder.card
     page = output or sae / PAGE
     if page.suffix != ".html":
         raise UserError(f"{page}: the page is an .html; give a name that ends so.")
@@ -48,7 +49,7 @@ def report(
     _write_features(page.with_name(FEATURES), top, names, contexts, vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
     rows = [*map(json.loads, lines)]
-    write_page(page, sae.name, str(run), encoder.card, held, top, names, contexts, rows)
+    write_page(page, sae.name, str(run), trained, held, top, names, contexts, rows)
     log.info(
         "on %s held-out vectors: FVU %.4f, L0 %.1f, %.1f %% dead",
         f"{held.vectors:,}",

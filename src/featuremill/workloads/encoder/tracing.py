@@ -29,7 +29,7 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
     """
     if facts.config["model_type"] not in decoders.PREFIXES:
         return None
-    found = {}
+    found: dict[str, str] = {}
     for layer in map(int, options.layers):
         if layer < facts.num_layers:
             block = f"{layer - 1}.hook_resid_post" if layer else "0.hook_resid_pre"
