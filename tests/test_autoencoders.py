@@ -906,8 +906,10 @@ import sys
 import numpy as np, torch
 from sae_lens import SAE
 torch.set_num_threads(1)
-made = SAE.load_from_disk(sys.argv[1])
-np.save("theirs.npy", made.encode(torch.from_numpy(np.load("x.npy"))).detach().numpy())
+for folder in sys.argv[1:]:
+    made = SAE.load_from_disk(folder)
+    found = made.encode(torch.from_numpy(np.load("x.npy"))).detach().numpy()
+    np.save(f"{made.cfg.architecture()}.npy", found)
 """
 
 
@@ -925,8 +927,16 @@ def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp
     vectors = features.open_parts(run, "residues")
     x, _ = vectors.of_rows(np.flatnonzero(vectors.num_of_row))
     np.save(tmp_path / "x.npy", x)
-    subprocess.run([python, "-c", SAELENS, str(trained)], cwd=tmp_path, env=clean, check=True)
-    made, tensors = card.read(trained)
-    form = network.Form(made.options.kind, made.options.k or 0)
-    ours = network.features(tensors, torch.from_numpy(x), form)
-    assert ours.numpy().tobytes() == np.load(tmp_path / "theirs.npy").tobytes()
+    folders = {"topk": trained}
+    for kind in ("relu", "jumprelu"):
+        words = [*SMALL[:2], *SMALL[4:], "--kind", kind, "--device", "cpu"]
+        folders[kind] = tmp_path / kind
+        sae("train", run, "--vectors", "residues", *words, "--output", folders[kind])
+    words = [python, "-c", SAELENS, *map(str, folders.values())]
+    subprocess.run(words, cwd=tmp_path, env=clean, check=True)
+    for kind, folder in folders.items():
+        made, tensors = card.read(folder)
+        form = network.Form(kind, made.options.k or 0)
+        ours = network.features(tensors, torch.from_numpy(x), form).numpy()
+        theirs = np.load(tmp_path / f"{card.ARCHITECTURES[kind]}.npy")
+        assert ours.any() and ours.tobytes() == theirs.tobytes(), kind

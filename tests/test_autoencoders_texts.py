@@ -1,5 +1,5 @@
-"""sae on the states of a network of language: cfg.json names the network and the hook, the page shows
-tokens in their texts, and an autoencoder of SAELens' layout is applied to what it is of alone."""
+"""sae on the states of a network of language: cfg.json names the network and the hook, the page
+shows tokens in their texts, and an autoencoder of SAELens' layout is applied to what it is of alone."""
 
 import csv
 import json
@@ -130,12 +130,12 @@ def test_the_page_shows_each_features_strongest_tokens_in_their_texts(desk, run)
 
 def test_contexts_are_escaped_whole_words_on_one_line(desk, run):
     found = contexts.contexts_of(
-        run, "tokens_layer_1", [("odd", 40), ("odd", 0), ("lines", 6), ("none", 0), ("odd", 10**6)]
+        run, "tokens_layer_1", [("odd", 110), ("odd", 0), ("lines", 6), ("none", 0), ("odd", 10**6)]
     )
-    assert set(found) == {("odd", 40), ("odd", 0), ("lines", 6)}
+    assert set(found) == {("odd", 110), ("odd", 0), ("lines", 6)}
     assert found["odd", 0].before == "" and found["odd", 0].at == "G"
     words = set(ODD.split())
-    middle = found["odd", 40]
+    middle = found["odd", 110]
     assert middle.before.startswith(" ") and set(middle.before.split()[:-1]) <= words
     assert set(middle.behind.split()[1:]) <= words
     assert "\n" not in "".join(found["lines", 6])
