@@ -39,7 +39,9 @@ def test_the_estimate_is_within_30_per_cent_of_what_lives_at_once(tmp_path, name
     ahead = encoder.weights_ahead(options)
     options = encoder.resolve(options, CPU, ahead)
     model = encoder.load(options, [CPU], ahead)
-    (network,) = (each for each in vars(model.encoder).values() if isinstance(each, torch.nn.Module))
+    (network,) = (
+        each for each in vars(model.encoder).values() if isinstance(each, torch.nn.Module)
+    )
     held = sum(each.nbytes for each in network.parameters())
     if dtype == "bf16":  # pages of the file, which is in fp32, are read beside
         held += memory.size_of(ahead).file_bytes

@@ -266,9 +266,7 @@ class Wanted(NamedTuple):
         if not optional(find_workload(self.workload), "NEEDS_GPU"):
             return ()
         return tuple(
-            each.name
-            for each in COMMON
-            if self.need(weights, each).memory_mb <= each.memory_mb
+            each.name for each in COMMON if self.need(weights, each).memory_mb <= each.memory_mb
         )
 
     def need(self, weights: Weights, device: Device) -> Need:

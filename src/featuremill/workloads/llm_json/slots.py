@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         # In a circle, it would keep its memory until Python looks for circles.
-        self._slots: Slots = weakref.proxy(slots)
+        self._slots = cast("Slots", weakref.proxy(slots))
 
     def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, shape: tuple[int, int]) -> None:
         """Have the tokens of a prompt in a slot."""
