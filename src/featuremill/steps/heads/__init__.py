@@ -32,8 +32,6 @@ COMMANDS = {
 }
 DELIVERED = ("head.safetensors", "head.html", "missing.tsv", "held_out.parquet")
 """The files of a head; its card comes last."""
-CONTIG = "contig"
-"""The group of a fragment, unless the labels have another one."""
 if TYPE_CHECKING:
     from featuremill.steps.heads.card import Card, Part
 
@@ -478,6 +476,7 @@ def _kind(head: Head) -> str:
 def _grouped(column: str | None) -> str | None:
     """Return the column of groups; None for samples and contigs, which a head takes by itself."""
     from featuremill.inputs.samples import SAMPLE
+    from featuremill.steps.heads.card import CONTIG
 
     return None if column in (SAMPLE, CONTIG) else column
 

@@ -21,8 +21,8 @@ from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.heads import CONTIG, card, figures, held_out, numbers, threshold
-from featuremill.steps.heads.card import Task
+from featuremill.steps.heads import card, figures, held_out, numbers, threshold
+from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.fitting import (
     Classifier,

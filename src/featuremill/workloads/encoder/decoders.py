@@ -74,8 +74,8 @@ def positions(config: Mapping[str, Any]) -> int | None:
 
 
 def unchanged_up_to(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens the longest sequence of a batch may have before it changes the rotation
-    of all; None where none does."""
+    """Return how many tokens the longest sequence of a batch may have before it changes the
+    rotation of all; None where none does."""
     for rotation in _rotations(config):
         if rotation.get("rope_type", rotation.get("type")) in BY_LENGTH:
             name = "original_max_position_embeddings"
