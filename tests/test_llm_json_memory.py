@@ -39,7 +39,7 @@ def place(tmp_path, monkeypatch):
                 "required": ["a"],
                 "additionalProperties": False,
             }
-        )  # fmt: skip
+        )
     )
     monkeypatch.chdir(tmp_path)
     return tmp_path
