@@ -14,6 +14,9 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any, Literal, get_args
+
+Dtype = Literal["fp32", "bf16", "fp16"]
 
 COMPLAINTS = ("headache", "cough", "back pain", "fever", "a rash", "dizziness")
 PROMPT = """\
@@ -54,7 +57,7 @@ def write_notes(path: Path, num_notes: int) -> None:
             table.writerow([f"v{number}", said + ended])
 
 
-def measured(model: str, rows: int, num_notes: int, dtype: str, is_gpu: bool) -> dict:
+def measured(model: str, rows: int, num_notes: int, dtype: Dtype, is_gpu: bool) -> dict[str, Any]:
     """Return what it takes to reply to all notes, and the replies."""
     import torch
 
@@ -102,7 +105,7 @@ def main() -> None:
     parser.add_argument("model", help="folder of a chat model")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--notes", type=int, default=16)
-    parser.add_argument("--dtype", default="fp32", choices=("fp32", "bf16", "fp16"))
+    parser.add_argument("--dtype", default="fp32", choices=get_args(Dtype))
     parser.add_argument("--gpu", action="store_true")
     arguments = parser.parse_args()
     model = str(Path(arguments.model).absolute())

@@ -114,8 +114,9 @@ class Tab:
         self.wait(f"document.readyState === 'complete' && location.href === {path.as_uri()!r}")
 
     def open_drawn(self, path: Path, **window: Any) -> int:
-        """Open a page of ours; return the number of its charts once all are drawn."""
+        """Open a page of ours; return the number of its charts once all, and a map, are drawn."""
         self.open(path, **window)
+        self.wait("!document.querySelector('[data-map]:not([data-drawn])')")
         if not (num_charts := self.value("document.querySelectorAll('[data-chart]').length")):
             return 0
         self.wait("document.documentElement.dataset.drawn")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import dataclasses
 import datetime
+import gzip
 import hashlib
 import json
 import re
@@ -342,6 +344,9 @@ class Page(HTMLParser):
             self.styles.append(data)
         elif self._inside != "script":
             self.words.append(data)
+        elif self.elements[-1][1].get("id") == "data-embeddings":
+            self.map = json.loads(gzip.decompress(base64.b64decode(data)))
+            self.data["data-embeddings"] = self.map
         elif self.elements[-1][1].get("type") == "application/json":
             self.data[self.elements[-1][1]["id"]] = json.loads(data)
         else:
@@ -367,6 +372,22 @@ def make(root: Path, *arguments: str) -> Page:
     page = Page(output)
     page.assert_self_contained()
     return page
+
+
+def points_of(page: Page) -> list[dict[str, Any]]:
+    """Return the points of the map, each with what it has of each colour: a name or a number."""
+    of = page.map
+    rows = [
+        {"id": id, "description": d} for id, d in zip(of["ids"], of["descriptions"], strict=True)
+    ]
+    for colour in of["colours"]:
+        values = colour.get("values")
+        if values is None:
+            codes = np.frombuffer(base64.b64decode(colour["codes"]), "<u2")
+            values = [None if code == 0 else colour["names"][code - 1] for code in codes]
+        for row, value in zip(rows, values, strict=True):
+            row[colour["title"]] = value
+    return rows
 
 
 def rows_of(page: Page, name: str) -> list[dict]:

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from featuremill.report import agreement as module
-from featuremill.report.agreement import agreement
+from featuremill.steps.maps import agreement as module
+from featuremill.steps.maps.agreement import agreement
 
 
 def silhouette_of(vectors, labels):

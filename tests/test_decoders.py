@@ -17,11 +17,12 @@ from esm2_models import relative_l2
 from programs import Desk
 from real_llm import smollm2
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, normalizers
 
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
 from featuremill.lease.devices import cpu
-from featuremill.workload import plain_weights, weights
+from featuremill.workload import RecordFailed, find_workload, plain_weights, weights
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import padding
 
@@ -171,8 +172,47 @@ def test_a_text_of_more_tokens_is_cut_with_a_note_or_refused(desk):
 
 
 @pytest.mark.parametrize(
+    ("text", "normalizer"),
+    [
+        ("\ufdfa\ufdfa", normalizers.NFKC()),  # 6 bytes, 66 tokens
+        ("\u2603\u2603\u2603\u2603", normalizers.Prepend("_")),  # 12 bytes, 13 tokens
+    ],
+)
+def test_a_text_of_more_tokens_than_bytes_is_cut_with_a_note(folders, tmp_path, text, normalizer):
+    """Library tokenizers may spell a letter as many, and put one before a text."""
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    normalized(tmp_path / "network", normalizer)
+    words = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path / "network")
+    num_tokens = len(words(text)["input_ids"])
+    assert num_tokens > len(text.encode()) + 1
+    (tmp_path / "a.txt").write_text(text, "utf-8")
+    for most, is_cut in ((num_tokens - 1, True), (num_tokens, False)):
+        options, _ = asked(tmp_path / "network", max_tokens=most)
+        (record,) = encoder.records([tmp_path / "a.txt"], options)
+        assert ("truncated" in record.note) == is_cut
+
+
+def normalized(folder, normalizer):
+    """Have a folder's tokenizer change texts first."""
+    words = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    words.normalizer = normalizer
+    words.save(str(folder / "tokenizer.json"))
+
+
+def test_a_text_without_a_token_fails_as_an_empty_one(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    normalized(tmp_path / "network", normalizers.Replace("\u200b", ""))
+    model = loaded(tmp_path / "network", pool="last")
+    find_workload("encoder")  # and so its reasons are known
+    with pytest.raises(RecordFailed) as failed:
+        encoder.prepare(model, [b"few", "\u200b".encode()], 100)
+    assert failed.value.kind.name == "empty_text" and "makes a token" in str(failed.value)
+
+
+@pytest.mark.parametrize(
     ("options", "text", "words"),
     [
+        ({"max_tokens": 1}, "id,text\na,b\n", "no token of a record beside the 1 special"),
         ({}, ">a\nMKT\n", "texts are read from tables"),
         ({"max_residues": 9}, "id,text\na,b\n", "max_residues has no effect"),
         ({"text_column": "note"}, "id,text\na,b\n", "there is no column 'note'"),

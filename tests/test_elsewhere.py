@@ -145,6 +145,28 @@ def test_two_runs_never_share_a_folder(folder, environment):
     assert "Nothing to be done" in folder.run()
 
 
+def test_the_files_of_a_run_whose_project_was_moved_stay_its_own(folder, environment):
+    folder.write(results=str(folder.disk))
+    folder.run()
+    before = (folder.disk / "my" / "manifest.json").read_bytes()
+    moved = folder.folder.rename(folder.disk.parent / "moved")
+    other = Folder(folder.disk.parent, environment, "other")
+    other.write(results=str(folder.disk))
+    said = other.run(status=2)
+    assert f"the files of the run {folder.link}, which is gone" in " ".join(said.split())
+    assert (folder.disk / "my" / "manifest.json").read_bytes() == before
+    folder.folder, folder.link = moved, moved / "results" / "my"
+    assert "Nothing to be done" in folder.run(), "its link was moved with it"
+    assert f"files of another run ({folder.link})" in other.run(status=2)
+    folder.link.unlink()
+    assert "Nothing to be done" in folder.run(), "the link is made again"
+    again = folder.folder.rename(folder.disk.parent / "again")
+    folder.folder = again
+    shutil.rmtree(again / "results")
+    folder.follow(folder.run(status=2))
+    assert "Nothing to be done" in folder.run()
+
+
 def test_a_disk_that_is_not_there(folder):
     folder.write(results=str(folder.disk))
     folder.run()

@@ -1,6 +1,7 @@
 """The workload llm_json: prompts, schemas, what is decoded under them, and who sees a text."""
 
 import csv
+import gc
 import json
 import os
 import runpy
@@ -230,7 +231,7 @@ def test_what_prompts_begin_with_is_computed_once(place, monkeypatch):
     given = payloads(place / "notes.csv")[:5]
     alone = values_of(llm_json, loaded(batch_rows=1), given, 1)
     model = loaded(batch_rows=4)
-    begun = model.engine._begun.tokens
+    begun = model.engine._beginning.tokens
     assert len(begun) > 16 and text[:40] in model.tokenizer.decode(begun)
     computed, prefill = [], slots.prefill
     monkeypatch.setattr(
@@ -251,8 +252,8 @@ def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
     network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, name)).eval()
     rows = [[5, 6, 7], [9] * 30, [11, 12, 13, 14, 15, 16, 17, 18, 19, 20]]
     with torch.inference_mode():
-        assert slots.can_take(network)
-        begun = slots.begun(network, [9] * 20)
+        assert slots.can_take(network, 128)
+        begun = slots.beginning_of(network, [9] * 20)
         several = slots.Slots(network, 3, 40, begun)
         for slot, row in enumerate(rows):
             several.give(slot, row)
@@ -278,7 +279,44 @@ def test_a_network_whose_state_is_no_keys_and_values_gets_a_row_at_a_time():
     )
     network = transformers.MambaForCausalLM(config).eval()
     with torch.inference_mode():
-        assert not slots.can_take(network)
+        assert not slots.can_take(network, 128)
+
+
+def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):
+    """Phi-3's changes for the whole batch where one row has more than 4,096 tokens."""
+    import transformers
+
+    from featuremill.workloads.llm_json import slots
+
+    network = transformers.AutoModelForCausalLM.from_pretrained(write(tmp_path, "phi3")).eval()
+    with torch.inference_mode():
+        assert slots.can_take(network, 256)
+        assert not slots.can_take(network, 257)
+
+
+def test_keys_and_values_end_with_their_batch(place):
+    from featuremill.workloads.llm_json import slots
+
+    model = loaded(batch_rows=2)
+    asked = llm_json.prepare(model, payloads(place / "notes.csv")[:3], 1)
+    gc.collect()
+    gc.disable()
+    try:
+        model.engine.replies(asked, 1)
+        assert not [each for each in gc.get_objects() if isinstance(each, slots.Slots)]
+    finally:
+        gc.enable()
+
+
+def test_memory_that_torch_keeps_for_itself_counts_as_free(place, monkeypatch):
+    """Else each batch would have fewer rows than the one before."""
+    model = loaded()
+    model.engine._device = torch.device("cuda", 0)
+    row = model.engine._token_bytes * 100
+    free = {"mem_get_info": (4 * row, 99 * row), "memory_reserved": 8 * row}
+    for name, found in {**free, "memory_allocated": 2 * row}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
+    assert model.engine._most_rows(100) == 6
 
 
 def test_another_seed_draws_others(place):

@@ -12,14 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import vl_convert
-from report_runs import CPU, H200, HOSTILE, FakeRun, make, rows_of
+from report_runs import CPU, H200, HOSTILE, FakeRun, make, points_of, rows_of
 
 from featuremill import __main__, config
 from featuremill.base import reasons, words
 from featuremill.base.errors import UserError
-from featuremill.report import command, embedding, timeline
+from featuremill.report import command, timeline
 from featuremill.report import page as report_page
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
+from featuremill.steps.maps import plane
 from featuremill.store import ours
 from featuremill.store.receipt import Receipt
 
@@ -44,10 +45,10 @@ def test_numbers_stand_in_the_page(tmp_path: Path) -> None:
     residues = [row["length"] for row in manifest if row["status"] == "planned"]
     assert f"993 records with {sum(residues):,} residues" in page.text
     assert f"the longest has {max(residues):,}" in page.text
-    assert len(rows_of(page, "embeddings")) == 990
+    assert len(points_of(page)) == 990
     assert len(rows_of(page, "timeline")) == 6
     assert page.source.count("window.vegaEmbed") == 1
-    assert len(page.source.encode()) < 5e6
+    assert len(page.source.encode()) < 4e6
 
 
 def test_config_to_do_it_again_is_valid(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_strangers_text_is_only_text(tmp_path: Path) -> None:
     assert not [tag for tag, _ in page.elements if tag == "img"]
     assert not any("alert" in script for script in page.scripts)
     assert "<script>alert" not in page.source
-    assert rows_of(page, "embeddings")[0]["id"].startswith(HOSTILE)
+    assert points_of(page)[0]["id"].startswith(HOSTILE)
     assert HOSTILE in " ".join(page.words)
 
 
@@ -223,10 +224,10 @@ def test_not_merged_is_a_user_error(tmp_path: Path) -> None:
 def test_of_many_records_and_shards_some_are_drawn(tmp_path: Path) -> None:
     root = FakeRun(ok=12_000, refused=200, num_shards=3_000).write(tmp_path / "big")
     page = make(root)
-    assert "5,000 of 12,000 records, evenly spaced in the file" in page.text
-    assert len(rows_of(page, "embeddings")) == 5_000
+    assert "10,000 of 12,000 records, evenly spaced in the file" in page.text
+    assert len(points_of(page)) == 10_000
     assert len(rows_of(page, "timeline")) <= timeline.MAX_BARS + 2
-    assert len(page.source.encode()) < 5e6
+    assert len(page.source.encode()) < 4e6
 
 
 @pytest.mark.slow
@@ -235,20 +236,20 @@ def test_a_hundred_thousand_records_take_seconds(tmp_path: Path) -> None:
     start = time.process_time()
     page = make(root)
     assert time.process_time() - start < 10
-    assert "5,000 of 100,000 records, evenly spaced in the file" in page.text
+    assert "10,000 of 100,000 records, evenly spaced in the file" in page.text
 
 
 def test_principal_plane_agrees_with_the_exact_one() -> None:
     random = np.random.default_rng(0)
     values = random.normal(0, 1, (600, 200)) * np.geomspace(9, 1, 200)
     values = values.astype(np.float32)
-    xy, explained = embedding.principal_plane(values)
+    xy, explained = plane.components(values, 2)
     exact = np.linalg.svd(values - values.mean(0), full_matrices=False)
     assert explained == pytest.approx(exact.S[:2] ** 2 / (exact.S**2).sum(), rel=1e-3)
     for axis in range(2):
         assert abs(np.corrcoef(xy[:, axis], exact.U[:, axis])[0, 1]) > 0.999
-    same, none = embedding.principal_plane(np.ones((5, 3), np.float32))
-    assert np.abs(same).max() == 0 and none == (0, 0)
+    same, none = plane.components(np.ones((5, 3), np.float32), 2)
+    assert np.abs(same).max() == 0 and none.tolist() == [0, 0]
 
 
 def test_the_timeline_keeps_lanes_apart_and_wall_time_leaves_pauses_out() -> None:

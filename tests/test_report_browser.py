@@ -30,7 +30,7 @@ TOO_WIDE = """Array.from(document.querySelectorAll("main *")).filter(
     each => each.getBoundingClientRect().right > innerWidth + 1
 ).filter(each => !each.closest("pre, .scroll, svg, details"))
 .map(each => each.outerHTML.slice(0, 200))"""
-INK = """(() => { const canvas = document.querySelector("[data-chart=embeddings] canvas");
+INK = """(() => { const canvas = document.querySelector("[data-map] canvas");
     const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
     const seen = new Set(); for (let i = 0; i < pixels.length; i += 4)
     seen.add(pixels[i] + "," + pixels[i + 1] + "," + pixels[i + 2]); return seen.size; })()"""
@@ -86,9 +86,10 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_dark: bool) -> None:
     page = root / "demo/report.html"
     num_charts = len(re.findall(r"data-chart=", page.read_text()))
-    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 10
+    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 9
     drawn = "document.querySelectorAll('[data-chart] svg.marks, [data-chart] canvas.marks').length"
     assert tab.value(drawn) == num_charts
+    assert tab.value("document.querySelector('[data-map]').dataset.drawn") == "990"
     assert tab.value(INK) > 50, "the map has colours"
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(TOO_WIDE) == []

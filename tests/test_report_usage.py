@@ -15,11 +15,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from report_runs import CPU, H200, HOSTILE, FakeRun, Page, energy_of, make, rows_of
+from report_runs import CPU, H200, HOSTILE, FakeRun, Page, energy_of, make, points_of, rows_of
 
 from featuremill import __main__
 from featuremill.base import words
-from featuremill.report import embedding, facts, usage
+from featuremill.report import facts, usage
 from featuremill.store.receipt import Receipt
 
 L4 = {"kind": "cuda", "uuid": "GPU-9f0c2a3b-0000-4444-8888-000000000009", "name": "NVIDIA L4"}
@@ -226,7 +226,7 @@ def table(path: Path, rows: list[tuple[str, ...]], separator: str = "\t") -> Pat
 
 
 def names_of(page: Page) -> dict[str, str]:
-    return {row["id"]: row["group"] for row in rows_of(page, "embeddings")}
+    return {row["id"]: row["family"] for row in points_of(page)}
 
 
 def test_a_column_colours_the_map_by_accession_too(
@@ -241,7 +241,7 @@ def test_a_column_colours_the_map_by_accession_too(
     names = names_of(page)
     kinases = {id for id, name in names.items() if name == "kinase"}
     assert kinases == {"sp|P00002|FAKE_2", "sp|P00003|FAKE_3", "sp|P00004|FAKE_4"}
-    assert names["sp|P00005|FAKE_5"] == "no label" and len(names) == 40
+    assert names["sp|P00005|FAKE_5"] is None and len(names) == 40
     assert "Coloured by family of labels.tsv.gz, which has a label for 4 of them." in page.text
     assert re.search(
         r"By these 2 labels, the silhouette of 4 records is -?\d\.\d{3} .*, and of each record's 3 "
@@ -279,16 +279,16 @@ def test_rare_labels_are_grey_and_numbers_a_ramp(tmp_path: Path) -> None:
     rows += [(f"p{n}", f"kind {n if n > 30 else n % 8}", f"{n / 8}") for n in range(40)]
     path = table(tmp_path / "labels.csv", rows, ",")
     page = make(root, "--label-file", str(path), "--label", "kind")
-    groups = [row["group"] for row in rows_of(page, "embeddings")]
-    assert len(set(groups)) == 8 and groups.count("other labels") == 3 + 9
-    assert groups[:12] == ["other labels"] * 12, "what has a colour lies on top"
+    assert [row["kind"] for row in points_of(page)] == [row[1] for row in rows[1:]]
+    kinds = page.map["colours"][0]
+    assert kinds["title"] == "kind" and len(kinds["names"]) == 17
+    assert kinds["names"][:7] == [f"kind {n}" for n in range(7)], "the commonest have colours"
     assert "10 rarer labels are grey" in page.text
-    scale = page.data["data-embeddings"]["encoding"]["color"]["scale"]
-    assert len(scale["domain"]) == len(scale["range"]) == 8
-    assert scale["range"][-1] == embedding.GREYS["other labels"]
     page = make(root, "--label-file", str(path), "--label", "score")
     assert "silhouette" not in page.text, "numbers are no names"
-    assert [row["value"] for row in rows_of(page, "embeddings")] == [n / 8 for n in range(40)]
+    assert [row["score"] for row in points_of(page)] == [n / 8 for n in range(40)]
+    titles = [colour["title"] for colour in page.map["colours"]]
+    assert titles == ["score", "length", "kind", "distance to the nearest"]
 
 
 def test_labels_that_cannot_be_had_are_said(
@@ -304,7 +304,7 @@ def test_labels_that_cannot_be_had_are_said(
         "'other', and the run's first is 'sp|P00000|FAKE_0'; the map is coloured by length."
         in warned
     )
-    assert "length" in rows_of(page, "embeddings")[0]
+    assert page.map["colours"][0]["title"] == "length"
     file = ("--label-file", str(path))
     said = refusal(root, capsys, *file, "--label", "famly")
     assert "there is no column 'famly'; it has 'id', 'family'" in said

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from report_runs import Page, points_of
 
 import featuremill
 from featuremill import config, features
@@ -429,7 +430,9 @@ def test_the_report_has_a_table_of_samples_and_colours_the_map_by_them(of_sample
         facts.read(run.root, False, table, "kind")
     page.write_report(run.root / "report.html", by_site, page.draw(by_site))
     text = (run.root / "report.html").read_text()
-    assert '"early/p1"' in text and '"late/p1"' in text, "points of the map"
+    points = points_of(Page(run.root / "report.html"))
+    assert [point["id"] for point in points] == [f"{sample}/{id}" for sample, id, _ in ROWS]
+    assert [point["site"] for point in points] == ["01"] * 3 + ["sea"] * 2
     read = list(facts._columns(Table(run.root / "embeddings.parquet"), ["id", "length"]))
     assert [name for batch in read for name in batch["id"].to_pylist()] == [
         f"{sample}/{id}" for sample, id, _ in ROWS

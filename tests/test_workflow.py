@@ -16,6 +16,7 @@ import pytest
 import yaml
 from plans import delivery_json
 from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, wait_for
+from report_runs import Page, points_of
 
 from featuremill.config import validate
 from featuremill.flow.preflight import asked_by, refuse_another_config
@@ -372,8 +373,10 @@ def test_labels_draw_the_report_anew_and_nothing_else(tmp_path, environment):
     said = workflow("--config", labels)
     assert "report │" in said and "extract │" not in said and "merge │" not in said
     assert (workflow.run_folder.plan.stat().st_mtime_ns, workflow.data()) == made
-    report = (workflow.run_folder.root / "report.html").read_text()
-    assert "Coloured by family of labels.tsv." in report and "family 2" in report
+    page = Page(workflow.run_folder.root / "report.html")
+    assert "Coloured by family of labels.tsv." in page.text
+    found = {point["id"]: point["family"] for point in points_of(page)}
+    assert found == {f"p0.{n}": f"family {n % 3}" for n in range(200)}
     (workflow.folder / "labels.tsv").unlink()
     said = workflow("--config", labels, "--forcerun", "report", status=1)
     assert "labels.tsv" in said

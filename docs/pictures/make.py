@@ -35,7 +35,7 @@ NARROW, WIDE = 440, 860
 """Widths of a window, in CSS pixels; NARROW is a phone's, for two pictures side by side."""
 SCALE = 1.6
 """Screen pixels for one of them."""
-COLOURS = 160
+COLOURS = 240
 COLUMNS = 66
 """Of the terminal in which `featuremill top` is shown."""
 TOP = ""
@@ -44,6 +44,7 @@ MARGIN = 12
 PICTURES = {
     "report": ("results/demo/report.html", NARROW, TOP, 700),
     "map": ("results/demo/report.html", NARROW, "The embedding space", 700),
+    "nearest": ("results/demo/report.html", 1000, "The embedding space", 740),
     "head": ("heads/virus/head.html", WIDE, TOP, 780),
     "verdicts": ("results/contigs/verdicts.html", WIDE, TOP, 780),
     "scores": ("results/contigs/verdicts.html", WIDE, "Scores for", 860),
@@ -52,6 +53,13 @@ PICTURES = {
 }
 """Of each picture: the page, the window's width, the heading of the section with which it begins
 (TOP: the page's top), and its height."""
+ACTIONS = {
+    "nearest": """const box = document.querySelector(".map-search");
+        box.value = "ribosomal protein";
+        box.dispatchEvent(new Event("input"));
+        box.dispatchEvent(new KeyboardEvent("keydown", {key: "Enter"}));"""
+}
+"""What a person does before the picture is taken."""
 SVG = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
 """A terminal of rich's, without fonts from a network."""
 
@@ -70,6 +78,7 @@ def main() -> None:
                 for scheme in ("light", "dark"):
                     dark = scheme == "dark"
                     tab.open_drawn(folder / page, width=width, dark=dark, scale=SCALE)
+                    tab.value(ACTIONS.get(picture, ""))
                     path = HERE / f"{picture}-{scheme}.png"
                     path.write_bytes(small(shot(tab, width, heading, height)))
                     print(f"{path.relative_to(ROOT)}: {path.stat().st_size / 1000:.0f} KB")

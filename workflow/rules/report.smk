@@ -1,6 +1,7 @@
 # report: draw a run as one HTML page that opens offline.
 #
-#   in    manifest.json and what it names; the table of config `labels`
+#   in    manifest.json and what it names; the table of config `labels`;
+#         what steps place on its map
 #   out   report.html, also for `snakemake --report`
 
 
@@ -8,6 +9,7 @@ rule report:
     input:
         manifest=f"{mill.results}/manifest.json",
         labels=lambda wildcards: mill.of(wildcards).labels,
+        drawn=mill.drawn,
     output:
         page=report(
             f"{mill.results}/report.html",

@@ -80,3 +80,12 @@ def _refuse_taken(link: Path, folder: Path) -> None:
             f"{folder}: there are the files of another run ({other}); give this one another "
             "`run:`, or have its results in another folder."
         )
+    # Its project may have been moved, or be on a disk that is not mounted.
+    lost = run_lock.named_link(folder)
+    if other is None and lost not in (None, link.absolute()) and not link.is_symlink():
+        raise RefusedError(
+            f"{folder}: there are the files of the run {lost}, which is gone; give this one "
+            "another `run:`, or have its results in another folder. If they are this run's, type: "
+            f"mkdir -p {shlex.quote(str(link.parent))} && ln -s {shlex.quote(str(folder))} "
+            f"{shlex.quote(str(link))}"
+        )

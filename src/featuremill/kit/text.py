@@ -2,7 +2,16 @@
 
 from featuremill.base.progress import Progress
 from featuremill.base.text import clipped, one_line, plain, wrapped
-from featuremill.base.words import clock, count, counted, duration, human_bytes, listed, records
+from featuremill.base.words import (
+    clock,
+    count,
+    counted,
+    duration,
+    human_bytes,
+    listed,
+    records,
+    share,
+)
 
 __all__ = [
     "Progress",
@@ -16,5 +25,6 @@ __all__ = [
     "one_line",
     "plain",
     "records",
+    "share",
     "wrapped",
 ]

@@ -153,9 +153,7 @@ class Tally:
         self.by_source += other.by_source
 
 
-def lots_of(
-    found: Iterable[Piece | Record], owners: Mapping[str, int]
-) -> Iterator[Chunk | Pieces]:
+def lots_of(found: Iterable[Piece | Record], owners: Mapping[str, int]) -> Iterator[Chunk | Pieces]:
     """Yield what was `found` in lots for one process each; `owners` as in `chunks_of`."""
     first = 0
     for is_made, group in itertools.groupby(found, lambda each: isinstance(each, Record)):

@@ -14,10 +14,10 @@ from featuremill.base import words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
+from featuremill.features.shown import Labelled, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns
 from featuremill.report import embedding, energy, labels, lengths, usage
-from featuremill.report.embedding import Projection
 from featuremill.report.energy import Energy
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
@@ -40,8 +40,8 @@ class Facts(NamedTuple):
     pieces: list[Piece]
     """What the timeline shows: the shards, and attempts that ended before theirs was done."""
     problems: failed.Listed
-    embedding: Projection | str
-    """The map of the embeddings, or the sentence that says why there is none."""
+    embedding: Shown | str
+    """The records on the map, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict manifest.json; empty in every good run."""
     usage: Usage | None
@@ -117,18 +117,30 @@ def read(
             f"{path}: it, or a file that it names, is damaged or gone ({problem}); "
             "delete manifest.json and run the same command again."
         ) from error
-    if label_file is not None and not isinstance(facts.embedding, str):
-        shown = facts.embedding
-        colours = labels.read(label_file, label, shown.ids, shown.id_columns, id_column)
-        facts = facts._replace(labels=colours)
-    elif label_file is None and not isinstance(facts.embedding, str) and facts.samples:
-        path, column = place.root / SAMPLES, label or SAMPLE
-        columns.find_named(path, list(facts.samples[0]), column)
-        of_sample = {row[SAMPLE]: row[column] or None for row in facts.samples}
-        shown = facts.embedding
-        texts = [of_sample[shown.id_columns.owner(id)] for id in shown.ids]
-        facts = facts._replace(labels=Labels(column, path, texts))
-    return facts
+    shown = facts.embedding
+    if isinstance(shown, str):
+        return facts
+    colours = list[Labels]()
+    if label_file is not None:
+        whose = (shown.ids, shown.id_columns, id_column)
+        colours += labels.read_all(label_file, label, *whose)
+    if facts.samples:
+        path, column = place.root / SAMPLES, label if label_file is None and label else SAMPLE
+        names = _own_first(path, list(facts.samples[0]), column)
+        row_of = {row[SAMPLE]: row for row in facts.samples}
+        rows = [row_of[shown.id_columns.owner(id)] for id in shown.ids]
+        colours += [Labels(name, path, [row[name] or None for row in rows]) for name in names]
+    told = [Labelled(each.title, each.file, each.texts) for each in colours]
+    return facts._replace(
+        labels=colours[0] if colours else None, embedding=shown._replace(labels=told)
+    )
+
+
+def _own_first(path: Path, names: Sequence[str], column: str) -> list[str]:
+    """Return the columns of the user's sheet, `column` first; raise UserError if it has none."""
+    columns.find_named(path, names, column)
+    own = names[: names.index("records")] if "records" in names else names
+    return [column, *(name for name in own if name != column)]
 
 
 def _samples(place: Results) -> list[dict[str, str]]:
@@ -143,7 +155,7 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
     shards = sorted(map(shard_of, numbered(delivery.receipts)), key=lambda shard: shard.claimed)
-    the_map: Projection | str = (
+    the_map: Shown | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
     num_rows_of = {"records.parquet": num_rows, "failed.tsv": problems.listed}
@@ -153,7 +165,8 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
         if path.name in delivery.outputs:
             table = Table(path)
             num_rows_of["embeddings.parquet"] = table.num_rows
-            the_map = embedding.read(table)
+            about = (delivery.lengths.unit, bool(delivery.notes))
+            the_map = embedding.read(table, results.records, *about)
             drawn = _figures(delivery.settings.workload, table)
     used = usage.read(results, shards)
     pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]

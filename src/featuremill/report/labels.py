@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-import math
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.id_columns import ID_ALONE, IdColumns
+from featuremill.base.errors import UserError
+from featuremill.base.id_columns import ID_ALONE, KEYS, IdColumns
 from featuremill.base.text import clipped
 from featuremill.inputs import labels
 
-MAX_NAMES = 7
-"""Labels with a colour of their own, the commonest ones; the page has no more that all can tell
-apart."""
-OTHER, NONE = "other labels", "no label"
 MAX_TEXT = 40
+MAX_COLUMNS = 12
+"""Columns of a table in the menu of colours."""
+MOST_BYTES = 2**25
+"""Size of a table of which all columns are read, one after the other."""
 log = logging.getLogger("featuremill.report")
 
 
@@ -47,19 +47,25 @@ class Labels(NamedTuple):
     def num_found(self) -> int:
         return sum(text is not None for text in self.texts)
 
-    @property
-    def numbers(self) -> list[float | None] | None:
-        """The labels as numbers, where they all are and are too many to be names."""
-        known = {text for text in self.texts if text is not None}
-        if len(known) <= MAX_NAMES or not all(_is_number(text) for text in known):
-            return None
-        return [None if text is None else float(text) for text in self.texts]
 
-    @property
-    def names(self) -> list[str]:
-        """The labels that get a colour, the commonest first; the others are OTHER."""
-        counts = Counter(clipped(text, MAX_TEXT) for text in self.texts if text is not None)
-        return sorted(counts, key=lambda name: (-counts[name], name))[:MAX_NAMES]
+def read_all(
+    path: Path, column: str, ids: Sequence[str], id_columns: IdColumns, id_column: str
+) -> Iterator[Labels]:
+    """Yield the labels in `column` as `read` does, and those in the table's other columns, as far
+    as they are labels of these records.
+
+    Raises:
+        UserError: as `read` does, about `column`.
+    """
+    yield read(path, column, ids, id_columns, id_column)
+    names = labels.names_of(path)
+    whose = {column, *KEYS, names[labels.find_id(path, names, id_column)]}
+    others = [name for name in names if name not in whose]
+    for name in others[:MAX_COLUMNS] if path.stat().st_size <= MOST_BYTES else ():
+        with contextlib.suppress(UserError):
+            more = read(path, name, ids, id_columns, id_column, warns=False)
+            if more.num_found:
+                yield more
 
 
 def read(
@@ -68,6 +74,7 @@ def read(
     ids: Sequence[str],
     id_columns: IdColumns = ID_ALONE,
     id_column: str = "",
+    warns: bool = True,
 ) -> Labels:
     """Return the labels of the whole `ids` from the table `path` (CSV, TSV or Parquet, plain or
     compressed), which has their `id_columns`. It may be of any length.
@@ -77,7 +84,9 @@ def read(
             of.
     """
     wanted = {*ids, *(id_columns.accession(id) for id in ids)}
-    found, _ = labels.read(path, column, None, id_columns, id_column, wanted, log)
+    found, _ = labels.read(
+        path, column, None, id_columns, id_column, wanted, log if warns else None
+    )
     named = labels.NamedRecords("record on the map", id_columns, None)
     label_of = labels.of_ids(found, path, ids, named)
     texts = [label_of[id].name if id in label_of else None for id in ids]
@@ -89,10 +98,3 @@ def read(
         f"is {clipped(example)!r}, and the run's first is {clipped(ids[0])!r}"
     )
     return Labels(column, path, texts, mismatch)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

@@ -8,7 +8,7 @@ import numpy as np
 
 from featuremill.base import words
 from featuremill.base.text import clipped
-from featuremill.report.embedding import Projection
+from featuremill.features.shown import Shown
 
 NEAR = 0.999
 """From this cosine on two vectors count as nearly equal."""
@@ -24,7 +24,7 @@ class Pair(NamedTuple):
     cosine: str
 
 
-def nearest(projection: Projection) -> tuple[str, list[Pair]]:
+def nearest(projection: Shown) -> tuple[str, list[Pair]]:
     """Return a sentence about the records of the map, and their nearest pairs that are near."""
     norms = np.linalg.norm(projection.vectors, axis=1, keepdims=True)
     units = projection.vectors / np.where(norms, norms, 1)
@@ -41,7 +41,7 @@ def nearest(projection: Projection) -> tuple[str, list[Pair]]:
     return _sentence(projection, num_near, num_shown, pairs), pairs[:num_shown]
 
 
-def _pair(projection: Projection, cosine: float, *rows: int) -> Pair:
+def _pair(projection: Shown, cosine: float, *rows: int) -> Pair:
     one, other = sorted(rows, key=lambda row: (-projection.lengths[row], row))
     is_equal = np.array_equal(projection.vectors[one], projection.vectors[other])
     told = "equal" if is_equal else f"{min(cosine, 0.99999):.5f}"
@@ -49,11 +49,11 @@ def _pair(projection: Projection, cosine: float, *rows: int) -> Pair:
     return Pair((_id(projection, one), _id(projection, other)), lengths, told)
 
 
-def _id(projection: Projection, row: int) -> str:
+def _id(projection: Shown, row: int) -> str:
     return clipped(projection.ids[row])
 
 
-def _sentence(projection: Projection, num_near: int, num_shown: int, pairs: list[Pair]) -> str:
+def _sentence(projection: Shown, num_near: int, num_shown: int, pairs: list[Pair]) -> str:
     num = len(projection.ids)
     of = "the records" if num == projection.total else f"the {num:,} records on the map"
     if not num_near:

@@ -65,7 +65,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
     clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
         *facts.of_workload,
-        embedding.figure(facts.embedding, facts.labels, unit),
+        embedding.drawn(facts.embedding),
         lengths.figure(facts.lengths, unit),
         timeline.figure(facts, clock),
         curves.figure(facts, clock),

@@ -148,6 +148,8 @@ class Made(NamedTuple):
     """Returns the same, as the finished files list it."""
     figures: Callable[[], Mapping[str, int]] = dict
     """Returns counts of the finished files, such as fragments."""
+    on_report_of: str = ""
+    """The folder of the run whose report draws the files, if one does."""
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
 
@@ -265,6 +267,14 @@ class ChecksRecords(Protocol):
     ) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield, as `problems` does, errors that would end a job and show in the records' ids. All
         sets of features are planned: `features.Planned` has the records of each."""
+
+
+@runtime_checkable
+class DrawsRecords(Protocol):
+    """A step that draws the map of records on each report, also where the config lacks its key."""
+
+    def figure(self, shown: Any) -> Any:
+        """Return the map, a `kit.pages.Figure`, of what is shown, a `features.shown.Shown`."""
 
 
 @runtime_checkable

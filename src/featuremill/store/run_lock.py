@@ -105,9 +105,16 @@ def whole_path(run_folder: Path) -> Path:
 
 def link_to(folder: Path) -> Path | None:
     """Return the link results/<run> that was made to `folder` and is there; None without one."""
+    with contextlib.suppress(OSError):
+        if (link := named_link(folder)) and link.is_symlink() and link.samefile(folder):
+            return link
+    return None
+
+
+def named_link(folder: Path) -> Path | None:
+    """Return the link that was made to `folder`, be it there or not; None without one."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        link = Path((folder / formats.LINK).read_text("utf-8"))
-        return link if link.is_symlink() and link.samefile(folder) else None
+        return Path((folder / formats.LINK).read_text("utf-8"))
     return None
 
 

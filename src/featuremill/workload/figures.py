@@ -40,6 +40,8 @@ class Figure(NamedTuple):
     """Empty if there is nothing to draw."""
     terms: tuple[tuple[str, str], ...] = ()
     """Terms of the figure with their meanings."""
+    html: str = ""
+    """What is drawn without charts: trusted, so text of inputs is escaped in it."""
 
 
 def drawn(

@@ -76,7 +76,7 @@ def choose(score_N: Scores, is_it_N: Flags, asked: Wanted) -> float:
 
 
 def refuse_unreached(score_N: Scores, is_it_N: Flags, asked: Wanted, where: str) -> None:
-    """Raise UserError that says how high the precision is at most."""
+    """Raise UserError with the highest precision that is reached."""
     cut_T, precision_T, _ = _curve(score_N, is_it_N)
     best = int(precision_T.argmax())
     raise UserError(

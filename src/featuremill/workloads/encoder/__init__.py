@@ -6,7 +6,7 @@ gLM2; `architectures` knows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ from featuremill.workloads.encoder import (
     memory,
     structures,
     texts,
+    tracing,
     vocabulary,
 )
 from featuremill.workloads.encoder.options import Options
@@ -57,6 +58,7 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "hooks",
     "load",
     "memory_mb",
     "num_vectors",
@@ -66,6 +68,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "spans",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -255,6 +258,11 @@ def _settled(options: Options, folder: Path) -> Options:
             f"options.max_tokens: this network has positions for {most:,} tokens; give at most "
             "that."
         )
+    if options.max_tokens and options.max_tokens <= words.num_special:
+        raise UserError(
+            f"options.max_tokens: {options.max_tokens} leave no token of a record beside the "
+            f"{words.num_special} special ones; give more."
+        )
     if options.long == "full" and most is not None:
         raise UserError(
             f"options.long: this network has positions for {most:,} tokens only; set long: "
@@ -325,6 +333,19 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     assert weights is not None
     facts, words = _opened(weights.path, options.prefix)
     return columns.schema(options, facts.width, words.is_by_letter)
+
+
+def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
+    """Return what TransformerLens calls the hidden states in columns of resolved `options`; None
+    for a network that is none of language."""
+    return tracing.hooks(options, architectures.facts_of(weights.path))
+
+
+def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
+    """Return the bytes of a payload that each vector of a token stands for; None where a token is
+    a letter or a k-mer. `options` are resolved ones."""
+    _, words = _opened(weights.path, options.prefix)
+    return tracing.spans(payload, options, words, weights.path)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
@@ -430,6 +451,8 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     else:
         num_own = [len(ids) - words.num_special for ids in tokens]
     if not all(num_own):
+        if model.options.alphabet == "texts":
+            raise RecordFailed(texts.EMPTY.name, "none of its letters makes a token")
         raise RecordFailed("other", f"shorter than a token: {words.least_letters} bases")
     return Batch(groups, num_own)
 

@@ -25,6 +25,8 @@ EMPTY = Kind(
     "empty_text", ("empty text",), "Write the text of that row or file, or remove the record."
 )
 REASONS = (EMPTY,)
+MOST_OF_A_BYTE = 11
+"""Tokens: U+FDFA has 3 bytes, and 33 in NFKC. One more may stand before a text (SentencePiece)."""
 
 
 def read(
@@ -76,7 +78,7 @@ def counted(record: Record, options: Options, words: Vocabulary, trained: int | 
     least = min((each for each in (most, trained) if each), default=None)
     if record.reason or not words.is_learned or least is None:
         return record
-    if len(record.payload) <= least - words.num_special:  # a token takes a byte or more
+    if MOST_OF_A_BYTE * len(record.payload) + 1 <= least - words.num_special:
         return record
     num_tokens = len(words.tokens(record.payload))
     notes = [record.note]

@@ -121,16 +121,17 @@ class Transformers:
     def _prepare_slots(self) -> None:
         from featuremill.workloads.llm_json import slots
 
-        wanted = self._options.batch_rows
-        self._is_alone = wanted == 1 or not slots.can_take(self._network)
-        self._begun = None
+        wanted, context = self._options.batch_rows, self._options.context
+        assert context is not None
+        self._is_alone = wanted == 1 or not slots.can_take(self._network, context)
+        self._beginning = None
         if self._is_alone:
             if wanted not in (None, 1):
                 log.warning("%s computes one row at a time: batch_rows has no effect", self.backend)
             return
         self._token_bytes = slots.bytes_of_a_token(self._network)
         if len(self._common) >= LEAST_COMMON:
-            self._begun = slots.begun(self._network, self._common)
+            self._beginning = slots.beginning_of(self._network, self._common)
 
     def _most_rows(self, num_tokens: int) -> int:
         """Return how many rows of up to so many tokens are computed at once."""
@@ -139,6 +140,9 @@ class Transformers:
         if self._device.type == "cpu":
             return memory.ROWS_ON_CPU
         free, _ = torch.cuda.mem_get_info(self._device)
+        # What torch keeps of an earlier batch, for this one.
+        free += torch.cuda.memory_reserved(self._device)
+        free -= torch.cuda.memory_allocated(self._device)
         return memory.rows_within(free, self._token_bytes, num_tokens)
 
     @torch.inference_mode()
@@ -152,7 +156,7 @@ class Transformers:
         slots: Slots | Alone = (
             Alone(self._network)
             if self._is_alone
-            else Slots(self._network, num_rows, num_tokens, self._begun)
+            else Slots(self._network, num_rows, num_tokens, self._beginning)
         )
         found: dict[int, Reply] = {}
         waiting = list(range(len(asked)))[::-1]

@@ -9,35 +9,38 @@ Shape legend: R rows, K heads of keys, T tokens of a slot, D width of a head.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from featuremill.workloads.encoder.decoders import unchanged_up_to
+
 KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
 
 
-class Begun(NamedTuple):
+class Beginning(NamedTuple):
     """What prompts begin with, computed once."""
 
     tokens: list[int]
     cache: DynamicCache
 
     def is_of(self, tokens: Sequence[int]) -> bool:
-        """Return whether a prompt begins so, and goes on."""
+        """Return whether a prompt begins with these tokens and has more."""
         num = len(self.tokens)
         return len(tokens) > num and list(tokens[:num]) == self.tokens
 
 
-def begun(network: Any, tokens: Sequence[int]) -> Begun:
+def beginning_of(network: Any, tokens: Sequence[int]) -> Beginning:
     """Compute the tokens that prompts begin with."""
     cache = DynamicCache()
     prefill(network, tokens, cache)
-    return Begun(list(tokens), cache)
+    return Beginning(list(tokens), cache)
 
 
 class Alone:
@@ -72,14 +75,14 @@ class Slots(Cache):  # type: ignore[misc]
     """The cache of a network's layers."""
 
     def __init__(
-        self, network: Any, num_slots: int, num_tokens: int, begun: Begun | None = None
+        self, network: Any, num_slots: int, num_tokens: int, beginning: Beginning | None = None
     ) -> None:
-        """Have room for `num_tokens` in each of `num_slots`."""
+        """Hold up to `num_tokens` in each of `num_slots`."""
         text = network.config.get_text_config()
         kinds = getattr(text, "layer_types", None)
         self._kinds = set(kinds) if kinds else None
         self._window: int | None = getattr(text, "sliding_window", None)
-        self._network, self._room, self._begun = network, (num_slots, num_tokens), begun
+        self._network, self._shape, self._beginning = network, (num_slots, num_tokens), beginning
         self._lengths = torch.zeros(num_slots, dtype=torch.long, device=network.device)
         self.num_rows = 0
         super().__init__(layers=[_Layer(self) for _ in range(text.num_hidden_layers)])
@@ -87,13 +90,13 @@ class Slots(Cache):  # type: ignore[misc]
     def give(self, slot: int, tokens: Sequence[int]) -> Tensor:
         """Compute a prompt into a slot; return the logits (V) of the token behind it."""
         cache, first = DynamicCache(), 0
-        if self._begun and self._begun.is_of(tokens):
-            first = len(self._begun.tokens)
-            for number, layer in enumerate(self._begun.cache.layers):
+        if self._beginning and self._beginning.is_of(tokens):
+            first = len(self._beginning.tokens)
+            for number, layer in enumerate(self._beginning.cache.layers):
                 cache.update(layer.keys, layer.values, number)
         logits_V = prefill(self._network, tokens[first:], cache)
         for own, given in zip(self.layers, cache.layers, strict=True):
-            own.put(slot, given.keys[0], given.values[0], self._room)
+            own.put(slot, given.keys[0], given.values[0], self._shape)
         self._lengths[slot] = len(tokens)
         self.num_rows = max(self.num_rows, slot + 1)
         return logits_V
@@ -157,12 +160,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         super().__init__()
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
-        self._slots = slots
+        # In a circle, it would keep its memory until Python looks for circles.
+        self._slots = cast("Slots", weakref.proxy(slots))
 
-    def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, room: tuple[int, int]) -> None:
+    def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, shape: tuple[int, int]) -> None:
         """Have the tokens of a prompt in a slot."""
         if self.keys is None:
-            num_slots, num_tokens = room
+            num_slots, num_tokens = shape
             self.keys, self.values = (
                 each.new_zeros(num_slots, len(each), num_tokens, each.shape[2])
                 for each in (keys_KTD, values_KTD)
@@ -214,10 +218,15 @@ def bytes_of_a_token(network: Any) -> int:
     return sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
 
 
-def can_take(network: Any) -> bool:
-    """Return whether rows may be computed together: a network's state has to be keys and values,
-    and what it gives in slots what it gives alone."""
-    kinds = getattr(network.config.get_text_config(), "layer_types", None)
+def can_take(network: Any, num_tokens: int) -> bool:
+    """Return whether rows of up to `num_tokens` may be computed together: a network's state has to
+    be keys and values, no row may change another's rotation, and what it gives in slots has to be
+    what it gives alone."""
+    text = network.config.get_text_config()
+    most = unchanged_up_to(text.to_dict())
+    if most is not None and num_tokens > most:
+        return False
+    kinds = getattr(text, "layer_types", None)
     if kinds and not KINDS.issuperset(kinds):
         return False
     short, long = [1, 2], [2, 1, 3, 1, 2]

@@ -1,0 +1,54 @@
+"""Some records of a run, with what is known of each: what a report draws a map of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.base.id_columns import ID_ALONE, IdColumns
+from featuremill.features.table import Matrix
+
+MOST_SHOWN = 10_000
+"""Records on a map."""
+
+
+class Labelled(NamedTuple):
+    """A column of labels for the records on the map."""
+
+    title: str
+    file: str
+    """The table, as the page shows it."""
+    texts: Sequence[str | None]
+    """One a record, in their order; None where the table has none."""
+
+    @property
+    def num_found(self) -> int:
+        return sum(text is not None for text in self.texts)
+
+
+class Shown(NamedTuple):
+    """The records that a report shows: all, or some at even distances. Lists are as long as ids."""
+
+    folder: Path
+    """Of the results."""
+    ids: list[str]
+    """Whole ones."""
+    lengths: list[int]
+    unit: str
+    """Of the lengths, such as "residues"."""
+    total: int
+    """Rows of the table."""
+    column: str
+    """The column of values that is shown."""
+    others: list[str]
+    """Further columns of values that the file has."""
+    vectors: Matrix
+    """(N, D) float32."""
+    descriptions: list[str]
+    id_columns: IdColumns = ID_ALONE
+    """Of which the ids are made."""
+    notes: Sequence[str | None] = ()
+    """How records were cut or cleaned; empty if none was."""
+    labels: Sequence[Labelled] = ()
+    """Of the user's tables; the first colours the map."""

@@ -1,0 +1,252 @@
+"""The map on the page: places, colours, and what is known of each record, packed.
+
+The page gets each column once, as numbers of two bytes or as texts, and all of it compressed:
+10,000 records take a third of a megabyte.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jinja2
+import numpy as np
+import numpy.typing as npt
+
+from featuremill.features.nearest import NotFiniteError, nearest_in_memory
+from featuremill.features.shown import MOST_SHOWN, Labelled, Shown
+from featuremill.kit.pages import Figure
+from featuremill.kit.text import clipped, count, listed, one_line, records, share
+from featuremill.steps.maps import keep, plane
+from featuremill.steps.maps.agreement import agreement
+from featuremill.steps.maps.headers import LINKS, Header, headers_of
+
+ASSETS = Path(__file__).parent / "assets"
+_FILES = {"template": "html", "style": "css", "script": "js"}
+NEAREST = 5
+MOST_NAMED = 7
+"""Names with a colour of their own; the page has no more that all can tell apart."""
+MOST_DESCRIBED = 160
+NONE = "no label"
+LEVELS = 65_535
+"""Numbers of two bytes."""
+log = logging.getLogger("featuremill.report")
+Shorts = npt.NDArray[np.uint16]
+
+
+class Colour(NamedTuple):
+    """A way to colour the points."""
+
+    title: str
+    texts: Sequence[str | None]
+    none: str = NONE
+    """What a record without one is called."""
+
+
+def draw(shown: Shown) -> Figure:
+    """Return the map of the records."""
+    if not np.isfinite(shown.vectors).all():
+        return Figure("map", "The map", f"{shown.column} has numbers that are not finite: no map.")
+    axes, shares = plane.components(shown.vectors, 2)
+    kept = _kept(shown)
+    headers = headers_of([shown.id_columns.cells(id)[-1] for id in shown.ids], shown.descriptions)
+    colours = list(_colours(shown, headers))
+    by = [_packed_colour(colour) for colour in colours]
+    length = _packed_numbers("length", shown.lengths, unit=shown.unit, log=True)
+    is_labelled = bool(shown.labels) and shown.labels[0].num_found > 0
+    by.insert(1 if is_labelled else 0, length)
+    nearest, closeness = _nearest(shown.vectors)
+    if nearest.shape[1]:
+        far = [float(f"{1 - row[0] / LEVELS:.3g}") for row in closeness.tolist()]
+        by.append(_packed_numbers("distance to the nearest", far))
+    data = {
+        "ids": [one_line(id) for id in shown.ids],
+        "accessions": [header.accession for header in headers],
+        "descriptions": [clipped(header.name, MOST_DESCRIBED) for header in headers],
+        "links": LINKS,
+        "linked": _base64(np.array([header.link for header in headers], np.uint8)),
+        "k": nearest.shape[1],
+        "nearest": _base64(nearest),
+        "closeness": _base64(closeness),
+        "places": [*_places(axes, shares, kept, shown)],
+        "colours": by,
+    }
+    packed = gzip.compress(json.dumps(data, separators=(",", ":")).encode(), 9, mtime=0)
+    sentence = _sentence(shown, float(shares.sum()), kept)
+    html = _html(base64.b64encode(packed).decode(), sentence, _agreement(shown))
+    return Figure("map", "The map", sentence, html=html)
+
+
+def _html(data: str, sentence: str, agreed: str) -> str:
+    files = {name: (ASSETS / f"map.{end}").read_text("utf-8") for name, end in _FILES.items()}
+    template = jinja2.Environment(autoescape=True).from_string(files.pop("template"))
+    return template.render(**files, name="embeddings", data=data, label=sentence, agreed=agreed)
+
+
+def _base64(numbers: npt.NDArray[Any]) -> str:
+    little = numbers.astype(numbers.dtype.newbyteorder("<"))
+    return base64.b64encode(little.tobytes()).decode()
+
+
+def _kept(shown: Shown) -> keep.Kept | None:
+    """Return the places by t-SNE: those that are kept, else of few records new ones, if the package
+    is installed."""
+    if found := keep.find(shown.folder, shown.column):
+        return found
+    is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
+    made = keep.made_of(shown.folder)
+    if not (is_few and plane.is_installed() and made):
+        return None
+    of = (shown.folder, made, shown.column, shown.ids, shown.vectors, shown.total)
+    try:
+        return keep.keep(*of, keep.Asked())
+    except OSError as error:  # a report may be drawn of a folder where nothing can be written
+        log.warning("%s; so the map is without t-SNE.", error)
+        return None
+
+
+def _places(
+    axes: plane.Plane, shares: plane.Plane, kept: keep.Kept | None, shown: Shown
+) -> Iterator[dict[str, Any]]:
+    """Yield the layouts: t-SNE first, as its neighbours are neighbours."""
+    if kept is not None and (xy := _of_shown(kept, shown.ids)) is not None:
+        about = kept.card
+        perplexity = plane.perplexity_of(about["records"], about["perplexity"])
+        told = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
+        if about["records"] < about["of"]:
+            told += f", of {about['records']:,} of {about['of']:,} records"
+        told += ". Only who is near whom has a meaning, not distances, sizes or directions."
+        yield {"name": "t-SNE", "axes": told, "xy": _quantised(xy)}
+    across, up = (f"component {n} ({share(part, 1)})" for n, part in enumerate(shares.tolist(), 1))
+    yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}
+
+
+def _of_shown(kept: keep.Kept, ids: Sequence[str]) -> plane.Plane | None:
+    row_of = {id: row for row, id in enumerate(kept.ids)}
+    rows = [row_of.get(id, -1) for id in ids]
+    return None if -1 in rows else kept.xy[rows]
+
+
+def _quantised(xy: plane.Plane) -> str:
+    """Return (N, 2) in 65,536 steps of the longer side, so that both axes have one scale."""
+    lowest = xy.min(0)
+    longest = float((xy.max(0) - lowest).max()) or 1.0
+    return _base64(np.round((xy - lowest) / longest * LEVELS).astype(np.uint16))
+
+
+def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
+    """Return the places of the nearest others of each, (N, k), and their cosines in 65,535ths; k is
+    0 where vectors cannot be compared."""
+    k = min(NEAREST, len(vectors) - 1)
+    places = np.zeros((len(vectors), k), np.uint16)
+    cosines = np.zeros((len(vectors), k))
+    try:
+        found = nearest_in_memory(vectors, vectors, k + 1, "cosine")
+        for row, (rows, scores) in enumerate(found):
+            others = np.flatnonzero(rows != row)[:k]
+            places[row], cosines[row] = rows[others], scores[others]
+    except NotFiniteError:
+        return places[:, :0], places[:, :0]
+    return places, np.round(np.clip(cosines, 0, 1) * LEVELS).astype(np.uint16)
+
+
+def _colours(shown: Shown, headers: Sequence[Header]) -> Iterator[Colour]:
+    for labels in shown.labels:
+        if labels.num_found:
+            yield Colour(labels.title, labels.texts)
+    if any(organisms := [header.organism for header in headers]):
+        yield Colour("organism", organisms, "not in the header")
+    if any(shown.notes):
+        yield Colour("note", [note or "none" for note in shown.notes])
+
+
+def _packed_numbers(title: str, values: Sequence[float | None], **more: Any) -> dict[str, Any]:
+    return {"title": title, "values": values, "none": NONE, **more}
+
+
+def _packed_colour(colour: Colour) -> dict[str, Any]:
+    if (numbers := _numbers(colour.texts)) is not None:
+        return _packed_numbers(colour.title, numbers)
+    counts = Counter(text for text in colour.texts if text is not None)
+    names = sorted(counts, key=lambda name: (-counts[name], name))
+    code_of = {name: code for code, name in enumerate(names, 1)}
+    codes = [0 if text is None else code_of[text] for text in colour.texts]
+    return {
+        "title": colour.title,
+        "names": [clipped(name, MOST_DESCRIBED) for name in names],
+        "codes": _base64(np.array(codes, np.uint16)),
+        "none": colour.none,
+    }
+
+
+def _numbers(texts: Sequence[str | None]) -> list[float | None] | None:
+    """Return labels as numbers, where they all are and are too many to be names."""
+    known = {text for text in texts if text is not None}
+    if len(known) <= MOST_NAMED:
+        return None
+    if any("_" in text for text in known):  # 1_2 is a name, and 12 to Python
+        return None
+    try:
+        number_of = {text: float(text) for text in known}
+    except ValueError:
+        return None
+    if not np.isfinite(list(number_of.values())).all():
+        return None
+    return [None if text is None else number_of[text] for text in texts]
+
+
+def _sentence(shown: Shown, explained: float, kept: keep.Kept | None) -> str:
+    """Return what the map shows and how it was made."""
+    num_shown, total = len(shown.ids), shown.total
+    text = f"All {num_shown:,} records"
+    if num_shown < total:
+        text = f"{num_shown:,} of {total:,} records, evenly spaced in the file"
+    text += f", by {shown.column}: "
+    text += "t-SNE, and " if kept else ""
+    text += f"the two principal components (PCA), which have {share(explained, 1)} of the variance."
+    if shown.others:
+        text += f" The file also holds {listed(shown.others)}."
+    if not kept and shown.total >= plane.LEAST_RECORDS:
+        text += f" For t-SNE too: {_advice(shown)}."
+    if shown.labels:
+        text += _about_labels(shown, shown.labels[0])
+    return text
+
+
+def _advice(shown: Shown) -> str:
+    install = "" if plane.is_installed() else "pip install 'featuremill[maps]', then "
+    return f"{install}featuremill map {shown.folder} and featuremill report {shown.folder}"
+
+
+def _about_labels(shown: Shown, labels: Labelled) -> str:
+    if not labels.num_found:
+        return f" Coloured by length: {labels.file} has no row with the id of one of them."
+    text = f" Coloured by {labels.title} of {labels.file}"
+    if labels.num_found < len(shown.ids):
+        text += f", which has a label for {count(labels.num_found)} of them"
+    is_numbers = _numbers(labels.texts) is not None
+    if not is_numbers and (more := len({*labels.texts} - {None}) - MOST_NAMED) > 0:
+        text += f"; {more:,} rarer labels are grey, point at one to read it"
+    return f"{text}."
+
+
+def _agreement(shown: Shown) -> str:
+    """Return how near records of one label lie to one another; "" where labels are numbers."""
+    if not shown.labels or _numbers(shown.labels[0].texts) is not None:
+        return ""
+    labels = shown.labels[0]
+    if not (agreed := agreement(shown.vectors, labels.texts)):
+        return ""
+    purity, chance = (share(part, 1) for part in (agreed.purity, agreed.chance))
+    return (
+        f"By these {agreed.num_labels:,} labels, the silhouette of {records(agreed.num_records)} "
+        f"is {agreed.silhouette:.3f} (from -1 to 1, the larger the better labels are apart), and "
+        f"of each record's {agreed.num_neighbours} nearest, {purity} have its label (kNN purity; "
+        f"{chance} by chance); distances are Euclidean, between all numbers of the vectors."
+    )

@@ -1,0 +1,138 @@
+"""map.parquet: where records stand on the map, computed once and kept beside the results."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from featuremill import features
+from featuremill.features.shown import MOST_SHOWN
+from featuremill.features.table import Table
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering, digest_of
+from featuremill.kit.processes import VERSION
+from featuremill.kit.runs import Results
+from featuremill.kit.text import records
+from featuremill.steps.maps import plane
+from featuremill.steps.maps.limits import FILE, MOST_RECORDS, PERPLEXITY
+
+CARD = b"featuremill"
+"""The key of the schema's metadata that says what the places were made of, and how."""
+COLUMNS = ("tsne_1", "tsne_2")
+log = logging.getLogger("featuremill.map")
+
+
+class Asked(NamedTuple):
+    """What decides the places of given vectors."""
+
+    seed: int = 0
+    perplexity: float = PERPLEXITY
+
+
+class Kept(NamedTuple):
+    """What map.parquet has."""
+
+    card: Mapping[str, Any]
+    ids: list[str]
+    xy: plane.Plane
+
+
+def made_of(folder: Path) -> str:
+    """Return a digest of the values in `folder`; "" where these are no whole results."""
+    delivery = Results(folder).find_delivery()
+    if delivery is None or delivery.partial:
+        return ""
+    told = [delivery.recipe, delivery.records_sha256, sorted(delivery.parts.items())]
+    return digest_of([json.dumps(told).encode()])
+
+
+def read_card(folder: Path) -> Mapping[str, Any]:
+    """Return the card of the map in `folder`; empty where there is none that can be read."""
+    try:
+        found = json.loads((pq.read_schema(folder / FILE).metadata or {})[CARD])
+    except (OSError, pa.ArrowException, KeyError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def find(folder: Path, column: str) -> Kept | None:
+    """Return the map of `column` in `folder`, if there is one and it is of the values there now."""
+    card = read_card(folder)
+    made = made_of(folder)
+    if not made or (card.get("made_of"), card.get("column")) != (made, column):
+        return None
+    table = pq.read_table(folder / FILE)
+    xy = np.column_stack([table[name].to_numpy() for name in COLUMNS])
+    return Kept(card, table["id"].to_pylist(), xy.astype(np.float64))
+
+
+def keep(
+    folder: Path,
+    made: str,
+    column: str,
+    ids: Sequence[str],
+    vectors: np.ndarray,
+    total: int,
+    asked: Asked,
+) -> Kept:
+    """Compute the places of `vectors` (N, D), which are those of `ids` of `total` records, and keep
+    them in `folder`; `made` is its `made_of`, from before they were read."""
+    log.info("t-SNE of %s", records(len(ids)))
+    xy = plane.neighbour_plane(vectors, asked.seed, asked.perplexity)
+    card: dict[str, Any] = {
+        "featuremill": VERSION,
+        "made_of": made,
+        "column": column,
+        **asked._asdict(),
+        "records": len(ids),
+        "of": total,
+        "versions": plane.versions(),
+    }
+    named = {name: pa.array(xy[:, axis].astype(np.float32)) for axis, name in enumerate(COLUMNS)}
+    table = pa.table({"id": pa.array(ids, pa.string()), **named})
+    with delivering(folder / FILE) as temporary:
+        pq.write_table(table.replace_schema_metadata({CARD: json.dumps(card)}), temporary)
+    return Kept(card, list(ids), xy)
+
+
+def compute(folder: Path, asked: Asked) -> Kept:
+    """Compute the map of a run, of at most `MOST_RECORDS` evenly spaced records and those that its
+    report shows.
+
+    Raises:
+        UserError: there are no results, or too few, or the package is not installed.
+    """
+    if not plane.is_installed():
+        raise UserError(
+            f"t-SNE is computed by {plane.PACKAGE}, which is not installed here; type: "
+            "pip install 'featuremill[maps]'."
+        )
+    made = made_of(folder)
+    of = features.open(folder, _shown_column(folder))
+    if of.num_rows < plane.LEAST_RECORDS:
+        raise UserError(
+            f"{of.name}: {records(of.num_rows)} with features; t-SNE needs {plane.LEAST_RECORDS}."
+        )
+    rows = np.arange(of.num_rows)
+    if len(rows) > MOST_RECORDS:
+        some = np.linspace(0, len(rows) - 1, MOST_RECORDS).round().astype(np.int64)
+        rows = np.union1d(some, of.table.spread(MOST_SHOWN, of.width))
+    vectors = of.take(rows).astype(np.float32)
+    if not np.isfinite(vectors).all():
+        raise UserError(f"{of.name}: {of.column} has numbers that are not finite; no map is made.")
+    return keep(folder, made, of.column, of.ids_of(rows), vectors, of.num_rows, asked)
+
+
+def _shown_column(folder: Path) -> str | None:
+    """Return the column that the report of `folder` shows: the first of its table."""
+    for name in ("embeddings.parquet", "embeddings"):
+        if (folder / name).exists():
+            return next(iter(features.columns_of(Table(folder / name).schema)), None)
+    return None
