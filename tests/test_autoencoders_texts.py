@@ -1,5 +1,5 @@
 """sae on the states of a network of language: cfg.json names the network and the hook, the page
-shows tokens in their texts, and an autoencoder of SAELens' layout is applied to what it is of alone."""
+shows tokens in their texts, and a published autoencoder is applied to what it is of alone."""
 
 import csv
 import json
