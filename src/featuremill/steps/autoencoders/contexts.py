@@ -1,4 +1,4 @@
-"""What a feature is strongest at: a token or a residue, and what stands around it in its record."""
+"""The tokens or residues at which a feature is strongest, with the text around them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINE_BREAK = b"\n"
 
 
 class Context(NamedTuple):
-    """A place in a record, with what stands on either side. Each is on one line."""
+    """A place in a record, with the text on either side. Each is on one line."""
 
     before: str
     at: str
