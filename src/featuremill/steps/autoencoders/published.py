@@ -50,8 +50,8 @@ class Published(NamedTuple):
         if not found:
             raise UserError(
                 f"{root}: {self.folder} is of {self.hook or 'a place that it does not name'}, and "
-                f"no vectors of this run are of that place, as far as is known; compute that layer with "
-                "per_residue: true, or choose the vectors with --vectors and --any-recipe."
+                "no vectors of this run are of that place, as far as is known; compute that layer "
+                "with per_residue: true, or choose the vectors with --vectors and --any-recipe."
             )
         return found[0]
 
