@@ -541,6 +541,23 @@ def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tm
     assert best["value"].item() == pytest.approx(strongest, rel=1e-4)
 
 
+def test_the_report_shows_residues_in_their_sequence(run, trained, tmp_path):
+    sae("report", run, "--sae", trained, "--output", tmp_path / "page.html")
+    table = pd.read_csv(tmp_path / "features.tsv", sep="\t", keep_default_na=False)
+    sequences = dict(RECORDS)
+    for row in table[::9].itertuples():
+        z, _ = forward(trained, vectors_of(sequences[row.id].encode()).astype(np.float64))
+        of_feature = z[:, row.feature]
+        assert of_feature[row.place - 1] == pytest.approx(of_feature.max(), rel=1e-4)
+        at = row.place - 1
+        assert row.at == sequences[row.id][at]
+        assert row.before == sequences[row.id][max(0, at - 12) : at]
+        assert row.behind == sequences[row.id][at + 1 : at + 13]
+    first = table.iloc[0]
+    shown = f"{first['before']}<mark>{first['at']}</mark>{first['behind']}"
+    assert shown in (tmp_path / "page.html").read_text()
+
+
 def test_words_that_the_strongest_records_share_are_named_where_they_are_rare_elsewhere(tmp_path):
     texts = [f"Protein L{n} ribosomal OS=Coli" for n in range(5)] + ["Some protein"] * 45
     texts[4] = "Protein kinase OS=Coli"

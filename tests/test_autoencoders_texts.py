@@ -1,5 +1,5 @@
 """sae on the states of a network of language: cfg.json names the network and the hook, the page
-shows tokens in their texts, and one of SAELens' layout is applied to what it is of alone."""
+shows tokens in their texts, and a published autoencoder is applied to what it is of alone."""
 
 import csv
 import json
@@ -213,7 +213,7 @@ def test_a_published_autoencoder_is_applied_to_the_states_of_its_hook(
     ("given", "sentence"),
     [
         ({"of": "gpt2-small"}, "is of the model gpt2-small, and tokens_layer_1 of model; "),
-        ({"of": ""}, "is of the model (not told), and"),
+        ({"of": ""}, "is of the model (not named), and"),
         ({"hook": "blocks.1.hook_resid_post"}, "is of blocks.1.hook_resid_post, and no vectors"),
         ({"hook": ""}, "is of a place that it does not name, and no vectors"),
         ({"architecture": "gated"}, "its architecture is 'gated', and those that can be"),

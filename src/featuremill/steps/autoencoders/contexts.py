@@ -1,4 +1,4 @@
-"""What a feature is strongest at: a token or a residue, and what stands around it in its record."""
+"""The tokens or residues at which a feature is strongest, with the text around them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.inputs.payloads import parts_of
 from featuremill.kit.ids import WHOLE
 from featuremill.kit.runs import Results, read_records, whole_ids
 from featuremill.kit.text import one_line
@@ -23,8 +22,12 @@ OF_RESIDUES = "residues"
 """How columns begin that have a vector a letter."""
 
 
+LINE_BREAK = b"\n"
+"""Ends the letters of a sequence whose payload has more than these."""
+
+
 class Context(NamedTuple):
-    """A place in a record, with what stands on either side. Each is on one line."""
+    """A place in a record, with the text on either side. Each is on one line."""
 
     before: str
     at: str
@@ -46,10 +49,11 @@ def contexts_of(root: Path, column: str, places: Iterable[Place]) -> Contexts:
     spans_of = _Spans(root, column)
     found: Contexts = {}
     for id, payload in _payloads(Results(root), within.keys()):
-        spans, is_text = spans_of(payload)
+        spans = spans_of(payload)
+        letters = payload.partition(LINE_BREAK)[0] if spans_of.is_of_residues else payload
         for number in within[id]:
             if number < len(spans):
-                found[id, number] = _context(payload, spans[number], is_text)
+                found[id, number] = _context(letters, spans[number], not spans_of.is_of_residues)
     return found
 
 
@@ -57,19 +61,19 @@ class _Spans:
     """Which bytes of a payload each vector of a column stands for."""
 
     def __init__(self, root: Path, column: str) -> None:
-        self._is_of_residues = column.startswith(OF_RESIDUES)
-        self._made = None if self._is_of_residues else origin.made(root)
+        self.is_of_residues = column.startswith(OF_RESIDUES)
+        self._made = origin.made(root)
 
-    def __call__(self, payload: bytes) -> tuple[Sequence[slice], bool]:
-        """Return the bytes of each vector, and whether the payload is a text."""
-        if self._is_of_residues:
-            parts = parts_of(payload)
-            begin, end = parts.tokens if parts.region else (0, len(parts.letters))
-            return [slice(at, at + 1) for at in range(begin, end)], False
-        made = self._made
-        if made is None or made.weights is None or not hasattr(made.workload, "spans"):
-            return [], True
-        return made.workload.spans(payload, made.options, made.weights) or [], True
+    def __call__(self, payload: bytes) -> Sequence[slice]:
+        """Return the bytes of each vector; nothing where that is not known."""
+        if self._made and self._made.weights and hasattr(self._made.workload, "spans"):
+            spans: Sequence[slice] | None = self._made.workload.spans(
+                payload, self._made.options, self._made.weights
+            )
+            return spans or ()
+        if self.is_of_residues and LINE_BREAK not in payload:  # letters, and nothing else
+            return [slice(at, at + 1) for at in range(len(payload))]
+        return ()
 
 
 def _payloads(results: Results, ids: Iterable[str]) -> Iterator[tuple[str, bytes]]:
@@ -105,12 +109,11 @@ def _shard(results: Results, shard: str | None) -> pa.Table | None:
 
 def _context(payload: bytes, at: slice, is_text: bool) -> Context:
     most = AROUND_BYTES if is_text else AROUND_RESIDUES
-    end = len(payload) if is_text else len(parts_of(payload).letters)
     before = payload[max(0, at.start - most) : at.start]
-    behind = payload[at.stop : min(end, at.stop + most)]
+    behind = payload[at.stop : at.stop + most]
     if is_text and at.start > most:
         before = before[_edge(before, 1) :]
-    if is_text and at.stop + most < end:
+    if is_text and at.stop + most < len(payload):
         behind = behind[: _edge(behind, -1)]
     return Context(*(_line(each) for each in (before, payload[at], behind)))
 

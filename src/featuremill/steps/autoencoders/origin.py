@@ -22,7 +22,7 @@ from featuremill.kit.workloads import Weights, find_workload, read_weights
 IN_CACHE = re.compile(r"models--(?P<owner>.+?)--(?P<name>[^/]+)/snapshots/")
 """The folder of a model in the cache of Hugging Face."""
 SMALL_FILES = (".json", ".txt", ".model")
-"""Of a model's folder: what says how texts are cut, and how many layers there are."""
+"""Of a model's folder: those with the vocabulary and the number of layers."""
 
 
 class Origin(NamedTuple):

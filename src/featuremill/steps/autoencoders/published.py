@@ -39,7 +39,7 @@ class Published(NamedTuple):
         for what, its, of_run in pairs:
             if not (its and of_run) or _plain(its) != _plain(of_run):
                 raise UserError(
-                    f"{root}: {self.folder} is of the {what} {its or '(not told)'}, and {column} "
+                    f"{root}: {self.folder} is of the {what} {its or '(not named)'}, and {column} "
                     f"of {of_run or 'none that is known'}; compute those states, or let these "
                     "vectors be taken with --any-recipe."
                 )
@@ -50,8 +50,8 @@ class Published(NamedTuple):
         if not found:
             raise UserError(
                 f"{root}: {self.folder} is of {self.hook or 'a place that it does not name'}, and "
-                f"no vectors of this run are known to be that; compute that layer with "
-                "per_residue: true, or choose the vectors with --vectors and --any-recipe."
+                "no vectors of this run are of that place, as far as is known; compute that layer "
+                "with per_residue: true, or choose the vectors with --vectors and --any-recipe."
             )
         return found[0]
 

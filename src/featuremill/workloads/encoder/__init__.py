@@ -343,7 +343,7 @@ def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
 
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
     """Return the bytes of a payload that each vector of a token stands for; None where a token is
-    a letter or a k-mer. `options` are resolved ones."""
+    a k-mer. `options` are resolved ones."""
     _, words = _opened(weights.path, options.prefix)
     return tracing.spans(payload, options, words, weights.path)
 

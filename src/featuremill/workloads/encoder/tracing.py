@@ -8,6 +8,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from featuremill.inputs.payloads import parts_of
 from featuremill.workloads.encoder import decoders
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
 
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
-    """Return the bytes of a payload that each of its own tokens stands for, where these are of any
-    length; None for other vocabularies."""
+    """Return the bytes of a payload that each of its own tokens stands for; None where they are
+    k-mers."""
+    if words.is_by_letter:
+        parts = parts_of(payload)
+        begin, end = parts.tokens if parts.region else (0, len(parts.letters))
+        return [slice(at, at + 1) for at in range(begin, end)]
     if not words.is_learned:
         return None
     from tokenizers import Tokenizer
