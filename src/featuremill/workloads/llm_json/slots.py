@@ -194,7 +194,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._slots.longest + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self._slots.longest
+        return int(self._slots.longest)
 
     def get_max_length(self) -> int:
         return -1
