@@ -2,10 +2,12 @@
 
     python -m bench.merge_scale --records 5000000 --outputs parquet
     python -m bench.merge_scale --records 2000000 --width 1280 --outputs parquet_dataset
+    python -m bench.merge_scale --records 2000000 --width 1280 --order shard --jobs 2
 
 A run is made up without computing: a manifest in random order, parts through the journal as a
 worker writes them, receipts. Then `featuremill merge` runs as a process of its own, and one line
-says its wall time, its peak memory and the bytes it wrote.
+says its wall time, its peak memory and the bytes it wrote. With `--order shard`, the delivering
+jobs run before it, `--jobs` of them side by side, and have a line too.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +29,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet
 
+from bench.scale_watch import Watch
+from featuremill.config import validate
 from featuremill.store.files import digest_of, sha256_of, write_json
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.records import READ_ROWS, SCHEMA
 from featuremill.store.results import Results
+from featuremill.store.row_order import groups_of
+from featuremill.store.run_file import RunFile
 from featuremill.workloads import composition
 
 RECIPE = "0" * 32
@@ -52,13 +59,48 @@ def main() -> None:
         "--folder", type=Path, help="keep the run here, and use it when it is there"
     )
     parser.add_argument("--partial", action="store_true", help="featuremill merge --partial")
+    parser.add_argument("--order", choices=("input", "shard"), default="input")
+    parser.add_argument("--jobs", type=int, default=2, help="delivering jobs side by side (2)")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         root = Results(arguments.folder or Path(scratch))
         if not root.plan.exists():
             make(root, arguments.records, arguments.width)
         more = ["--partial"] if arguments.partial else []
+        more += ["--order", arguments.order]
+        if arguments.order == "shard":
+            arguments.outputs = ["parquet_dataset"]
+            deliver(root, arguments.records, arguments.jobs)
         measure(root, arguments.records, arguments.outputs, arguments.threads, more)
+
+
+def deliver(folder: Results, num_records: int, num_jobs: int) -> None:
+    """Run the delivering jobs, so many side by side, and print what they took."""
+    options = {"run": "scale", "inputs": "in.fa", "workload": "composition", "device": "cpu"}
+    config = validate({**options, "outputs": "parquet_dataset", "order": "shard"})
+    RunFile(config=config.model_dump(mode="json")).write(folder.run)
+    groups = groups_of(folder.read_plan())
+    command = [sys.executable, "-m", "featuremill", "deliver", str(folder.root)]
+    size, before, began = _disk(folder), _processor(), time.monotonic()
+    subprocess.run([*command, "--lay-out"], check=True)
+    laid_out = time.monotonic()
+    with ThreadPoolExecutor(num_jobs) as pool:
+        words = ([*command, str(number), "--threads", "1"] for number in range(len(groups)))
+        list(pool.map(lambda each: subprocess.run(each, check=True), words))
+    ended = time.monotonic()
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    print(
+        f"{num_records:,} records, {len(groups)} jobs of deliver, {num_jobs} side by side: "
+        f"{laid_out - began:.1f} s to lay out, {ended - laid_out:.1f} s "
+        f"({_processor() - before:.1f} s of processor), {peak:.2f} GiB at most, "
+        f"{(_disk(folder) - size) / 1e9:.2f} GB of disk"
+    )
+
+
+def _disk(folder: Results) -> int:
+    """Return the bytes of all files of the run, each once whatever names it has."""
+    found = {path.stat().st_ino: path.stat() for path in folder.root.rglob("*") if path.is_file()}
+    return sum(about.st_size for about in found.values())
 
 
 def measure(
@@ -67,20 +109,27 @@ def measure(
     """Merge and print what it took."""
     command = [sys.executable, "-m", "featuremill", "merge", str(folder.root), *more]
     command += ["--threads", str(threads), "--outputs", *outputs]
+    before = _processor()
     started = time.monotonic()
-    subprocess.run(command, check=True)
-    seconds = time.monotonic() - started
+    with Watch(folder.store / "merge") as watch:
+        subprocess.run(command, check=True)
+        seconds = time.monotonic() - started
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = usage.ru_utime + usage.ru_stime
     results = [path for path in folder.root.rglob("*") if path.is_file()]
     inside = {"store", "receipts"}
     kept = [path for path in results if not inside & set(path.relative_to(folder.root).parts)]
     written = sum(path.stat().st_size for path in kept if "manifest" not in path.name)
     print(
         f"{num_records:,} records, {threads} threads, {' '.join(outputs)}: {seconds:.1f} s "
-        f"({processor:.1f} s of processor), {usage.ru_maxrss / 2**20:.2f} GiB at most, "
-        f"{written / 1e9:.2f} GB of results"
+        f"({_processor() - before:.1f} s of processor), {usage.ru_maxrss / 2**20:.2f} GiB at most, "
+        f"{written / 1e9:.2f} GB of results, {watch.peak_folder_bytes / 1e9:.2f} GB beside them"
     )
+
+
+def _processor() -> float:
+    """Return the seconds of processor that all processes that ended have taken."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def make(folder: Results, num_records: int, width: int) -> None:

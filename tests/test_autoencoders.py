@@ -172,6 +172,14 @@ def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, e
 # ---- steps ----
 
 
+TOP4 = network.Form("topk", 4)
+KINDS = {
+    "topk": {},
+    "relu": {"kind": "relu", "k": None, "sparsity": 0.5},
+    "jumprelu": {"kind": "jumprelu", "k": None, "sparsity": 0.3, "bandwidth": 0.5},
+}
+
+
 class Together:
     """Ranks that are threads of this process: what each adds up, all of them get."""
 
@@ -241,18 +249,25 @@ def no_signals(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "counts"),
+    ("kind", "dtype", "counts"),
     [
-        ("fp32", (1, 8)),
-        ("bf16", (1, 2)),
-        pytest.param("fp32", (1, 2, 4), marks=pytest.mark.slow),
+        ("topk", "fp32", (1, 8)),
+        ("topk", "bf16", (1, 2)),
+        ("relu", "fp32", (1, 4)),
+        ("jumprelu", "fp32", (1, 4)),
+        ("jumprelu", "bf16", (1, 2)),
+        pytest.param("topk", "fp32", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param("relu", "fp32", (1, 2, 8), marks=pytest.mark.slow),
+        pytest.param("jumprelu", "fp32", (1, 2, 8), marks=pytest.mark.slow),
     ],
 )
-def test_any_number_of_ranks_computes_the_same_bits(run, no_signals, monkeypatch, dtype, counts):
+def test_any_number_of_ranks_computes_the_same_bits(
+    run, no_signals, monkeypatch, kind, dtype, counts
+):
     monkeypatch.setattr(training, "LOG_STEPS", 10)
     bits, lines = [], []
     for count in counts:
-        found = trainers(run, count, dtype=dtype, k=2, dead_after=1)
+        found = trainers(run, count, dtype=dtype, dead_after=1, **{"k": 2, **KINDS[kind]})
         rows = take_all(found)
         bits += [
             {name: tensor.numpy().tobytes() for name, tensor in trainer.finished().items()}
@@ -263,7 +278,8 @@ def test_any_number_of_ranks_computes_the_same_bits(run, no_signals, monkeypatch
     assert all(one == bits[0] for one in bits)
     assert all(one == lines[0] for one in lines) and len(lines[0]) == 3
     assert lines[0][0]["loss"] > lines[0][-1]["loss"]
-    assert 0 < lines[0][-1]["dead"] < 1, "no dead feature: the auxiliary loss was not tried"
+    if kind == "topk":
+        assert 0 < lines[0][-1]["dead"] < 1, "no dead feature: the auxiliary loss was not tried"
 
 
 @pytest.mark.parametrize("num_dead", [0, 2, 30])
@@ -274,8 +290,7 @@ def test_a_step_is_the_gradient_of_the_whole_batch(run, num_dead):
     trainer.since_active[:num_dead] = 1000
     tensors = {name: value.clone().requires_grad_() for name, value in trainer.tensors.items()}
     x = torch.cat([trainer._read(0, number) for number in range(8)])
-    values, indices = network.encode(tensors, x, 4)
-    left = x - network.decode(tensors, values, indices)
+    left = x - network.rebuilt(tensors, network.features(tensors, x, TOP4))
     loss = left.square().sum() / x.numel()
     if num_dead:
         dead = network.pre_activations(tensors, x)[:, :num_dead]
@@ -294,6 +309,84 @@ def test_a_step_is_the_gradient_of_the_whole_batch(run, num_dead):
     torch.testing.assert_close(trainer.window.scalars[2], loss.item(), rtol=1e-5, atol=0)
 
 
+def test_a_relu_minimises_the_squared_error_and_the_sum_of_its_features(run):
+    """As StandardTrainingSAE of SAELens: the mean over vectors of both, here divided by their
+    width; in the first step with a fraction of the weight."""
+    (trainer,) = trainers(run, 1, **KINDS["relu"], steps=100)
+    tensors = {name: value.clone().requires_grad_() for name, value in trainer.tensors.items()}
+    x = torch.cat([trainer._read(0, number) for number in range(8)])
+    z = torch.relu((x - tensors["b_dec"]) @ tensors["W_enc"] + tensors["b_enc"])
+    error = (z @ tensors["W_dec"] + tensors["b_dec"] - x).square().sum(1)
+    norms = tensors["W_dec"].norm(dim=1)
+    loss = (error + 0.5 / 5 * (z * norms).sum(1)).mean() / WIDTH
+    loss.backward()
+    trainer._slices = lambda: range(8)
+    for number in range(8):
+        trainer._add_slice(number, trainer._read(0, number))
+    found = trainer._sum.parts
+    torch.testing.assert_close(found["scalars"][2], loss.detach(), rtol=1e-5, atol=0)
+    for name in ("W_enc", "b_enc", "b_dec"):
+        torch.testing.assert_close(found[name], tensors[name].grad, rtol=1e-4, atol=1e-7)
+
+
+def test_a_threshold_moves_by_the_numbers_within_half_a_bandwidth_of_it():
+    """By equations 11 and 12 of arXiv:2407.14435, with a rectangle as kernel, in plain NumPy."""
+    rng = np.random.default_rng(0)
+    pre, threshold = rng.normal(0.3, 1, (500, 6)), np.linspace(0, 0.8, 6)
+    towards, weight, bandwidth = rng.normal(size=(500, 6)), 0.7, 0.4
+    tensors = {"threshold": torch.tensor(threshold, requires_grad=True)}
+    numbers = torch.tensor(pre, requires_grad=True)
+    z, count = network.penalised(tensors, numbers, network.Form("jumprelu"), bandwidth)
+    assert np.array_equal(z.detach().numpy(), np.where(pre > threshold, pre, 0))
+    assert count.item() == np.count_nonzero(pre > threshold)
+    ((z * torch.tensor(towards)).sum() + weight * count).backward()
+    near = np.abs(pre - threshold) < bandwidth / 2
+    slopes = -(near * (threshold * towards + weight)).sum(0) / bandwidth
+    np.testing.assert_allclose(tensors["threshold"].grad.numpy(), slopes, rtol=1e-5)
+    np.testing.assert_allclose(numbers.grad.numpy(), towards * (pre > threshold))
+
+
+class MadeUp:
+    """Vectors that are sums of three of sixteen directions, with weights between 1 and 2."""
+
+    def __init__(self):
+        rng = np.random.default_rng(0)
+        directions = rng.normal(size=(16, 20))
+        self.directions = directions / np.linalg.norm(directions, axis=1, keepdims=True)
+        chosen = np.argsort(rng.random((4000, 16)), 1)[:, :3]
+        weights = np.zeros((4000, 16))
+        np.put_along_axis(weights, chosen, rng.uniform(1, 2, chosen.shape), 1)
+        self.x = (weights @ self.directions).astype(np.float32)
+
+    def __len__(self):
+        return len(self.x)
+
+    def take(self, numbers):
+        return self.x[numbers]
+
+
+@pytest.mark.parametrize("kind", ["relu", "jumprelu"])
+def test_of_made_up_vectors_few_features_are_active_and_leave_little_unexplained(kind):
+    torch.set_num_threads(1)
+    made = MadeUp()
+    options = options_of(
+        **(KINDS[kind] | {"sparsity": 1.0}), features=24, steps=250, learning_rate=1e-2
+    )
+    trainer = Trainer(options, made, 20, Together(0, 1, {}, None))
+    trainer.begin()
+    first, *_, last = (row for row in trainer.run() if row)
+    weights = trainer.finished()["W_dec"].numpy()
+    found = ((made.directions @ weights.T).max(1) > 0.9).sum()
+    said = f"loss {first['loss']:.3f} to {last['loss']:.3f}, L0 {first['l0']:.1f} to "
+    said += f"{last['l0']:.1f}, FVU {last['fvu']:.3f}, {found} of 16 directions"
+    assert last["loss"] < 0.7 * first["loss"], said
+    assert 2 < last["l0"] < 6 < first["l0"] and last["fvu"] < 0.15, said
+    assert found >= 10, said
+    if kind == "jumprelu":
+        assert trainer.tensors["threshold"].min() >= 0
+        assert trainer.tensors["threshold"].median() > 5 * network.FIRST_THRESHOLD, said
+
+
 def test_the_rate_rises_for_a_fiftieth_of_the_steps_and_falls_in_the_last_fifth(run):
     (trainer,) = trainers(run, 1, steps=100)
     shares = []
@@ -302,17 +395,17 @@ def test_the_rate_rises_for_a_fiftieth_of_the_steps_and_falls_in_the_last_fifth(
     assert shares == pytest.approx([0.5] + [1.0] * 80 + [left / 20 for left in range(19, 0, -1)])
 
 
-def test_what_is_stored_takes_vectors_as_the_run_has_them(run):
-    (trainer,) = trainers(run, 1)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_stored_takes_vectors_as_the_run_has_them(run, kind):
+    (trainer,) = trainers(run, 1, **KINDS[kind])
     list(trainer.run())
     x = trainer._read(0, 0)
-    values, indices = network.encode(trainer.tensors, x, 4)
-    ours, same = network.encode(trainer.finished(), x / trainer.scale, 4)
-    assert trainer.scale != 1 and trainer.tensors["b_enc"].any()
-    assert torch.equal(indices.sort().values, same.sort().values)
-    torch.testing.assert_close(
-        ours.sort().values * trainer.scale, values.sort().values, atol=1e-5, rtol=1e-4
-    )
+    form = network.Form(kind, 4)
+    before = network.features(trainer.tensors, x, form)
+    after = network.features(trainer.finished(), x / trainer.scale, form)
+    assert trainer.scale != 1 and trainer.tensors["b_enc"].any() and before.any()
+    assert torch.equal(before > 0, after > 0)
+    torch.testing.assert_close(after * trainer.scale, before, atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("step", [1, 23])
@@ -813,8 +906,10 @@ import sys
 import numpy as np, torch
 from sae_lens import SAE
 torch.set_num_threads(1)
-made = SAE.load_from_disk(sys.argv[1])
-np.save("theirs.npy", made.encode(torch.from_numpy(np.load("x.npy"))).detach().numpy())
+for folder in sys.argv[1:]:
+    made = SAE.load_from_disk(folder)
+    found = made.encode(torch.from_numpy(np.load("x.npy"))).detach().numpy()
+    np.save(f"{made.cfg.architecture()}.npy", found)
 """
 
 
@@ -832,8 +927,16 @@ def test_saelens_loads_the_folder_and_encodes_to_the_same_bits(run, trained, tmp
     vectors = features.open_parts(run, "residues")
     x, _ = vectors.of_rows(np.flatnonzero(vectors.num_of_row))
     np.save(tmp_path / "x.npy", x)
-    subprocess.run([python, "-c", SAELENS, str(trained)], cwd=tmp_path, env=clean, check=True)
-    made, tensors = card.read(trained)
-    values, indices = network.encode(tensors, torch.from_numpy(x), made.options.k)
-    ours = network.spread(values, indices, made.options.features)
-    assert ours.numpy().tobytes() == np.load(tmp_path / "theirs.npy").tobytes()
+    folders = {"topk": trained}
+    for kind in ("relu", "jumprelu"):
+        words = [*SMALL[:2], *SMALL[4:], "--kind", kind, "--device", "cpu"]
+        folders[kind] = tmp_path / kind
+        sae("train", run, "--vectors", "residues", *words, "--output", folders[kind])
+    words = [python, "-c", SAELENS, *map(str, folders.values())]
+    subprocess.run(words, cwd=tmp_path, env=clean, check=True)
+    for kind, folder in folders.items():
+        made, tensors = card.read(folder)
+        form = network.Form(kind, made.options.k or 0)
+        ours = network.features(tensors, torch.from_numpy(x), form).numpy()
+        theirs = np.load(tmp_path / f"{card.ARCHITECTURES[kind]}.npy")
+        assert ours.any() and ours.tobytes() == theirs.tobytes(), kind

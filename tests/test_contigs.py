@@ -97,6 +97,7 @@ def test_each_contig_gets_a_verdict_and_a_second_call_computes_nothing(line):
     card = json.loads((line.folder / "results/my/heads/kinds/head.json").read_text())
     assert card["counts"]["groups"] == 16 and card["labels"]["group"] == "contig"
     assert "Nothing to be done" in line("-n")
+    assert "Nothing to do." in line.type("featuremill", "status", "config.yaml").out
 
 
 def test_labels_that_are_of_no_contig_are_one_sentence(line):

@@ -104,6 +104,7 @@ SCHEMA = thing(
                     thing(device=TEXT, memory_mb=NUMBER, dtype=TEXT, batch_tokens=NUMBER)
                 ),
                 fits=several(TEXT),
+                fits_gpus=several(TEXT),
             ),
         ]
     },
@@ -197,7 +198,7 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
         told = json.dumps({**config, "options": {**config["options"], **options}})
         (tmp_path / "my.yaml").write_text(told)
         path = None if model else Path("my.yaml")
-        asked = argparse.Namespace(config=path, set=None, model=model)
+        asked = argparse.Namespace(config=path, set=None, model=model, workload=None)
         wanted = findings.wanted(asked)
         return wanted.need(wanted.weights(), gpu)
 

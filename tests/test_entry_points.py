@@ -5,6 +5,7 @@ from programs import Desk
 
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
+from featuremill.config.project import draws_records
 from featuremill.store import formats
 from featuremill.workload import find_workload, plugin_errors, workloads
 
@@ -71,3 +72,10 @@ def test_an_install_that_is_older_than_one_of_its_own_is_that_sentence(
         find_workload("pac")
     with pytest.raises(UserError, match="there is no workload 'esm3'; known ones are composition"):
         find_workload("esm3")
+
+
+def test_a_report_needs_an_install_that_has_the_step_of_its_map(tmp_path, monkeypatch, fresh):
+    install(tmp_path, "featuremill", steps={"groups": "featuremill.steps.groups"})
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match="is older than the entry points"):
+        draws_records()

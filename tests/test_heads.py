@@ -196,7 +196,14 @@ def test_predictions_are_the_forward_pass_or_held_out_where_the_head_saw_the_rec
         "auc",
         "brier",
     }
-    assert about["guesses"] == {"accuracy": 0.5, "macro_f1": 1 / 3, "auc": 0.5, "brier": 0.25}
+    assert about["guesses"] == {
+        "accuracy": 0.5,
+        "balanced_accuracy": 0.5,
+        "macro_f1": 1 / 3,
+        "mcc": 0.0,
+        "auc": 0.5,
+        "brier": 0.25,
+    }
     assert about["counts"]["groups"] == 25  # families
     value, low, high = about["scores"]["auc"]
     assert 0.5 < low < value < high <= 1

@@ -217,7 +217,7 @@ def test_a_dataset_alone_loads_and_replaces_the_last_one(run, monkeypatch):
     assert list(featuremill.load(run.root).index) == list(expected())
     assert featuremill.load_matrix(run.root, "composition")[1].shape == (36, 20)
     assert __main__.main(["report", str(run.root)]) == 0
-    assert "All 36 records, by the two directions" in (run.root / "report.html").read_text()
+    assert "All 36 records, by composition:" in (run.root / "report.html").read_text()
     merge(run, ["npy"], 0)
     assert not (run.root / "embeddings").exists()
     assert {path.stat().st_mode & 0o777 for path in run.root.iterdir() if path.is_file()} == {0o644}

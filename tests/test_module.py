@@ -391,7 +391,7 @@ def test_the_example_runs_from_the_installed_wheel(wheel, tmp_path, environment)
     assert list((tmp_path / "cache").rglob("mill_t6_8M*.safetensors"))
     finish(folder, environment, *workflow, "--report", "report.html", path=path)
     page = (folder / "report.html").read_text()
-    assert "results/reference/report.html" in page and "Each bar is a shard" in page
+    assert "results/reference/report.html" in page and "which device did what" in page
     assert "good condition" in finish(folder, environment, *workflow, "--lint", path=path)
 
 

@@ -563,20 +563,20 @@ def test_parts_that_are_computed_or_begun_are_paid_for(run, table):
     values = table.drop_columns(list(ABOUT)).schema
     [shard] = plan.shards
     part = run.part(plan.recipe, shard.shard)
-    assert needs_of_run(run, plan, values, [])[0].num_bytes == 0
+    assert needs_of_run(run, plan, values, [], "input")[0].num_bytes == 0
     size = part.stat().st_size
     part.unlink()
-    whole = needs_of_run(run, plan, values, [])[0].num_bytes
+    whole = needs_of_run(run, plan, values, [], "input")[0].num_bytes
     assert 0.85 * whole < size < 1.2 * whole  # compression takes a tenth of them
     run.journal(plan.recipe, shard.shard).write_bytes(bytes(10_000))
-    assert needs_of_run(run, plan, values, [])[0].num_bytes == whole - 10_000
+    assert needs_of_run(run, plan, values, [], "input")[0].num_bytes == whole - 10_000
     # So are results that the new ones take the place of.
     outputs = ["npy", "fair_esm_pt"]
-    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs)
+    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs, "input")
     assert (npy.num_bytes, tensors.num_files) == (0, 0)
     (run.root / "embeddings.npy").unlink()
     next(run.root.glob("fair-esm-pt/*.pt")).unlink()
-    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs)
+    _, npy, tensors, _ = needs_of_run(run, plan, values, outputs, "input")
     assert (npy.num_bytes, tensors.num_files) == (table.num_rows * 4 * 320 * 4, 1)
 
 

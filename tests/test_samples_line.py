@@ -113,6 +113,12 @@ def head(*words, status=0):
     assert __main__.main(["head", *map(str, words)]) == status
 
 
+def cells_of(page, name):
+    """Return the cells of the only row that begins with `name`, by the name of their column."""
+    (row,) = re.findall(rf'<tr><td class="text"><bdi>{name}</bdi></td>(.*?)</tr>', page)
+    return dict(re.findall(r'data-label="([^"]*):">([^<]*)<', row))
+
+
 def test_a_head_knows_whose_record_an_id_is(runs, labels, tmp_path):
     """Labels, vectors, held-out scores and what lacks are joined by sample and id: each join by the
     id alone would take another sample's, whose class is the other one."""
@@ -127,7 +133,7 @@ def test_a_head_knows_whose_record_an_id_is(runs, labels, tmp_path):
     assert held_out["label"].tolist() == kinds
     assert card.Card.read(tmp_path / "h/head.json").scores["accuracy"][0] == 1
     page = (tmp_path / "h/head.html").read_text()
-    assert '<td class="text"><bdi>b</bdi></td><td class="number">5</td>' in page
+    assert cells_of(page, "b") == {"Records": "5", "Right": "5", "Share": "1.000"}
     (lacks,) = rows_of(tmp_path / "h/missing.tsv")
     assert lacks == {
         "sample": "b",
@@ -458,7 +464,8 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
     counts = [int(r["fragments"]) for r in rows_of(tmp_path / "v.tsv")]
     assert sum(counts) == done.fragments
     page = (tmp_path / "v.html").read_text()
-    assert '<bdi>b</bdi></td><td class="number">2</td><td class="number">1</td>' in page
+    told = {"Contigs": "2", "others": "1", "virus": "0", "Without a verdict": "1"}
+    assert cells_of(page, "b") == told
     (table,) = re.findall(r'id="contig-rows">(.*?)</script>', page)
     assert json.loads(table)["columns"][:3] == ["sample", "contig", "verdict"]
     assert json.loads(table)["rows"][1][:3] == ["b", "c1", "others"]

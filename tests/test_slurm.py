@@ -13,12 +13,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow.dataset as ds
 import pytest
 from conftest import ROOT
 from nvml_node import Gpu
 from test_demo import DATA
 from test_gpu_workflow import GpuWorkflow, check_spans
 from test_lease_stress import most_at_once
+
+from featuremill.store.row_order import LEAST_JOBS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 PROFILE = ROOT / "profiles" / "slurm"
@@ -140,6 +143,25 @@ def test_a_job_for_each_shard(tmp_path, environment, gpu_node, slurm_cluster):
     assert [line.startswith("gres:gpu:1 ") for line in asked].count(True) == 8
     took = seconds_of(run.receipts())
     print(f"8 shards of 2 s on 4 GPUs, a job each: {took:.0f} s")
+
+
+def test_jobs_that_deliver(tmp_path, environment, gpu_node, slurm_cluster):
+    """Results shard by shard: a job for each share of the shards, none of which asks for a GPU."""
+    cluster, node = slurm_cluster(), gpu_node(4)
+    run = SlurmRun(tmp_path / "run", environment, node, cluster, 6, batch_seconds=1)
+    config = (run.folder / "config.yaml").read_text()
+    asks = "order: shard\noutputs: parquet_dataset\n"
+    (run.folder / "config.yaml").write_text(config + asks)
+    ends_well(run.plugin())
+    jobs = cluster.run("squeue", "-h", "--states=all", "-O", "tres-per-job,comment").splitlines()
+    delivering = [line for line in jobs if " rule_deliver_" in line]
+    assert len(delivering) == LEAST_JOBS
+    assert all(line.startswith("N/A ") for line in delivering)
+    lines = (run.run_folder.root / "run.log").read_text().splitlines()
+    assert sum(" deliver " in line for line in lines) == LEAST_JOBS
+    assert any(line.split()[1] == "merge" and " 60 of 60 records" in line for line in lines)
+    table = ds.dataset(run.run_folder.root / "embeddings").to_table()
+    assert table.num_rows == 60 and len(table["id"].unique()) == 60
 
 
 def test_groups_of_shards_in_one_job(tmp_path, environment, gpu_node, slurm_cluster):

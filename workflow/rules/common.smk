@@ -31,6 +31,19 @@ def receipts_of(**wildcards):
     return mill.runs[wildcards.get("run", mill.run)].receipts(plan)
 
 
+def delivered(wildcards):
+    """Return what the delivering jobs of the plan write: nothing of results in the input's order."""
+    plan = checkpoints.plan.get(**wildcards).output.plan
+    return mill.of(wildcards).delivered(plan)
+
+
+def receipts_of_job(wildcards):
+    """Return the receipts of the shards that a delivering job is about."""
+    run = {"run": wildcards.run} if hasattr(wildcards, "run") else {}
+    plan = checkpoints.plan.get(**run).output.plan
+    return mill.of(wildcards).receipts_of_job(plan, wildcards.job)
+
+
 def result(name):
     """Return where the output `name` goes, as Snakemake wants it told."""
     found = format_of(name)

@@ -1,6 +1,7 @@
 # merge: gather the parts into results in input order, and account for every record.
 #
-#   in    plan.json, records.parquet, a receipt for each shard of the plan
+#   in    plan.json, records.parquet, a receipt for each shard of the plan; of a large run also what
+#         the jobs of `deliver` have written
 #   out   the files of config `outputs`, failed.tsv, failed.fa, manifest.json (provenance and counts)
 #
 # A rule is of fixed outputs: sets of features that have others are merged by rules merge_<name>.
@@ -14,6 +15,7 @@ for merged in mill.merged:
             plan=rules.plan.output.plan,
             records=rules.plan.output.records,
             receipts=receipts,
+            delivered=delivered,
         output:
             **{name: result(name) for name in merged.outputs},
             manifest=f"{mill.results}/manifest.json",

@@ -34,7 +34,7 @@ def own(group: str) -> Mapping[str, EntryPoint]:
     except PackageNotFoundError:
         points = {}
     if not points:
-        raise _older()
+        raise older()
     return dict(sorted(points.items()))
 
 
@@ -79,11 +79,12 @@ def find(group: str, name: str) -> EntryPoint | None:
 
         registered = tomllib.loads(PYPROJECT.read_text("utf-8"))["project"]["entry-points"]
         if name in registered.get(group, ()):
-            raise _older()
+            raise older()
     return found
 
 
-def _older() -> UserError:
+def older() -> UserError:
+    """Return the error of an install that lacks an entry point of this checkout."""
     how = "install it again with pip"
     if PYPROJECT.exists():
         how = f"type: pip install --no-deps --editable {PYPROJECT.parent}"

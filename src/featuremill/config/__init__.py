@@ -32,6 +32,8 @@ from featuremill.inputs import evident_format
 from featuremill.step import Section, finding, plain_name
 from featuremill.store import command_line, formats, run_lock, shared
 from featuremill.store.results import Results
+from featuremill.store.row_order import RowOrder
+from featuremill.store.row_order import refuse_outputs as refuse_order
 from featuremill.store.run_file import RunFile
 from featuremill.workload import (
     DEFAULT,
@@ -195,6 +197,10 @@ class Features(Section):
     """Files that merge writes to `results/<run>/`; docs/outputs.md says which is for what. From
     some million records on, `parquet_dataset` is better than `parquet`. `featuremill export` writes
     any of them later."""
+    order: RowOrder = "auto"
+    """The order of the rows of results: that of the `input`, or by `shard`, which jobs side by side
+    write as many files and an index of ids. `auto` is `input` up to some million records; see
+    docs/large-runs.md."""
     labels: Labels = Labels()
     max_failed: int = Field(default=0, ge=0, strict=True)
     """Merge stops with an error when more records than this failed."""
@@ -477,6 +483,8 @@ def refuse_patterns(run: Run) -> None:
 
 def check_outputs(run: Run) -> None:
     """Refuse an output that would stay empty: better now than when everything is computed."""
+    if problem := refuse_order(run.order, run.outputs):
+        raise UserError(f"{run.origin.of('order')}: order: {problem}.")
     delivered = run.options.delivers()
     for output in run.outputs:
         need = formats.format_of(output).kind

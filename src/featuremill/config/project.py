@@ -12,18 +12,12 @@ from pydantic import AfterValidator, Field
 
 from featuremill import config as configs
 from featuremill import step
+from featuremill.base.entry_points import older
 from featuremill.base.errors import UserError
 from featuremill.base.words import listed
 from featuremill.config import Features, Origin, Records, Run
 from featuremill.config.yaml_lines import Places
-from featuremill.step import (
-    ChecksFiles,
-    ChecksRecords,
-    DrawsRecords,
-    MakesRecords,
-    finding,
-    plain_name,
-)
+from featuremill.step import ChecksFiles, ChecksRecords, DrawsRecords, MakesRecords, finding
 from featuremill.step.finding import step_of
 from featuremill.store import formats
 from featuremill.workload.ahead import ahead_of
@@ -35,7 +29,7 @@ OF = "of"
 
 
 def _name(name: str) -> str:
-    if plain_name(name) in {*formats.OF_THE_RUN, *formats.files().values(), *finding.known()}:
+    if step.plain_name(name) in {*formats.OF_THE_RUN, *formats.files().values(), *finding.known()}:
         raise ValueError(f"{name} is the name of other files in results/<run>; take another one")
     return name
 
@@ -283,9 +277,11 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
 
 
 def draws_records() -> DrawsRecords:
-    """Return the step that draws the map of a report."""
-    steps = map(step_of, finding.known())
-    return next(one for one in steps if isinstance(one, DrawsRecords))
+    """Return the step that draws the map of a report; UserError where an older install lacks it."""
+    for one in map(step_of, finding.known()):
+        if isinstance(one, DrawsRecords):
+            return one
+    raise older()
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -21,12 +21,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.add_argument("--devices", metavar="0,2", help="look only at these (numbers or UUIDs)")
     wanted = parser.add_mutually_exclusive_group()
-    wanted.add_argument(
-        "--model", help=f"say where this model of {DEFAULT} fits (a name or a path)"
-    )
+    wanted.add_argument("--model", help="say where this model fits (a name or a path)")
     wanted.add_argument(
         "--config", type=Path, metavar="YAML", help="say where the model of this run fits"
     )
+    parser.add_argument("--workload", metavar="NAME", help=f"of --model: whose it is ({DEFAULT})")
     parser.add_argument(
         "--set", metavar="NAME", help="of --config: which, where it has several sets of features"
     )

@@ -19,6 +19,7 @@ from featuremill.lease.condition import Condition, Failures, used_by_others
 from featuremill.lease.slots import Holder, holders
 from featuremill.workload import (
     DEFAULT,
+    AskedByModel,
     Device,
     EstimatesMemory,
     HasPrecisions,
@@ -30,6 +31,13 @@ from featuremill.workload import weights as weights_verb
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
+COMMON = (
+    Device("cuda", "", "16 GB", False, 0, 15_360, 40),
+    Device("cuda", "", "24 GB", True, 0, 23_034, 58),
+    Device("cuda", "", "40 GB", True, 0, 40_960, 108),
+    Device("cuda", "", "80 GB", True, 0, 81_559, 132),
+)
+"""Sizes of GPUs that are asked about where none is here: those of a T4, L4, A100 and H100."""
 MAX_NAMED = 3
 """Processes that are named before it says: and so many more."""
 
@@ -75,6 +83,8 @@ class Findings:
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
     """By UUID, and under "cpu"."""
+    fits_gpus: tuple[str, ...] = ()
+    """Of `COMMON`, the sizes that hold the model, where no GPU is here."""
 
     leases: dict[str, list[Holder]] = field(default_factory=dict)
     """By UUID, who has leased a GPU or a slot of it."""
@@ -224,6 +234,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
         needs={k: asked_for.need(weights, device) for k, device in candidates.items()}
         if weights
         else {},
+        fits_gpus=asked_for.fitting(weights) if weights and cpu_trial else (),
         leases=leases,
         cooling=cooling,
     )
@@ -246,9 +257,17 @@ class Wanted(NamedTuple):
         if not isinstance(workload, EstimatesMemory):
             raise UserError(
                 f"workload {self.workload} does not report the memory of its models; leave "
-                "--config out to look at the machine alone."
+                "--config and --model out to look at the machine alone."
             )
         return workload.weights_ahead(self.options)
+
+    def fitting(self, weights: Weights) -> tuple[str, ...]:
+        """Return which of `COMMON` hold the model; none where it is computed on a CPU alone."""
+        if not optional(find_workload(self.workload), "NEEDS_GPU"):
+            return ()
+        return tuple(
+            each.name for each in COMMON if self.need(weights, each).memory_mb <= each.memory_mb
+        )
 
     def need(self, weights: Weights, device: Device) -> Need:
         """Return what the model takes on `device` in batches of its options."""
@@ -266,12 +285,16 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
     if arguments.config:
         run = project.read_one(arguments.config, arguments.set)
         return Wanted(run.workload, run.options)
+    name = arguments.workload or DEFAULT
     if not arguments.model:
-        return Wanted(DEFAULT)
-    weights_verb.refuse_missing(arguments.model, DEFAULT)
-    return Wanted(
-        DEFAULT, find_workload(DEFAULT).Options.model_validate({"model": arguments.model})
-    )
+        return Wanted(name)
+    workload = find_workload(name)
+    if not isinstance(workload, EstimatesMemory):
+        return Wanted(name, arguments.model)  # refused
+    weights_verb.refuse_missing(arguments.model, name)
+    if isinstance(workload, AskedByModel):
+        return Wanted(name, workload.options_of_model(arguments.model))
+    return Wanted(name, workload.Options.model_validate({"model": arguments.model}))
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

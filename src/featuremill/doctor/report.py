@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any, get_args
 
-from featuremill.base import text
+from featuremill.base import text, words
 from featuremill.doctor.advice import Advice
 from featuremill.doctor.findings import Findings, Issue, Severity
 from featuremill.doctor.gpus import Gpu
@@ -93,18 +93,19 @@ def _memory(findings: Findings) -> Report:
         "model": findings.model,
         "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
         "fits": fitting + ["cpu"] * fits_cpu,
+        "fits_gpus": list(findings.fits_gpus),
     }
 
 
 def lines(report: Report) -> Iterator[str]:
     labels = {gpu["uuid"]: gpu["label"] for gpu in report["gpus"]}
-    yield from wrapped(_verdict(report))
+    yield from wrapped(" ".join(filter(None, (_verdict(report), _fits(report, labels)))))
     yield ""
     for paragraph in (
         _table_lines(report),
         _ways_lines(report, labels),
         issue_lines(report),
-        _memory_lines(report, labels),
+        _memory_lines(report),
         _recommended_lines(report) if report["ready"] else (),
     ):
         shown = list(paragraph)
@@ -181,16 +182,26 @@ def _ways_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
         yield from wrapped(f"{labels.get(device, 'CPU')}  {dtype}: {what}", "  ", "    ")
 
 
-def _memory_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
+def _fits(report: Report, labels: dict[str, str]) -> str:
+    """Say for which GPUs a model is: those here, or else which of the common sizes."""
+    if not (memory := report["memory"]):
+        return ""
+    here = [labels.get(uuid, "the CPU") for uuid in memory["fits"]]
+    said = f"{memory['model']} fits {words.listed(here) if here else 'nothing here'}"
+    if "cpu" not in {need["device"] for need in memory["needs"]}:
+        return f"{said}."
+    sizes = words.listed(memory["fits_gpus"]) if memory["fits_gpus"] else "no common size"
+    return f"{said}; of GPUs, {sizes}."
+
+
+def _memory_lines(report: Report) -> Iterator[str]:
     if not (memory := report["memory"]):
         return
     sizes = sorted({need["memory_mb"] for need in memory["needs"]})
     size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
     batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"]})
     manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
-    what = f"{memory['model']} takes about {size} GB ({manner})"
-    fits = ", ".join(labels.get(uuid, "the CPU") for uuid in memory["fits"]) or "nothing here"
-    yield from wrapped(f"{what}; fits: {fits}.")
+    yield from wrapped(f"{memory['model']} takes about {size} GB ({manner}).")
 
 
 def _recommended_lines(report: Report) -> Iterator[str]:

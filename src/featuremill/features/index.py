@@ -7,7 +7,8 @@ there was read and is the same, so no id gets another's vector whatever the hash
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,20 @@ from featuremill.features.table import Rows
 NOWHERE = -1
 """The row of an id that is not there."""
 IDS_AT_ONCE = 2**17
+
+
+Hashes = tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+"""The hashes of ids in ascending order, and the row of each."""
+
+
+def hashes_at(path: Path, num_rows: int) -> Hashes | None:
+    """Return the index of so many rows that merge wrote, memory-mapped; None where there is none,
+    or it is of other rows."""
+    try:
+        both = np.load(path, mmap_mode="r" if num_rows else None)
+    except (OSError, ValueError, EOFError):
+        return None
+    return (both[0], both[1]) if both.shape == (2, num_rows) and both.dtype == np.uint64 else None
 
 
 class Named(Protocol):
@@ -37,16 +52,29 @@ def _hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
     return np.fromiter((xxh3_64_intdigest(id.encode()) for id in ids), np.uint64, len(ids))
 
 
+def sorted_hashes(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """Return the hashes of `ids` in ascending order, and the row of each; shape (2, ids)."""
+    hashes = _hashes(ids)
+    order = np.argsort(hashes, kind="stable")
+    return np.stack([hashes[order], order.astype(np.uint64)])
+
+
 class Index:
     """Which row of some features is which record's."""
 
-    def __init__(self, features: Named) -> None:
-        """Read all ids.
+    def __init__(self, features: Named, stored: Hashes | None = None) -> None:
+        """Read all ids, unless the index of them is `stored`.
 
         Raises:
             UserError: when two records have the same one.
         """
         self._features = features
+        self.is_met = np.zeros(features.num_rows, bool)
+        """Rows that `rows_of` has returned."""
+        if stored is not None:
+            self._sorted: npt.NDArray[np.uint64] = stored[0]
+            self._order: npt.NDArray[Any] = stored[1]
+            return
         hashes = [np.empty(0, np.uint64)]
         for start in range(0, features.num_rows, IDS_AT_ONCE):
             end = min(features.num_rows, start + IDS_AT_ONCE)
@@ -54,8 +82,6 @@ class Index:
         all_hashes = np.concatenate(hashes)
         self._order = np.argsort(all_hashes, kind="stable")
         self._sorted = all_hashes[self._order]
-        self.is_met = np.zeros(len(all_hashes), bool)
-        """Rows that `rows_of` has returned."""
         self._refuse_twins()
 
     def _refuse_twins(self) -> None:
@@ -82,7 +108,7 @@ class Index:
             pending = pending[self._sorted[places[pending]] == hashes[pending]]
             if not len(pending):
                 break
-            rows = self._order[places[pending]]
+            rows = self._order[places[pending]].astype(np.int64)
             is_same = np.array(self._features.ids_of(rows), object) == all_ids[pending]
             rows_found[pending[is_same]] = rows[is_same]
             pending = pending[~is_same]  # another id with the same hash: look at the next one

@@ -16,26 +16,37 @@ import pyarrow.parquet as pq
 from featuremill.base.arrays import matrix
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, SAMPLE, IdColumns
+from featuremill.features import by_id
 from featuremill.features.columns import chosen
 from featuremill.store.formats import ABOUT, files_of, format_of
 from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
 
-def load(run: str | Path, samples: Sequence[str] | None = None) -> pd.DataFrame:
+def load(
+    run: str | Path,
+    samples: Sequence[str] | None = None,
+    *,
+    ids: Sequence[str] | None = None,
+) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
     Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
     those of results/demo/partial. Of a run with samples, those of some `samples` alone may be
-    asked for.
+    asked for. With `ids`, the rows are those of these records, in this order; with samples, an id
+    is <sample>/<id>. Then a table in the order of shards is read only where they stand.
 
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
     vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
 
     Raises:
-        UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample.
+        UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample or
+            id.
     """
-    table = _read(_table(run), samples)
+    if ids is not None and samples is not None:
+        raise UserError("load: give samples or ids, and not both; an id names its sample.")
+    path = _table(run)
+    table = _read(path, samples) if ids is None else by_id.rows_of(path, ids)
     about = [name for name in (*ABOUT, *KEYS) if name in table.column_names]
     frame: pd.DataFrame = table.select(about).to_pandas().set_index("id")
     for name in table.drop_columns(about).column_names:
@@ -62,10 +73,18 @@ def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], 
     selected = chosen(schema, column, path)
     its_ids = _read(path, columns=IdColumns.among(schema.names).names)
     ids: list[str] = whole_ids(with_keys(its_ids)).to_pylist()
-    if path != Path(run) and format_of("npy").file in _outputs(run):
+    if path != Path(run) and _has_npy(run):
         vectors: npt.NDArray[Any] = np.load(_file(run, "npy"), mmap_mode="r")
         return ids, vectors[:, selected.start : selected.start + selected.width]
     return ids, matrix(_read(path, columns=[selected.name])[selected.name])
+
+
+def _has_npy(run: str | Path) -> bool:
+    """Return whether there is an embeddings.npy with the rows of the table: one that was exported
+    is in the order of the input."""
+    delivery = Results(Path(run)).find_delivery()
+    is_by_shard = delivery is not None and delivery.row_order == "shard"
+    return not is_by_shard and format_of("npy").file in _outputs(run)
 
 
 def _dataset(path: Path) -> ds.Dataset:

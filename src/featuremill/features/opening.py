@@ -121,6 +121,8 @@ def _opened(
     root, written = folder.root, place.written()
     paths = {output: place.root / file for file, output in outputs_of(written).items()}
     path, npy = paths.get("parquet_dataset") or paths.get("parquet"), paths.get("npy")
+    if delivery.row_order == "shard":
+        npy = None  # one that was exported is in the order of the input
     if path is None and delivery.partial:
         raise UserError(
             f"{root}: this needs embeddings.parquet or embeddings/, which name the record of "

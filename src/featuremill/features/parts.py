@@ -127,7 +127,7 @@ class Parts:
                 firsts.append(np.arange(len(values), dtype=np.int64))
                 counts.append(np.ones(len(values), np.int64))
             numbers.append(np.full(batch.num_rows, len(self._views), np.int32))
-            self._views.append(_view(values))
+            self._views.append(view(values))
             sha256.append(batch["sha256"])
             ok.append(batch["reason"].is_null().to_numpy(zero_copy_only=False))
         names = digests(pa.chunked_array(sha256, pa.binary(32)))
@@ -244,7 +244,7 @@ class RecordsRows(Table):
         return super().pieces(self._ordinals[rows], columns)
 
 
-def _view(vectors: pa.FixedSizeListArray) -> Matrix:
+def view(vectors: pa.FixedSizeListArray) -> Matrix:
     """Return vectors (n, width) without a copy; those that are null have any numbers."""
     flat = vectors.values
     dtype = np.dtype(flat.type.to_pandas_dtype())

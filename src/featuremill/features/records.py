@@ -12,12 +12,13 @@ import pyarrow.compute as pc
 
 from featuremill.base.id_columns import WHOLE
 from featuremill.features.columns import Column
+from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors
 from featuremill.features.table import Matrix, Rows, Stored, Table
 from featuremill.store import failed
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Failure
-from featuremill.store.formats import FAILED
+from featuremill.store.formats import FAILED, index_of
 from featuremill.store.plan import Input, Plan
 from featuremill.store.records import read_records, samples_of, whole_ids
 from featuremill.store.results import Results
@@ -44,6 +45,7 @@ class Records:
     def __init__(self, folder: Results, table: Table) -> None:
         """`table` says what the rows are."""
         self.folder, self.table = folder, table
+        self._hashes = hashes_at(table.path.with_name(index_of(table.path.name)), table.num_rows)
         self.name = str(folder.root)
         self.num_rows = table.num_rows
         self.id_columns = table.id_columns
@@ -54,6 +56,14 @@ class Records:
         has them; nothing without a sheet."""
         return samples_of(self.folder.records) if self.id_columns.keys else {}
 
+    def index(self) -> Index:
+        """Return the index of the ids: that which merge wrote, or one that is made now.
+
+        Raises:
+            UserError: when two records have the same id.
+        """
+        return Index(self, self._hashes)
+
     def ids_of(self, rows: Rows) -> list[str]:
         """Return the whole ids of `rows`: <sample>/<id>, or the id where the sample is empty."""
         ids_found = np.empty(len(rows), object)
@@ -63,9 +73,13 @@ class Records:
         return ids
 
     def rows_of(self, ids: Iterable[str]) -> dict[str, int]:
-        """Return the rows of those of `ids` that are there, by one reading of all ids; for very
-        many there is `Index`."""
+        """Return the rows of those of `ids` that are there: by the index of results by shard, else
+        by one reading of all ids; for very many there is `index`."""
         row_of: dict[str, int] = {}
+        if self._hashes:
+            listed = list(dict.fromkeys(ids))
+            rows = self.index().rows_of(listed).tolist()
+            return {id: row for id, row in zip(listed, rows, strict=True) if row != NOWHERE}
         wanted = set(ids)
         wanted_ids = pa.array(wanted, pa.string())
         for first, batch in self.table.batches(WHOLE) if wanted else ():
@@ -124,7 +138,8 @@ class Planned(Records):
 
 
 class Features(Records):
-    """One vector a record: all records of a run that have one, in the order of its input.
+    """One vector a record: all records of a run that have one, in the order of its input, or of
+    its shards where the results are so.
 
     Records with equal payloads have equal vectors.
     """

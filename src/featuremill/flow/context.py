@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +22,14 @@ from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
 from featuremill.store import shared
 from featuremill.store.formats import files, format_of
+from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
+from featuremill.store.row_order import groups_of, is_by_shard
 from featuremill.workload import optional, plugin_errors
 
 WITHOUT_EFFECT = {
-    "plan": {"outputs", "labels", "max_failed", "keep"},
+    "plan": {"outputs", "order", "labels", "max_failed", "keep"},
+    "deliver": {"labels", "max_failed", "keep"},
     "merge": {"labels", "keep"},
     "report": {"keep"},
 }
@@ -116,6 +119,8 @@ class RunOfRules:
         counts = self.here.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
         if not counts["samples"]:  # configs without are as they were before there was the key
             del counts["samples"]
+        if counts.get("order") == "auto":
+            del counts["order"]
         if verb == "plan" and (stores := shared.layers(self.here.store)):
             counts["store"] = list(map(str, stores))
         return json.dumps(counts)
@@ -144,10 +149,39 @@ class RunOfRules:
 
     def receipts(self, plan_json: str) -> list[str]:
         """Return the receipts that the plan asks for."""
-        with screen.refusing():
-            plan = Results(Path(plan_json).parent).read_plan()
-        folder = f"{self.results}/receipts/{plan.recipe}"
-        return [f"{folder}/{entry.shard}.json" for entry in plan.shards]
+        plan = _plan_in(plan_json)
+        return self._receipts_of(plan.shards, plan.recipe)
+
+    def receipts_of_job(self, plan_json: str, job: str) -> list[str]:
+        """Return the receipts of the shards that a delivering job is about."""
+        plan = _plan_in(plan_json)
+        sources = [plan.sources[number] for number in groups_of(plan)[int(job)]]
+        own = [source for source in sources if not isinstance(source, SharedPart)]
+        return self._receipts_of(own, plan.recipe)
+
+    def delivered(self, plan_json: str) -> list[str]:
+        """Return what delivering jobs write: of results by shard, one file a job."""
+        plan = _plan_in(plan_json)
+        folder = Results(Path(plan_json).parent)
+        if not is_by_shard(self.here.order, self.here.outputs, folder, plan):
+            return []
+        jobs = range(len(groups_of(plan)))
+        return [f"{self.results}/receipts/delivered/{number:04d}.json" for number in jobs]
+
+    def _receipts_of(self, shards: Iterable[PlannedShard], recipe: str) -> list[str]:
+        folder = f"{self.results}/receipts/{recipe}"
+        return [f"{folder}/{entry.shard}.json" for entry in shards]
+
+
+def _plan_in(plan_json: str) -> Plan:
+    """Return the plan in a file, which many jobs ask for."""
+    with screen.refusing():
+        return _read_plan(plan_json, Path(plan_json).stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _read_plan(plan_json: str, _mtime_ns: int) -> Plan:
+    return Results(Path(plan_json).parent).read_plan()
 
 
 class Merged(NamedTuple):

@@ -19,6 +19,7 @@ from featuremill.plan.estimate.overheads import host_mb
 from featuremill.plan.speeds import Asked, Speed, find_first
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
+from featuremill.store.row_order import MOST_JOBS
 from featuremill.store.weights_file import WeightsFile
 
 MB, GB = 2**20, 10**9
@@ -30,6 +31,8 @@ PLAN_MINUTES_A_GB, MERGE_MINUTES_A_GB = 10.0, 5.0
 """Measured were 0.8 for plan; some cluster's file systems are ten times slower."""
 COMPRESSION = 4
 """Of a compressed input."""
+DELIVER_MB, DELIVER_MINUTES_A_GB = 3000, 5.0
+"""It holds the identities of two shards, and a few blocks of values."""
 BASE_MINUTES = 15
 """Of any job: to start, to wait for a file system, to end."""
 UNKNOWN_MINUTES = 60
@@ -69,6 +72,15 @@ class JobResources(NamedTuple):
     def plan_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the minutes that planning may take."""
         return _minutes(attempt, PLAN_MINUTES_A_GB * _gigabytes(self.run.files))
+
+    def deliver_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the MB that delivering some shards takes."""
+        return attempt * DELIVER_MB
+
+    def deliver_minutes(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
+        """Return the minutes that delivering some shards may take."""
+        grown = DELIVER_MINUTES_A_GB * self._parts_gigabytes() / MOST_JOBS
+        return attempt * (BASE_MINUTES + math.ceil(grown))
 
     def merge_mb(self, wildcards: Any, attempt: int) -> int:  # noqa: ARG002
         """Return the MB that merging takes, or a report."""

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.arrays import digests
+from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import WHOLE, IdColumns
 from featuremill.base.reasons import PENDING
@@ -33,6 +33,8 @@ from featuremill.store.shard_file import read_verified
 
 LISTED_COLUMNS = (*WHOLE, "description", "source", "line", "status", "reason", "shard")
 """What the lists need of records.parquet."""
+FAILURE = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
+"""What the lists need of a failed record besides."""
 NOT_YET = PENDING.reason()
 SEQUENCE = re.compile(rb"[A-Za-z*.-]*")
 log = logging.getLogger("featuremill.merge")
@@ -52,9 +54,8 @@ def account(
     survey = gatherer.survey
     is_pending = np.array([part is None for part in gatherer.parts])
     pending = int(survey.rows_of_shard[is_pending].sum())
-    columns = pa.schema({"reason": pa.string(), "payload": pa.large_binary()})
     with (
-        closing(Shuffle(gatherer.scratch / "failed.bin", columns, survey.edges)) as failures,
+        closing(Shuffle(gatherer.scratch / "failed.bin", FAILURE, survey.edges)) as failures,
         replacing(table) as new_table,
         replacing(fasta) as new_fasta,
         new_table.open("w", encoding="utf-8", newline="") as rows,
@@ -66,7 +67,7 @@ def account(
                 _add_failures(failures, part, places, folder, shards[number])
         failures.finish()
         failed = failures.num_rows
-        lists = _Lists(rows, records, fasta.name, gatherer.id_columns)
+        lists = Lists(rows, records, fasta.name, gatherer.id_columns)
         if failed or pending or survey.counts["refused"]:
             for number, block in enumerate(gatherer.blocks(LISTED_COLUMNS)):
                 shard = gatherer.shard_numbers(block)
@@ -87,27 +88,39 @@ def account(
 def _add_failures(
     found: Shuffle, part: Part, places: npt.NDArray[np.void], folder: Results, shard: str
 ) -> None:
+    sha256, reasons = part.columns()
+    rows = order_of(sha256)[places["row"]]
+    is_failed = np.asarray(reasons.is_valid())[rows]
+    rows = rows[is_failed]
+    payloads = payloads_of(folder, part, shard, places["row"][is_failed], sha256[rows])
+    if len(rows):
+        columns = [reasons.take(pa.array(rows)), payloads]
+        found.add(
+            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=found.columns)
+        )
+
+
+def payloads_of(
+    folder: Results, part: Part, shard: str, rows: npt.NDArray[np.int32], sha256: Digests
+) -> pa.Array:
+    """Return the payloads of `rows` of a shard, which are failed records with these digests.
+
+    Raises:
+        IntegrityError: when the shard is gone, or not what it was.
+    """
     path = folder.shard(shard)
     if not path.exists():
         raise IntegrityError(
             f"{path}: this shard is gone, and some of its records failed; "
             f"delete {folder.plan} and run the same command again to plan anew."
         )
-    sha256, reasons = part.columns()
-    rows = order_of(sha256)[places["row"]]
-    is_failed = np.asarray(reasons.is_valid())[rows]
-    rows = rows[is_failed]
-    records = read_verified(path).take(pa.array(places["row"][is_failed])).combine_chunks()
-    if not np.array_equal(digests(records["sha256"]), sha256[rows]):
+    records = read_verified(path).take(pa.array(rows))
+    if not np.array_equal(digests(records["sha256"]), sha256):
         raise IntegrityError(f"{part.path}: a row is not that of its record; please report this.")
-    for batch in records.to_batches():  # one, or none where no failed record is wanted
-        columns = [reasons.take(pa.array(rows)), batch.column("payload")]
-        found.add(
-            places["ordinal"][is_failed].copy(), pa.record_batch(columns, schema=found.columns)
-        )
+    return pa.concat_arrays([pa.nulls(0, pa.large_binary()), *records["payload"].chunks])
 
 
-class _Lists:
+class Lists:
     """The open failed.tsv and failed.fa."""
 
     def __init__(self, rows: TextIO, records: BinaryIO, name: str, id_columns: IdColumns) -> None:

@@ -28,7 +28,7 @@ from featuremill.base.locking import claimed
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
-from featuremill.store import command_line, formats, lock_holder, ours, run_lock
+from featuremill.store import command_line, delivered, formats, lock_holder, ours, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.files import TEMPORARY
 from featuremill.store.plan import Plan
@@ -45,8 +45,8 @@ STORED = re.compile(
     r"\.?[0-9a-f]{32}(\..+)?|plan\.json|failed\.(tsv|fa)|(plan|merge)\.lock|journals|parts|shards"
 )
 """Names in a run's receipts and store that are given by content, or by featuremill alone."""
-SCRATCH = {"spool", "merge"}
-"""Folders of a store for what a command writes while it works."""
+SCRATCH = {"spool", "merge", delivered.FOLDER, delivered.IDENTITIES}
+"""Folders of a store for what a command writes while it works, or that another can write again."""
 LOCK = re.compile(r"\..*lock")
 MOST_NAMED = 5
 log = logging.getLogger("featuremill.clean")
@@ -275,7 +275,7 @@ def places_of(folder: Results, keep: str) -> list[Path]:
     store = folder.store
     if keep == "nothing":
         return [store.resolve(), folder.root]
-    own = [*_computed(folder), store / "shards", store / "spool", store / "merge"]
+    own = [*_computed(folder), store / "shards", *(store / name for name in sorted(SCRATCH))]
     found = [*own, folder.partial.root, *_halves(folder)]
     return [place for place in found if not place.is_symlink()]
 
@@ -283,12 +283,14 @@ def places_of(folder: Results, keep: str) -> list[Path]:
 def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
     """Remove the files, and what is empty then of `places`; return what that freed."""
     seen: set[tuple[int, int]] = set()
+    named: dict[Path, dict[tuple[int, int], Path]] = {}
     num_files = num_bytes = 0
     shown = Progress(log, "removing", "files")
     for path in paths:
         shown.at(num_files)
         if (freed := _new_bytes(path, seen)) is not None:
-            path.unlink(missing_ok=True)
+            with ours.keeping_known(*_in_results(path, named)):
+                path.unlink(missing_ok=True)
             num_files, num_bytes = num_files + 1, num_bytes + freed
     for place in places:
         for inside, _, _ in os.walk(place, topdown=False):
@@ -300,13 +302,39 @@ def remove(paths: Iterable[Path], places: Iterable[Path]) -> Usage:
     return Usage(num_files, num_bytes)
 
 
+def _in_results(
+    path: Path, named: dict[Path, dict[tuple[int, int], Path]]
+) -> tuple[Path, Path | None]:
+    """Return the run's folder, and the name that a delivered file has in the results, too; `named`
+    is for all of them."""
+    if not _is_in_results(path):
+        return path.parent, None
+    root = path.parents[3]
+    if root not in named:
+        results = Results(root).find_delivery()
+        files = (file for name in (results.outputs if results else ()) for file in _at(root / name))
+        named[root] = {_inode(file.lstat()): file for file in files}
+    return root, named[root].get(_inode(path.lstat()))
+
+
+def _is_in_results(path: Path) -> bool:
+    """Tell whether the file is a delivered one with a second name, so that removing it frees
+    nothing."""
+    is_delivered = path.parent.parent.name == delivered.FOLDER
+    return is_delivered and path.exists() and path.lstat().st_nlink > 1
+
+
+def _inode(about: os.stat_result) -> tuple[int, int]:
+    return about.st_dev, about.st_ino
+
+
 def _new_bytes(path: Path, seen: set[tuple[int, int]]) -> int | None:
     """Return what the file adds to those `seen`; None when it has vanished."""
     try:
         about = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    if (key := (about.st_dev, about.st_ino)) in seen:
+    if (key := _inode(about)) in seen or _is_in_results(path):
         return 0
     seen.add(key)
     return about.st_blocks * BLOCK_BYTES
@@ -387,6 +415,7 @@ def _beside_the_plan(folder: Results) -> list[Path]:
         if path.parent.name not in recipes or path.name.lstrip(".")[:32] not in shards
     ]
     cut = _below(folder.store / "shards")
+    computed += _below(folder.store / delivered.IDENTITIES)
     return computed + [
         path for path in cut if path.name.lstrip(".").partition(".")[0] not in shards
     ]
@@ -401,7 +430,8 @@ def _made_of(folder: Results) -> list[Path]:
     """Return everything but the results, the plan and its records.parquet."""
     receipts, parts, journals = _computed(folder)
     kept = [path for path in _below(parts) if path.suffix == ".json"]
-    return [*_below(receipts), *kept, *_below(parts, journals, folder.store / "shards")]
+    laid_out = (folder.store / delivered.IDENTITIES, folder.store / delivered.FOLDER)
+    return [*_below(receipts), *kept, *_below(parts, journals, folder.store / "shards", *laid_out)]
 
 
 def _everything(folder: Results) -> list[Path]:

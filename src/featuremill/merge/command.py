@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import pyarrow as pa
 
@@ -30,17 +30,19 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import read_run
 from featuremill.merge import delivery, notes, samples
-from featuremill.merge.accounts import account
+from featuremill.merge.by_shard import collected
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
-from featuremill.store import command_line, ours, shared
+from featuremill.merge.source import InInputOrder, Source
+from featuremill.store import command_line, delivered, ours, shared
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import (
     FAILED,
     NOTES,
     SAMPLES,
     format_of,
+    index_of,
     names,
     outputs_of,
     sidecar_of,
@@ -48,6 +50,7 @@ from featuremill.store.formats import (
 from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
+from featuremill.store.row_order import RowOrder, is_by_shard
 from featuremill.store.shared_index import keep_index
 
 Parts = list[Part | None]
@@ -65,6 +68,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-failed", type=int, help="default: that of run.json, else 0")
     parser.add_argument("--threads", type=int, default=num_cores())
     parser.add_argument(
+        "--order",
+        choices=get_args(RowOrder),
+        help="of the rows of results: that of run.json, else auto, which is the order of shards "
+        "from some million records on",
+    )
+    parser.add_argument(
         "--partial",
         action="store_true",
         help="write what is computed by now, to partial/; ignores --max-failed",
@@ -75,11 +84,13 @@ def run(arguments: argparse.Namespace) -> None:
     folder = Results(arguments.run_folder)
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
+    order: RowOrder = arguments.order or "auto"
     told: dict[str, Any] = {}
     if folder.run.exists():
         run = read_run(folder)
         outputs = list(run.outputs) if outputs is None else outputs
         max_failed = run.max_failed if max_failed is None else max_failed
+        order = arguments.order or run.order
         told = carried(run)
     elif outputs is None:
         outputs = _outputs(folder)
@@ -95,7 +106,7 @@ def run(arguments: argparse.Namespace) -> None:
         if arguments.partial:
             result = merge_partial(folder, outputs, threads, told)
         else:
-            result = merge(folder, outputs, max_failed or 0, threads, told)
+            result = merge(folder, outputs, max_failed or 0, threads, told, order)
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 
@@ -126,31 +137,40 @@ def merge(
     max_failed: int,
     num_threads: int = 2,
     told: Mapping[str, Any] = MappingProxyType({}),
+    order: RowOrder = "auto",
 ) -> Delivery:
-    """Write the results of `folder`'s plan and return what manifest.json says, `told` included.
+    """Write the results of `folder`'s plan, their rows in this `order`, and return what
+    manifest.json says, `told` included.
 
     Raises:
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
         UserError: when more records failed than `max_failed`; nothing is lost.
     """
     plan = folder.read_plan_of_records()
-    parts, problems = open_parts(folder, plan, num_threads, only_look=False)
-    if problems:
-        others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
-        raise IntegrityError(f"{problems[0]}{others}")
-    delivery.clear(folder, outputs)
     listed = [folder.store / name for name in FAILED]
-    with gathered(folder, plan, parts, num_threads) as gatherer:
-        counts = count(gatherer, folder, plan, listed)
+    with ExitStack() as stack:
+        if is_by_shard(order, outputs, folder, plan):
+            told = {**told, "row_order": "shard"}
+            source: Source = stack.enter_context(collected(folder, plan, outputs, num_threads))
+            delivery.clear(folder, outputs)
+        else:
+            parts, problems = open_parts(folder, plan, num_threads, only_look=False)
+            if problems:
+                others = f" ({len(problems) - 1} more like it)" if len(problems) > 1 else ""
+                raise IntegrityError(f"{problems[0]}{others}")
+            delivery.clear(folder, outputs)
+            source = stack.enter_context(gathered(folder, plan, parts, num_threads))
+        counts = count(source, plan, listed)
         if counts.failed > max_failed:
             raise UserError(_too_many(folder, counts, max_failed))
         ours.discard(folder.partial.root)
-        _write_samples(gatherer, folder, listed[0], folder.root, counts)
-        result = _write(folder, plan, gatherer, outputs, counts, told)
+        _write_samples(source, folder, listed[0], folder.root, counts)
+        result = _write(folder, plan, source, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
     notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     ours.write_json(folder.delivery, result.content())
+    delivered.forget_others(folder, source.keys)
     if plan.store:
         shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
         with contextlib.suppress(OSError):  # the next plan does it
@@ -194,12 +214,12 @@ def merge_partial(
     is_empty = not any(parts)
     if is_empty:
         log.warning("no part is finished yet, so there are no values to write.")
-    with gathered(folder, plan, parts, num_threads) as gatherer:
-        listed = [gatherer.scratch / name for name in FAILED]
-        counts = count(gatherer, folder, plan, listed)
-        _write_samples(gatherer, folder, listed[0], place.root, counts)
+    with gathered(folder, plan, parts, num_threads) as source:
+        listed = [source.scratch / name for name in FAILED]
+        counts = count(source, plan, listed)
+        _write_samples(source, folder, listed[0], place.root, counts)
         chosen = [] if is_empty else outputs
-        result = _write(folder, plan, gatherer, chosen, counts, {**told, "partial": True})
+        result = _write(folder, plan, source, chosen, counts, {**told, "partial": True})
         for path in listed:
             delivery.copy(path, place.root / path.name)
     ours.write_json(place.delivery, result.content())
@@ -210,11 +230,11 @@ def merge_partial(
 
 
 def _write_samples(
-    gatherer: Gatherer, folder: Results, failures: Path, to: Path, counts: Accounts
+    source: Source, folder: Results, failures: Path, to: Path, counts: Accounts
 ) -> None:
     """Write the table of samples of a run that has any, and remove that of an earlier one."""
-    if gatherer.samples:
-        samples.write(gatherer, folder.records, failures, to / SAMPLES, counts)
+    if source.samples:
+        samples.write(source, folder.records, failures, to / SAMPLES, counts)
     else:
         ours.discard(to / SAMPLES)
 
@@ -222,7 +242,7 @@ def _write_samples(
 def _write(
     folder: Results,
     plan: Plan,
-    gatherer: Gatherer,
+    source: Source,
     outputs: list[str],
     counts: Accounts,
     told: Mapping[str, Any],
@@ -230,18 +250,20 @@ def _write(
     """Write the result files; return what manifest.json is going to say of them."""
     is_partial = bool(told.get("partial"))
     place = folder.partial if is_partial else folder
-    receipts = [part.receipt for part in gatherer.parts if part]
+    receipts = [receipt for receipt in source.receipts if receipt]
     marks = {"partial": "true"} if is_partial else {}
     provenance = provenance_of(plan, receipts) | marks
     paths = {name: place.root / format_of(name).file for name in outputs}
-    written = delivery.write(gatherer, paths, provenance, counts.ok, folder.root)
+    written = source.write(paths, provenance, counts.ok)
     found = delivery_of(plan, receipts, counts, written, told)
     warnings = [*found.warnings, *shared.problems(folder, plan)]
     update: dict[str, Any] = {"warnings": warnings}
     if not is_partial:
-        of_sheet = [SAMPLES] if gatherer.samples else []
-        formats = map(format_of, outputs)
+        of_sheet = [SAMPLES] if source.samples else []
+        formats = [*map(format_of, outputs)]
         sidecars = [sidecar_of(format.file) for format in formats if format.has_sidecar]
+        if told.get("row_order") == "shard":
+            sidecars += [index_of(format.file) for format in formats]
         update["beside"] = [*FAILED, NOTES, *of_sheet, *sidecars]
     return found.model_copy(update=update)
 
@@ -274,23 +296,25 @@ def open_parts(
 
 
 @contextmanager
-def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[Gatherer]:
-    """Yield the gatherer of the run, with a folder of its own for as long as it is needed."""
+def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[InInputOrder]:
+    """Yield the rows of the run in the order of its input, with a folder of its own for as long as
+    it is needed."""
     scratch = folder.store / "merge"
     shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
     scratch.mkdir()
     try:
         names = [source.shard for source in plan.sources]
-        yield Gatherer(folder.records, names, parts, scratch, num_threads)
+        gatherer = Gatherer(folder.records, names, parts, scratch, num_threads)
+        yield InInputOrder(folder, names, gatherer)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def count(gatherer: Gatherer, folder: Results, plan: Plan, listed: list[Path]) -> Accounts:
+def count(source: Source, plan: Plan, listed: list[Path]) -> Accounts:
     """Count every input record, list those without values, and check the sums."""
-    totals = account(gatherer, folder, [source.shard for source in plan.sources], *listed)
+    totals = source.account(*listed)
     if plan.store:
-        num_taken = int(gatherer.survey.rows_of_shard[len(plan.shards) :].sum())
+        num_taken = int(source.rows_of_shard[len(plan.shards) :].sum())
         totals = totals.model_copy(update={"taken": num_taken})
     planned = plan.counts
     if totals.input != planned.input or any(

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
 
 from featuremill.base.errors import IntegrityError
-from featuremill.base.id_columns import ID
+from featuremill.base.id_columns import ID, IdColumns
 from featuremill.base.progress import Progress
-from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
 from featuremill.store.files import TEMPORARY, remove
-from featuremill.store.formats import files, format_of, sidecar_of, told
+from featuremill.store.formats import files, format_of, index_of, sidecar_of, told
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.workload.outputs import Target, Writer, open_writer
@@ -30,7 +32,8 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
     featuremill did not write, or not so, stays."""
     for name, file in files().items():
         path = folder.root / file
-        ours.discard(path.with_name(sidecar_of(file)))
+        for beside in (sidecar_of(file), index_of(file)):
+            ours.discard(path.with_name(beside))
         if name not in outputs and path.exists():
             ours.discard(path)
             if not path.exists():
@@ -42,8 +45,32 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
     ours.vacate(folder.exports)
 
 
+class Rows(Protocol):
+    """Finished rows, and what there is to know of them before they are read."""
+
+    values: pa.Schema
+    samples: dict[str, list[str]]
+    id_columns: IdColumns
+    scratch: Path
+    """A folder for temporary files."""
+    num_threads: int
+    beyond_bytes: int
+    """What the values take beyond what their types say."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many there are, at most."""
+
+    @property
+    def num_residues(self) -> int:
+        """Of how many residues there are vectors, at most."""
+
+    def pieces(self) -> Iterator[pa.Table]:
+        """Yield id, description, length, sha256 and values, block by block."""
+
+
 def write(
-    source: Gatherer, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
+    source: Rows, paths: Mapping[str, Path], provenance: dict[str, str], num_ok: int, run: Path
 ) -> dict[str, Written]:
     """Write the outputs of `run` in one pass over the blocks; return each one's size and sha256.
 
@@ -103,7 +130,7 @@ def _close(name: str, writer: Writer) -> None:
         writer.close()
 
 
-def _check_room(source: Gatherer, paths: Mapping[str, Path], run: Path) -> None:
+def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:
     """Refuse what would end on a full disk, maybe hours later."""
     if not paths:
         return

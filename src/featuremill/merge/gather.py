@@ -31,7 +31,8 @@ from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.parts import Part
-from featuremill.store.records import id_columns_of, read_records, samples_of
+from featuremill.store.receipt import Receipt
+from featuremill.store.records import id_columns_of, read_records, samples_of, shard_numbers
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(
@@ -193,16 +194,12 @@ class Gatherer:
 
     def shard_numbers(self, rows: pa.Table | pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return the index into the plan's shards of each row; -1 where it has none."""
-        names = rows["shard"]
-        chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
-        return np.concatenate([np.empty(0, np.int64), *map(self._numbers, chunks)])
+        return shard_numbers(rows, self._shards, self._records_path)
 
-    def _numbers(self, names: pa.DictionaryArray) -> npt.NDArray[np.int64]:
-        known = pc.index_in(names.dictionary, value_set=self._shards)
-        if known.take(names.indices.drop_null()).null_count:
-            raise IntegrityError(f"{self._records_path}: it names a shard that plan.json does not.")
-        numbers = known.take(names.indices).fill_null(-1)
-        return np.asarray(numbers).astype(np.int64)
+    @property
+    def receipts(self) -> list[Receipt | None]:
+        """Return the receipt of each part; None where it is pending."""
+        return [part.receipt if part else None for part in self.parts]
 
     def _look(self) -> Survey:
         """Count the rows of records.parquet and cut them into blocks of values: about
@@ -310,7 +307,7 @@ class Gatherer:
             for few in self._in_pieces(batch, inside):
                 wanted = batch.take(pa.array(inside[few]))
                 values = wanted.select(self.values.names)
-                _check_values(values, part.path)
+                check_values(values, part.path)
                 columns = [wanted.column("sha256"), *values.columns]
                 shuffle.add(here[few], pa.record_batch(columns, schema=shuffle.columns))
 
@@ -341,7 +338,12 @@ class Gatherer:
         return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
 
 
-def _check_values(values: pa.RecordBatch, path: Path) -> None:
+def check_values(values: pa.RecordBatch, path: Path) -> None:
+    """Check the values of ok rows of the part at `path`.
+
+    Raises:
+        IntegrityError: when one is missing or not finite.
+    """
     for name, column in zip(values.schema.names, values.columns, strict=True):
         if column.null_count:
             raise IntegrityError(

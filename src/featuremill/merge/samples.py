@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,17 +15,29 @@ import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import SAMPLE
-from featuremill.merge.gather import Gatherer
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
-from featuremill.store.parts import Part
+from featuremill.store.receipt import Receipt
 from featuremill.store.records import read_records
 
 
-def write(
-    gatherer: Gatherer, records_path: Path, failures: Path, path: Path, sums: Accounts
-) -> None:
+class Source(Protocol):
+    """What there is of a run's records."""
+
+    @property
+    def samples(self) -> dict[str, list[str]]:
+        """What is known of each sample, by column."""
+
+    @property
+    def receipts(self) -> Sequence[Receipt | None]:
+        """The receipt of each shard of the plan; None where it is pending."""
+
+    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """Return the index into the plan's shards of each row; -1 where it has none."""
+
+
+def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
     """Write a row a sample to `path`: its own columns, its records, what became of them, how many
     were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
     what all samples come to.
@@ -33,12 +47,12 @@ def write(
     Raises:
         IntegrityError: when the samples do not come to the `sums`.
     """
-    names = gatherer.samples[SAMPLE]
+    names = source.samples[SAMPLE]
     planned, duplicates, noted = np.zeros((3, len(names)), np.int64)
-    cost_of_shard = np.zeros(len(gatherer.parts))
+    cost_of_shard = np.zeros(len(source.receipts))
     columns = [SAMPLE, "status", "note", "shard", "cost"]
     for batch in read_records(records_path, columns):
-        sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
+        sample, shard = _numbers(batch, names), source.shard_numbers(batch)
         status = batch.column("status").cast(pa.string())
         planned += np.bincount(sample[shard >= 0], minlength=len(names))
         is_twice = np.asarray(pc.equal(status, "duplicate"))
@@ -47,12 +61,12 @@ def write(
         noted += np.bincount(sample[is_noted], minlength=len(names))
         costs = batch.column("cost").to_numpy()
         np.add.at(cost_of_shard, shard[shard >= 0], costs[shard >= 0])
-    seconds_a_cost = np.array([_seconds(part) for part in gatherer.parts]) / np.maximum(
+    seconds_a_cost = np.array([_seconds(receipt) for receipt in source.receipts]) / np.maximum(
         cost_of_shard, 1
     )
     seconds = np.zeros(len(names))
     for batch in read_records(records_path, [SAMPLE, "shard", "cost"]):
-        sample, shard = _numbers(batch, names), gatherer.shard_numbers(batch)
+        sample, shard = _numbers(batch, names), source.shard_numbers(batch)
         asks = shard >= 0
         took = batch.column("cost").to_numpy()[asks] * seconds_a_cost[shard[asks]]
         seconds += np.bincount(sample[asks], took, len(names))
@@ -77,7 +91,7 @@ def write(
     if not sums.pending:
         del counted["pending"]
     rows = {
-        **gatherer.samples,
+        **source.samples,
         **counted,
         "noted": noted,
         "seconds": [f"{value:.3f}" for value in seconds],
@@ -88,9 +102,9 @@ def write(
         table.writerows(zip(*rows.values(), strict=True))
 
 
-def _seconds(part: Part | None) -> float:
+def _seconds(receipt: Receipt | None) -> float:
     """Return what a part took, of all its devices together; nothing of one that is pending."""
-    return part.receipt.seconds["total"] * max(1, len(part.receipt.devices)) if part else 0.0
+    return receipt.seconds["total"] * max(1, len(receipt.devices)) if receipt else 0.0
 
 
 def _numbers(rows: pa.RecordBatch, names: list[str]) -> npt.NDArray[np.int64]:

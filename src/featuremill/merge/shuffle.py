@@ -12,6 +12,7 @@ import itertools
 import os
 import threading
 from pathlib import Path
+from typing import BinaryIO, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -46,7 +47,23 @@ class Shuffle:
         self._held: list[pa.RecordBatch] = []
         self._held_bytes = 0
         self._lock = threading.Lock()
-        self._file = path.open("w+b")
+        self._file: BinaryIO = path.open("w+b")
+
+    @classmethod
+    def opened(cls, path: Path, columns: pa.Schema, edges: npt.NDArray[np.int64]) -> Self:
+        """Return one that was saved, with the same columns and edges, for its buckets to be
+        read."""
+        shuffle = cls(Path(os.devnull), columns, edges)
+        shuffle._file.close()
+        shuffle._file = path.open("rb")
+        shuffle._pieces = list(np.load(path.with_suffix(".npy"), mmap_mode="r"))
+        return shuffle
+
+    def save(self) -> None:
+        """Finish, and write beside the file where the pieces begin."""
+        self.finish()
+        pieces = np.array(self._pieces, np.int64).reshape(-1, len(self._edges))
+        np.save(Path(self._file.name).with_suffix(".npy"), pieces)
 
     def add(self, ordinals: npt.NDArray[np.int64], rows: pa.RecordBatch) -> None:
         """Add `rows`, whose places in the end are `ordinals`."""

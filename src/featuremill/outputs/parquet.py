@@ -27,7 +27,8 @@ HEX_DIGITS = 64
 class Writer:
     """Writes every column; per-residue ones too, as nested lists. Embeddings don't compress."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, has_statistics: bool = True) -> None:
+        """Of values, nobody asks for the smallest and largest numbers; a file a shard has none."""
         import pyarrow as pa
         import pyarrow.parquet
 
@@ -40,6 +41,7 @@ class Writer:
             compression=dict.fromkeys(target.about, "zstd")
             | dict.fromkeys(target.values.names, "none"),
             use_dictionary=[*target.id_columns.keys] or False,
+            write_statistics=has_statistics or [*target.about],
         )
 
     def write(self, block: pa.Table) -> None:

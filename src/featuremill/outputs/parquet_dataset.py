@@ -22,8 +22,16 @@ FORMAT = Format(
     110,
     is_folder=True,
     holds=("part-*.parquet", "/".join([*(f"{key}=*" for key in KEYS), "part-*.parquet"])),
+    part_name="part-{:05d}.parquet",
 )
 ROWS_A_FILE = 1_000_000
+
+
+class PartWriter(parquet.Writer):
+    """Writes one of the files, of rows of one sample: its column is the folder's name."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target._replace(id_columns=ID_ALONE), has_statistics=False)
 
 
 class Writer:
@@ -37,7 +45,7 @@ class Writer:
 
     def _begin(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._folder / f"part-{self._num_files:05d}.parquet"
+        path = self._folder / FORMAT.part_name.format(self._num_files)
         # The column of samples is the folder's name.
         self._file = parquet.Writer(self._target._replace(path=path, id_columns=ID_ALONE))
         self._num_files += 1

@@ -32,6 +32,7 @@ def announce(
     why_cut: str,
     sizing: Sizing,
     outputs: Sequence[str],
+    order: str,
 ) -> None:
     """Log what is computed again since the `last` plan, the run's size, model, device and expected
     bytes, and what looks odd.
@@ -39,7 +40,7 @@ def announce(
     Raises:
         UserError: when the disk cannot hold what will be written.
     """
-    needs = needs_of_run(folder, plan, sizing.values, outputs)
+    needs = needs_of_run(folder, plan, sizing.values, outputs, order)
     free = human_bytes(shutil.disk_usage(folder.root).free)
     records, shards = sizes_of(folder, plan)
     if last and (again := _again(folder, plan, last, sizing)):

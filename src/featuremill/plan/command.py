@@ -136,7 +136,7 @@ def plan(
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
-    announce(folder, result, last, why_cut, sizing, config.outputs)
+    announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
     return Planned(result, why_cut)
 
 

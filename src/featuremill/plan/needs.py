@@ -11,9 +11,15 @@ from featuremill.store.disk_space import Need
 from featuremill.store.formats import files_of
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
+from featuremill.store.row_order import will_be_by_shard
 
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
+
+
+IDENTITY_BYTES = 120
+"""Of a record in store/identities: `python -m bench.merge_scale --records 10000000 --width 128
+--order shard`."""
 
 
 def residues_of(num_bytes: int, unit: str, cost: int) -> int:
@@ -22,9 +28,9 @@ def residues_of(num_bytes: int, unit: str, cost: int) -> int:
 
 
 def needs_of_run(
-    folder: Results, plan: Plan, values: pa.Schema, outputs: Sequence[str]
+    folder: Results, plan: Plan, values: pa.Schema, outputs: Sequence[str], order: str
 ) -> list[Need]:
-    """Return what the run still has to write, up to its results in `outputs`.
+    """Return what the run still has to write, up to its results in `outputs` and this `order`.
 
     Parts that are finished or begun are paid for.
     """
@@ -34,7 +40,10 @@ def needs_of_run(
         # Long proteins may be cut off: their cost is that of what is left of them.
         cost = plan.cost * num_rows // max(1, plan.counts.unique)
         total = residues_of(total, plan.cost_unit, cost)
-        merging = disk_space.stored_bytes(values, num_rows, total)
+        by_shard = will_be_by_shard(order, outputs, plan)
+        merging = IDENTITY_BYTES * num_rows  # of records laid out by shard
+        if not by_shard:
+            merging = disk_space.stored_bytes(values, num_rows, total)
         results = disk_space.needs_of_outputs(outputs, values, num_rows, total, folder.root)
         needs += [_without_what_is_there(need) for need in results]
         needs.append(Need("temporary files while merging", folder.store, merging))

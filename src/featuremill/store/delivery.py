@@ -113,6 +113,8 @@ class Delivery(JsonFile):
     """By file name."""
     beside: list[str] = []
     """The files that merge wrote besides them; early results and partial ones do not have it."""
+    row_order: str = "input"
+    """"shard" where the rows are shard by shard; not written otherwise."""
     parts: dict[str, str]
     """The digest of each shard's part."""
     gpu_seconds: Number = 0

@@ -68,6 +68,10 @@ class Format(NamedTuple):
     is_folder: bool = False
     holds: tuple[str, ...] = ALL_FILES
     """Patterns of the files in such a folder that hold values. Size and sha256 are of these."""
+    part_name: str = ""
+    """How the files of such a folder are called, as in part-{:05d}.parquet, where each can be
+    written by itself, by a `PartWriter` of the module. Then jobs may write them side by side, one a
+    shard: of a sheet of samples, in a folder `sample=<name>` of each."""
     has_sidecar: bool = False
     """Whether the attributes are in a file of their own, as the format has no place for them."""
     files_a_record: int = 0
@@ -257,6 +261,12 @@ def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
 def sidecar_of(file: str) -> str:
     """Return the name of the file with the attributes of the result `file`."""
     return f"{file}.json"
+
+
+def index_of(file: str) -> str:
+    """Return the name of the index of ids of the result `file`, where its rows are in the order of
+    shards."""
+    return f"{file}.ids.npy"
 
 
 def files_of(path: Path) -> list[Path]:

@@ -232,6 +232,17 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
         note(path)
 
 
+@contextlib.contextmanager
+def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
+    """Record in `folder` how the file at `path` looks after the block, in which another name of it
+    goes."""
+    seen = _seen(path) if path else None
+    same = [line for line in _lines(path) if line["seen"] == seen] if path else []
+    yield
+    if path and same:
+        _append(folder, [_line(str(path.relative_to(folder)), same[-1]["sha256"], path)])
+
+
 def _all_seen(path: Path) -> list[list[int]]:
     return [line["seen"] for line in _lines(path)]
 

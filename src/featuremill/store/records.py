@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE, IdColumns
 
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
@@ -94,6 +96,27 @@ def with_whole_ids(rows: Rows) -> Rows:
     """Return `rows` with whole ids in place of the ids, and without their keys."""
     named: Rows = rows.set_column(rows.schema.get_field_index(ID), ID, whole_ids(rows))
     return named.drop_columns(list(KEYS))
+
+
+def shard_numbers(
+    rows: pa.Table | pa.RecordBatch, shards: pa.Array, path: Path
+) -> npt.NDArray[np.int64]:
+    """Return the index in `shards`, names, of the shard of each of the `rows` of records.parquet at
+    `path`; -1 where it has none.
+
+    Raises:
+        IntegrityError: when there is another one.
+    """
+    names = rows["shard"]
+    chunks = names.chunks if isinstance(names, pa.ChunkedArray) else [names]
+    found = [np.empty(0, np.int64)]
+    for chunk in chunks:
+        known = pc.index_in(chunk.dictionary, value_set=shards)
+        if known.take(chunk.indices.drop_null()).null_count:
+            raise IntegrityError(f"{path}: it names a shard that plan.json does not.")
+        numbers = known.take(chunk.indices).fill_null(-1)
+        found.append(np.asarray(numbers).astype(np.int64))
+    return np.concatenate(found)
 
 
 def read_records(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:

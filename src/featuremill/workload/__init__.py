@@ -28,6 +28,7 @@ from featuremill.workload.contract import WorkloadOptions as WorkloadOptions
 from featuremill.workload.option_files import OptionFile as OptionFile
 from featuremill.workload.option_files import OptionFolder as OptionFolder
 from featuremill.workload.option_files import OptionWeights as OptionWeights
+from featuremill.workload.optional import AskedByModel as AskedByModel
 from featuremill.workload.optional import Cautions as Cautions
 from featuremill.workload.optional import Checkpoint as Checkpoint
 from featuremill.workload.optional import Checkpoints as Checkpoints

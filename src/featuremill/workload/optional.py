@@ -185,6 +185,14 @@ class EstimatesMemory(Protocol):
         """
 
 
+@runtime_checkable
+class AskedByModel(Protocol):
+    """Options of which more than the model has to be given, and doctor is asked about a model."""
+
+    def options_of_model(self, model: str) -> Any:
+        """Return options for what memory `model` takes, with what is usual besides."""
+
+
 class UnitWork(NamedTuple):
     """The work of a unit of cost. Speeds are assumed from it where nothing was measured."""
 

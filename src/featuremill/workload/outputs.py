@@ -66,6 +66,13 @@ class Writer(Protocol):
         """Finish the file."""
 
 
+def open_part_writer(name: str, target: Target) -> Writer:
+    """Return the writer of one file of the output called `name`, whose format has a `part_name`;
+    its blocks have no column `sample`."""
+    writer: Writer = module_of(name).PartWriter(target)
+    return writer
+
+
 def open_writer(name: str, target: Target) -> Writer:
     """Return the writer of the output called `name`, opened on `target`.
 

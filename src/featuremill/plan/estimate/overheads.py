@@ -20,6 +20,12 @@ SPOOL_BYTES_A_RECORD = 615
 MERGE_SECONDS = (0.5, 3e-6, 20e-9)
 """Of a merge, of each record, and of each byte of values: `python -m bench.merge_scale`. A byte
 took 12 ns with 0.67 GB, and 24 to 40 ns with 5.1 GB on a disk that others used as well."""
+MERGE_BY_SHARD_SECONDS = 1e-6
+"""Of a merge of results by shard, of each record: `python -m bench.merge_scale --records 10000000
+--width 128 --order shard`."""
+DELIVER_SECONDS = 36e-9
+"""Of a job that delivers, of each byte of its values: the same of 1,000,000 × 1,280 numbers, two
+jobs side by side on a busy disk."""
 REPORT_SECONDS = 2.7
 """Of a report: `time featuremill report results/demo`; of large runs nobody has measured one."""
 FILES_A_SHARD = 7

@@ -26,6 +26,7 @@ from featuremill.plan.speeds import Asked, Range, Speed
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
+from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
 from featuremill.workload import Device, EstimatesMemory, Weights, find_workload, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
@@ -186,7 +187,7 @@ class Case:
             config.workload, workload, config.options, self.device, self.weights
         )
         values = workload.schema(resolved, self.weights)
-        around = _around_seconds(self.work, values)
+        around = _around_seconds(self.work, values, config)
         rows, works = zip(
             *(self._row(number, values, around, given_rate, startup) for number in slots),
             strict=True,
@@ -327,7 +328,7 @@ class Case:
     def _disk(self, work: Work, values: pa.Schema) -> tuple[dict[str, int], int]:
         """Return the bytes that will be written, by what they are, and in how many files."""
         counts, residues = work.plan.counts, work.plan.lengths.total
-        needs = needs_of_run(self.folder, work.plan, values, self.config.outputs)
+        needs = needs_of_run(self.folder, work.plan, values, self.config.outputs, self.config.order)
         disk = {need.what: need.num_bytes for need in needs}
         if not work.is_planned:
             disk["store/shards"] = residues + overheads.PLAN_BYTES_A_RECORD * counts.unique
@@ -348,15 +349,19 @@ def _notes_on_disk(disk: Mapping[str, int], num_files: int, free_bytes: int) -> 
         )
 
 
-def _around_seconds(work: Work, values: pa.Schema) -> dict[str, float]:
-    """Return what comes before and after the shards, one after the other."""
+def _around_seconds(work: Work, values: pa.Schema, config: Run) -> dict[str, float]:
+    """Return what comes before and after the shards, one after the other. Of the jobs that deliver,
+    that is the last one: the others run while devices compute."""
     counts, residues = work.plan.counts, work.plan.lengths.total
     start, a_record = overheads.PLAN_SECONDS
     merge, merge_a_record, merge_a_byte = overheads.MERGE_SECONDS
-    merge += merge_a_record * counts.input
+    num_bytes = expected_bytes(values, counts.planned, residues)
+    if will_be_by_shard(config.order, config.outputs, work.plan):
+        merge_a_record = overheads.MERGE_BY_SHARD_SECONDS
+        merge_a_byte = overheads.DELIVER_SECONDS / num_jobs_of(work.plan, MOST_JOBS)
     return {
         "plan": 0.0 if work.is_planned else start + a_record * counts.input,
-        "merge": merge + merge_a_byte * expected_bytes(values, counts.planned, residues),
+        "merge": merge + merge_a_record * counts.input + merge_a_byte * num_bytes,
         "report": overheads.REPORT_SECONDS,
         "Snakemake": overheads.SNAKEMAKE_SECONDS,
     }

@@ -45,8 +45,16 @@ class Autoencoder(Section):
     """Which vectors, one a record or one a residue. Needed where there are several columns."""
     features: Count = 4096
     """Features of the autoencoder; usually a multiple of the vectors' width."""
-    k: Count = 32
-    """Features that are active in a vector."""
+    kind: Literal["topk", "relu", "jumprelu"] = "topk"
+    """Which features are active: the `k` largest (`topk`), all above 0, with a penalty on their sum
+    (`relu`), or all above a threshold, with a penalty on their count (`jumprelu`)."""
+    k: Count | None = None
+    """Of `topk`: features that are active in a vector. If not given, 32."""
+    sparsity: float | None = Field(default=None, gt=0)
+    """Of `relu` and `jumprelu`: weight of the penalty beside the squared error, of vectors with the
+    mean length sqrt(width). More leaves fewer features active. If not given, 1."""
+    bandwidth: float | None = Field(default=None, gt=0)
+    """Of `jumprelu`: how far around a threshold numbers move it. If not given, 0.05."""
     batch: Count = 4096
     """Vectors of a step, over all devices."""
     steps: Count = 10_000
@@ -113,12 +121,12 @@ def problems(
     from featuremill.steps.autoencoders.command import OPTIONS
 
     for name, one in asked.items():
-        given: dict[str, Any] = {key: getattr(one, key) for key in OPTIONS}
+        given = {key: getattr(one, key) for key in OPTIONS}
         checks: dict[str, Callable[[], Any]] = {
             "of": partial(project.features_of, one.of),
             "encode": partial(encoded, one, project),
             "gpus": partial(refuse_other_count, one.gpus),
-            "features": Options(learning_rate=one.learning_rate or 1.0, **given).check,
+            "features": partial(lambda given: Options.of(given).check(), given),
         }
         for key, check in checks.items():
             try:
@@ -169,18 +177,17 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
 
 def _options(asked: Autoencoder) -> Mapping[str, Any]:
     """Return the options that decide the values, as sae.json has them."""
+    from featuremill.steps.autoencoders.card import Options
     from featuremill.steps.autoencoders.command import OPTIONS
 
-    given = {key: getattr(asked, key) for key in OPTIONS}
-    rate = asked.learning_rate
-    return given if rate is None else {**given, "learning_rate": rate}
+    return Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
 
 
 def _made_by(folder: Path) -> Mapping[str, Any]:
     from featuremill.steps.autoencoders.card import CARD, Card
 
     found = Card.find(folder / CARD)
-    return found.options.as_json() if found else {}
+    return found.options.model_dump(mode="json") if found else {}
 
 
 def _progress(folder: Path) -> str:

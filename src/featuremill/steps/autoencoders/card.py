@@ -3,6 +3,7 @@ and has its provenance."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -24,7 +25,6 @@ FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
 """Pieces in which a batch is computed, for any number of ranks. Their sums are added in pairs, so
 1, 2, 4 and 8 ranks get the same bits."""
-PARAMETERS = ("W_enc", "b_enc", "W_dec", "b_dec")
 DIVISORS = [number for number in range(1, SLICES + 1) if SLICES % number == 0]
 """Numbers of ranks that can share the slices."""
 
@@ -35,13 +35,31 @@ class Needs(WorkloadOptions):
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 
 
+Kind = Literal["topk", "relu", "jumprelu"]
+OF_KIND: dict[str, dict[str, float]] = {
+    "topk": {"k": 32},
+    "relu": {"sparsity": 1.0},
+    "jumprelu": {"sparsity": 1.0, "bandwidth": 0.05},
+}
+"""The options of each kind that others do not have, with what they are if not given. Those of relu
+and jumprelu are SAELens' own."""
+CHOICES = ("k", "sparsity", "bandwidth")
+ARCHITECTURES = {"topk": "topk", "relu": "standard", "jumprelu": "jumprelu"}
+"""What SAELens calls each kind."""
+
+
 class Options(JsonRecord):
     """Everything besides the vectors that determines the values."""
 
+    kind: Kind = "topk"
     features: int
     """Columns of the encoder."""
-    k: int
+    k: int | None = None
     """The most active features of a vector."""
+    sparsity: Number | None = None
+    """Weight of the penalty: of relu on the sum of the features, of jumprelu on their count."""
+    bandwidth: Number | None = None
+    """Of the estimate of a threshold's gradient."""
     batch: int
     """Vectors of a step, over all ranks."""
     steps: int
@@ -54,9 +72,25 @@ class Options(JsonRecord):
     dtype: Literal["fp32", "bf16"]
     """Of matrix products."""
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Options:
+        """Return the options that are `given`; for those that are None, what they are by
+        themselves."""
+        chosen = {name: value for name, value in given.items() if value is not None}
+        rate = 2e-4 / (max(1, chosen["features"]) / 2**14) ** 0.5
+        return cls(**{"learning_rate": rate, **OF_KIND[chosen["kind"]], **chosen})
+
     def check(self) -> None:
         """Raise UserError for impossible values."""
-        if not 1 <= self.k <= self.features:
+        own = OF_KIND[self.kind]
+        for name in CHOICES:
+            if name not in own and getattr(self, name) is not None:
+                kinds = " or ".join(kind for kind, those in OF_KIND.items() if name in those)
+                raise UserError(
+                    f"--{name} {getattr(self, name)}: an autoencoder of the kind {self.kind} has "
+                    f"no {name}; leave it out, or take --kind {kinds}."
+                )
+        if self.k is not None and not 1 <= self.k <= self.features:
             raise UserError(
                 f"--k {self.k}: of {self.features:,} features at least 1 and at most all can be "
                 "active; give a smaller --k, or more --features."
@@ -66,8 +100,8 @@ class Options(JsonRecord):
                 f"--batch {self.batch}: a batch is computed in {SLICES} equal slices; give a "
                 f"multiple of {SLICES}."
             )
-        for name in ("features", "steps", "dead_after", "learning_rate"):
-            if not getattr(self, name) > 0:
+        for name in ("features", "steps", "dead_after", "learning_rate", "sparsity", "bandwidth"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
                 word = name.replace("_", "-")
                 raise UserError(f"--{word} {getattr(self, name)}: give a number above 0.")
         if not 0 <= self.held_out < 1:
@@ -115,7 +149,8 @@ def refuse_other_count(num_ranks: int) -> None:
 def identity(options: Options, source: Source) -> dict[str, Any]:
     """Return everything that identifies a training, by name; the path of the run does not count."""
     entry = source.as_json()
-    return {**options.as_json(), **{key: entry[key] for key in ("recipe", "column", "parts")}}
+    made = options.model_dump(mode="json", exclude_defaults=True)  # early ones have no kind
+    return {**made, **{key: entry[key] for key in ("recipe", "column", "parts")}}
 
 
 def refuse_other(folder: Path, what: str, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -141,23 +176,26 @@ def refuse_other_folder(folder: Path) -> None:
     )
 
 
-def write_config(path: Path, options: Options, width: int) -> None:
-    """Write cfg.json as SAELens 6 reads it (`TopKSAEConfig` in sae_lens/saes/topk_sae.py)."""
-    config = {
-        "architecture": "topk",
+def write_config(path: Path, options: Options, width: int, model: str = "", hook: str = "") -> None:
+    """Write cfg.json as SAELens 6 reads it (`SAEConfig` in sae_lens/saes/sae.py);
+    `model` and `hook` are the network and the place in it, where these are known."""
+    config: dict[str, Any] = {
+        "architecture": ARCHITECTURES[options.kind],
         "d_in": width,
         "d_sae": options.features,
-        "k": options.k,
         "dtype": "float32",
         "device": "cpu",
         "apply_b_dec_to_input": True,
         "normalize_activations": "none",
         "reshape_activations": "none",
-        "rescale_acts_by_decoder_norm": False,
         # Without a version, SAELens reads it as a file of version 5, with other meanings of the
         # keys.
         "metadata": {"sae_lens_version": "6.54.0", "sae_lens_training_version": None},
     }
+    told = {"model_name": model, "hook_name": hook}
+    config["metadata"] |= {name: text for name, text in told.items() if text}
+    if options.kind == "topk":
+        config |= {"k": options.k, "rescale_acts_by_decoder_norm": False}
     write_json(path, config)
 
 

@@ -76,7 +76,27 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         metavar="M",
         help="of the autoencoder (default 4096); usually a multiple of the vectors' width",
     )
-    add("--k", type=int, default=32, help="features that are active in a vector (default 32)")
+    add(
+        "--kind",
+        choices=("topk", "relu", "jumprelu"),
+        default="topk",
+        help="topk: k features are active; relu: with a penalty on their sum (L1); jumprelu: with "
+        "thresholds, and a penalty on their count (L0) (default topk)",
+    )
+    add("--k", type=int, help="of topk: features that are active in a vector (default 32)")
+    add(
+        "--sparsity",
+        type=float,
+        metavar="WEIGHT",
+        help="of relu and jumprelu: weight of the penalty beside the squared error, of vectors "
+        "with the mean length sqrt(width) (default 1); more leaves fewer features active",
+    )
+    add(
+        "--bandwidth",
+        type=float,
+        metavar="WIDTH",
+        help="of jumprelu: how far around a threshold numbers move it (default 0.05)",
+    )
     add(
         "--batch",
         type=int,
@@ -143,6 +163,7 @@ def _add_encode(acts: Acts) -> argparse.ArgumentParser:
         metavar="FILE.parquet",
         help="id, and features: a list of (feature, value); per residue, the highest value counts",
     )
+    add("--vectors", help="for a published autoencoder (default: the states of its hook)")
     _add_computing(parser)
     return parser
 
@@ -168,7 +189,11 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 def _add_sae(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--sae", type=Path, required=True, metavar="saes/NAME", help="the autoencoder's folder"
+        "--sae",
+        type=Path,
+        required=True,
+        metavar="saes/NAME",
+        help="the autoencoder's folder: trained here or, for encode, published (SAELens' layout)",
     )
 
 
@@ -223,6 +248,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.output,
             arguments.any_recipe,
             arguments.threads,
+            arguments.vectors,
         )
     else:
         from featuremill.steps.autoencoders.report import report
@@ -237,16 +263,16 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-OPTIONS = ("features", "k", "batch", "steps", "seed", "dead_after", "held_out", "dtype")
+OPTIONS = (
+    *("kind", "features", "k", "sparsity", "bandwidth", "batch", "steps", "seed"),
+    *("learning_rate", "dead_after", "held_out", "dtype"),
+)
 
 
 def _options(arguments: argparse.Namespace) -> Options:
     from featuremill.steps.autoencoders.card import Options
 
-    rate = arguments.learning_rate
-    if rate is None:
-        rate = 2e-4 / (max(1, arguments.features) / 2**14) ** 0.5
-    return Options(learning_rate=rate, **{name: getattr(arguments, name) for name in OPTIONS})
+    return Options.of({name: getattr(arguments, name) for name in OPTIONS})
 
 
 def _words(arguments: argparse.Namespace) -> list[str]:

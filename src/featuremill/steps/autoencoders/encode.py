@@ -7,7 +7,7 @@ import logging
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,8 +20,8 @@ from featuremill.features import Rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.text import Progress, records
-from featuremill.steps.autoencoders import card, network
-from featuremill.steps.autoencoders.card import Card
+from featuremill.steps.autoencoders import card, network, origin, published
+from featuremill.steps.autoencoders.card import CARD, CONFIG, Card
 
 BLOCK_NUMBERS = 2**23
 """Numbers of a matrix of vectors by features, or of vectors, that is computed at a time."""
@@ -30,53 +30,137 @@ log = logging.getLogger("featuremill.sae")
 
 
 class Encoded(NamedTuple):
-    """Some encoded records: V vectors of all of them, K active features of each."""
+    """Some encoded records: V vectors of all of them, with N active features of all vectors, in
+    the order of the vectors."""
 
     ids: list[str]
     rows: Rows
     counts: Rows
     """Vectors of each record."""
     vectors_VD: npt.NDArray[np.float32]
-    values_VK: torch.Tensor
-    indices_VK: torch.Tensor
+    vector_N: torch.Tensor
+    feature_N: torch.Tensor
+    value_N: torch.Tensor
+    """Above 0."""
 
     def highest(self, num_features: int) -> npt.NDArray[np.float32]:
         """Return the highest value of each feature in each record, (records, M)."""
-        record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
         values = torch.zeros(len(self.counts) * num_features)
-        places = (record_V[:, None] * num_features + self.indices_VK).flatten()
-        values.scatter_reduce_(0, places, self.values_VK.flatten(), "amax")
+        values.scatter_reduce_(0, self._places(num_features), self.value_N, "amax")
         return values.view(-1, num_features).numpy()
+
+    def where(self, highest_RM: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+        """Return at which of a record's vectors each feature is highest, (records, M); the first
+        one where several are, and 0 for features that are not active."""
+        starts = np.cumsum(self.counts) - self.counts
+        within_N = self.vector_N.numpy() - np.repeat(starts, self.counts)[self.vector_N.numpy()]
+        places_N = self._places(highest_RM.shape[1]).numpy()
+        is_highest_N = self.value_N.numpy() == highest_RM.ravel()[places_N]
+        found = np.zeros(highest_RM.size, np.int32)
+        # Of equal places the last one is kept.
+        found[places_N[is_highest_N][::-1]] = within_N[is_highest_N][::-1]
+        return found.reshape(highest_RM.shape)
+
+    def rebuilt(self, tensors: network.Tensors) -> torch.Tensor:
+        """Return the vectors (V, D) that the active features rebuild."""
+        num_V = torch.bincount(self.vector_N, minlength=len(self.vectors_VD))
+        sums = torch.nn.functional.embedding_bag(
+            self.feature_N,
+            tensors["W_dec"],
+            num_V.cumsum(0) - num_V,
+            mode="sum",
+            per_sample_weights=self.value_N,
+        )
+        return sums + tensors["b_dec"]
+
+    def _places(self, num_features: int) -> torch.Tensor:
+        record_V = torch.from_numpy(np.repeat(np.arange(len(self.counts)), self.counts))
+        return record_V[self.vector_N] * num_features + self.feature_N
 
 
 class Encoder:
     """An autoencoder, and the vectors of a run to encode."""
 
-    def __init__(self, run: Path, sae: Path, takes_any_recipe: bool, threads: int) -> None:
-        """Open both.
+    def __init__(
+        self,
+        run: Path,
+        sae: Path,
+        takes_any_recipe: bool,
+        threads: int,
+        column: str | None = None,
+    ) -> None:
+        """Open both; `column` chooses the vectors for a published autoencoder.
 
         Raises:
             UserError: one is missing, or they do not belong together.
             IntegrityError: a file is damaged or was changed.
         """
         torch.set_num_threads(max(1, threads))
-        self.card, self.tensors = card.read(sae)
-        source = self.card.source
-        self.vectors = features.open_parts(run, source.column)
-        if (width := self.vectors.column.width) != source.width:
+        self._folder = sae
+        self._card: Card | None = None
+        self.tensors: network.Tensors = {}
+        if (sae / CONFIG).is_file() and not (sae / CARD).exists():
+            self._open_published(run, takes_any_recipe, column)
+        else:
+            self._open_trained(run, takes_any_recipe, column)
+        width, num_features = self.tensors["W_enc"].shape
+        self.num_features = num_features
+        if (found := self.vectors.column.width) != width:
             raise UserError(
-                f"{run}: {source.column} has {width:,} numbers a vector, and {sae} "
-                f"was trained on {source.width:,}; name a run like {source.run}."
+                f"{run}: {self.vectors.column.name} has {found:,} numbers a vector, and {sae} was "
+                f"trained on {width:,}; {self._like}."
             )
-        if self.vectors.recipe != source.recipe and not takes_any_recipe:
-            raise UserError(
-                f"{run}: the recipe of its vectors is {self.vectors.recipe}, and {sae} was trained "
-                f"on {source.recipe}, so that features may mean nothing; compute the vectors by "
-                "that recipe, or let these be taken with --any-recipe."
-            )
-        self._most = max(1, BLOCK_NUMBERS // max(self.card.options.features, source.width))
+        self._most = max(1, BLOCK_NUMBERS // max(num_features, width))
         """Vectors that are computed at a time."""
         self.vectors.check()
+
+    def _open_trained(self, run: Path, takes_any_recipe: bool, column: str | None) -> None:
+        self._card, self.tensors = made, _ = card.read(self._folder)
+        self.form = network.Form(made.options.kind, made.options.k or 0)
+        source = made.source
+        if column not in (None, source.column):
+            raise UserError(
+                f"--vectors {column}: {self._folder} was trained on {source.column}; leave "
+                "--vectors out."
+            )
+        self.vectors = features.open_parts(run, source.column)
+        self._like = f"name a run like {source.run}"
+        self.told: dict[str, object] = {"sae_sha256": made.sha256, "source": source.as_json()}
+        is_other = self.vectors.recipe != source.recipe
+        is_as_wide = self.vectors.column.width == source.width
+        if is_other and is_as_wide and not takes_any_recipe:
+            raise UserError(
+                f"{run}: the recipe of its vectors is {self.vectors.recipe}, and {self._folder} "
+                f"was trained on {source.recipe}, so that features may mean nothing; compute the "
+                "vectors by that recipe, or let these be taken with --any-recipe."
+            )
+
+    def _open_published(self, run: Path, takes_any_recipe: bool, column: str | None) -> None:
+        found = published.read(self._folder)
+        self.form, self.tensors = found.form, found.tensors
+        self._like = "take vectors of the network and layer that it is of"
+        self.told = {"sae_sha256": found.sha256}
+        self.told |= {"model_name": found.model, "hook_name": found.hook}
+        made_of = origin.of(run)
+        if column is None and not (takes_any_recipe and found.hook not in made_of.hooks.values()):
+            column = found.column_in(run, made_of)
+        self.vectors = features.open_parts(run, column)
+        if self.vectors.column.width == len(found.tensors["W_enc"]) and not takes_any_recipe:
+            found.refuse_other(run, made_of, self.vectors.column.name)
+
+    @property
+    def card(self) -> Card:
+        """Return the card of an autoencoder that was trained here.
+
+        Raises:
+            UserError: it was not.
+        """
+        if self._card is None:
+            raise UserError(
+                f"{self._folder}: a published autoencoder has no held-out records and no "
+                f"{CARD}, which the report needs; encode applies it."
+            )
+        return self._card
 
     def blocks(self) -> Iterator[Encoded]:
         """Yield the encoded records that have vectors, in the order of the run's input."""
@@ -95,13 +179,24 @@ class Encoder:
     @torch.no_grad()
     def _encoded(self, ids: list[str], rows: Rows) -> Encoded:
         vectors, counts = self.vectors.of_rows(rows)
-        few = torch.split(torch.from_numpy(vectors), self._most)  # a single record may be long
-        encoded = [network.encode(self.tensors, x_BD, self.card.options.k) for x_BD in few]
-        values, indices = map(torch.cat, zip(*encoded, strict=True))
-        return Encoded(ids, rows, counts, vectors, values, indices)
+        found, first = [], 0
+        # A single record may be long.
+        for x_BD in torch.split(torch.from_numpy(vectors), self._most):
+            z_BM = network.features(self.tensors, x_BD, self.form)
+            vector_N, feature_N = torch.nonzero(z_BM, as_tuple=True)
+            found.append((vector_N + first, feature_N, z_BM[vector_N, feature_N]))
+            first += len(x_BD)
+        return Encoded(ids, rows, counts, vectors, *map(torch.cat, zip(*found, strict=True)))
 
 
-def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: int) -> None:
+def encode(
+    run: Path,
+    sae: Path,
+    output: Path,
+    takes_any_recipe: bool,
+    threads: int,
+    column: str | None = None,
+) -> None:
     """Write the table of active features to `output`.
 
     Raises:
@@ -109,11 +204,11 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
     """
     if output.suffix != ".parquet":
         raise UserError(f"{output}: active features are a .parquet; give a name that ends so.")
-    encoder = Encoder(run, sae, takes_any_recipe, threads)
+    encoder = Encoder(run, sae, takes_any_recipe, threads, column)
     vectors = encoder.vectors
     schema = pa.schema(
         {**dict.fromkeys(vectors.id_columns.names, pa.string()), "features": ACTIVE},
-        metadata={"featuremill": _provenance(encoder.card)},
+        metadata={"featuremill": json.dumps(encoder.told, sort_keys=True)},
     )
     num_done = 0
     with (
@@ -123,7 +218,7 @@ def encode(run: Path, sae: Path, output: Path, takes_any_recipe: bool, threads: 
         for block in encoder.blocks():
             cells = zip(*map(vectors.id_columns.cells, block.ids), strict=True)
             columns = [*map(pa.array, cells)]
-            columns.append(active(block, encoder.card.options.features))
+            columns.append(active(block, encoder.num_features))
             file.write_table(pa.table(columns, schema=schema))
             num_done += len(block.ids)
         file.close()
@@ -139,8 +234,3 @@ def active(block: Encoded, num_features: int) -> pa.Array:
     fields = [feature.astype(np.int32), highest[of_record, feature]]
     structs = pa.StructArray.from_arrays([*map(pa.array, fields)], ["feature", "value"])
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), structs)
-
-
-def _provenance(made: Card) -> str:
-    told: dict[str, Any] = {"sae_sha256": made.sha256, "source": made.source.as_json()}
-    return json.dumps(told, sort_keys=True)

@@ -23,7 +23,7 @@ ROW_BYTES = 29
 """Bytes of a record in `Parts`."""
 LOADED = 8
 """Bytes of each number of a slice while it is read."""
-SLICE_OF_FEATURES, SLICE_OF_WIDTH = 4, 6
+SLICE_OF_FEATURES, SLICE_OF_WIDTH = {"topk": 4, "relu": 4, "jumprelu": 6}, 6
 """Matrices of a slice that exist at once, of the number of features and of the vectors' width."""
 
 
@@ -67,12 +67,14 @@ def needed(
     """Return the same for vectors of `width` numbers in `num_rows` records."""
     num_features = options.features
     parameters = 2 * width * num_features + num_features + width
+    if options.kind == "jumprelu":
+        parameters += num_features
     pairs = SLICES // num_ranks // 2
     num_buffers = max(1, pairs.bit_length()) + (num_ranks > 1)
     # Autograd makes each gradient before it is added: the largest have half the parameters.
     copies = 3 + num_buffers + 1
     rows = options.batch // SLICES
-    slice_numbers = rows * (SLICE_OF_FEATURES * num_features + SLICE_OF_WIDTH * width)
+    slice_numbers = rows * (SLICE_OF_FEATURES[options.kind] * num_features + SLICE_OF_WIDTH * width)
     if options.dtype == "bf16":
         slice_numbers += parameters // 2
     device = FLOAT * (copies * parameters + slice_numbers)

@@ -3,19 +3,22 @@ strongest."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from featuremill.kit.errors import UserError
-from featuremill.steps.autoencoders import network
-from featuremill.steps.autoencoders.encode import Encoder
+from featuremill.steps.autoencoders.encode import Encoded, Encoder
 from featuremill.steps.autoencoders.vectors import is_held_out
 
 MOST_RECORDS = 5
 """Records that are listed for each feature."""
+
+
+Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
+"""The first three fields of `Top`."""
 
 
 class Held(NamedTuple):
@@ -36,13 +39,17 @@ class Top(NamedTuple):
 
     values_MT: npt.NDArray[np.float32]
     ids_MT: npt.NDArray[np.object_]
+    places_MT: npt.NDArray[np.int32]
+    """Which of the record's vectors it is, from 0."""
     frequency_M: npt.NDArray[np.float64]
     """Share of all vectors in which it is active."""
 
-    def records_of(self, feature: int) -> list[tuple[str, float]]:
-        """Return the ids of the records in which a feature is active, with its values."""
-        pairs = zip(self.ids_MT[feature], self.values_MT[feature].tolist(), strict=True)
-        return [(id, value) for id, value in pairs if value > 0]
+    def records_of(self, feature: int) -> list[tuple[str, float, int]]:
+        """Return the ids of the records in which a feature is active, with its values and
+        places."""
+        of_feature = (self.values_MT[feature].tolist(), self.places_MT[feature].tolist())
+        rows = zip(self.ids_MT[feature], *of_feature, strict=True)
+        return [(id, value, place) for id, value, place in rows if value > 0]
 
 
 class _Sums:
@@ -69,49 +76,52 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
     shift = encoder.tensors["b_dec"].numpy()  # near the mean, so that squares keep their digits
-    values_MT = np.zeros((options.features, 0), np.float32)
-    ids_MT = np.zeros((options.features, 0), object)
+    strongest: Strongest = (
+        np.zeros((options.features, 0), np.float32),
+        np.zeros((options.features, 0), object),
+        np.zeros((options.features, 0), np.int32),
+    )
     counts_M, num_vectors = np.zeros(options.features), 0
     for block in encoder.blocks():
-        is_active = block.values_VK > 0
-        counts_M += np.bincount(block.indices_VK[is_active].numpy(), minlength=options.features)
+        counts_M += np.bincount(block.feature_N.numpy(), minlength=options.features)
         num_vectors += len(block.vectors_VD)
-        values_MT, ids_MT = _strongest(
-            values_MT, ids_MT, block.highest(options.features), block.ids
-        )
+        strongest = _strongest(strongest, block, options.features)
         is_held_R = held_out[block.rows]
         held_V = torch.from_numpy(np.repeat(is_held_R, block.counts))
         if not held_V.any():
             continue
         x_VD = torch.from_numpy(block.vectors_VD)[held_V]
-        values_VK, indices_VK = block.values_VK[held_V], block.indices_VK[held_V]
-        error = x_VD - network.decode(encoder.tensors, values_VK, indices_VK)
+        error = x_VD - block.rebuilt(encoder.tensors)[held_V]
+        held_N = held_V[block.vector_N]
         shifted = x_VD.double() - torch.from_numpy(shift)
         sums.num_records += int(is_held_R.sum())
         sums.num_vectors += len(x_VD)
-        sums.num_active += int(is_active[held_V].sum())
+        sums.num_active += int(held_N.sum())
         sums.sums_D += shifted.sum(0).numpy()
         sums.squares += float(shifted.square().sum())
         sums.error += float(error.double().square().sum())
-        sums.is_met_M[indices_VK[values_VK > 0]] = True
+        sums.is_met_M[block.feature_N[held_N]] = True
     if not sums.num_vectors:
         raise UserError(
             f"{vectors.root}: none of its records was held out of the training (a share of "
             f"{options.held_out}), so nothing can judge it; train with a larger --held-out."
         )
-    return sums.held(), Top(values_MT, ids_MT, counts_M / max(1, num_vectors))
+    values_MT, ids_MT, places_MT = strongest
+    frequency_M = counts_M / max(1, num_vectors)
+    return sums.held(), Top(values_MT, ids_MT, places_MT, frequency_M)
 
 
-def _strongest(
-    values_MT: npt.NDArray[np.float32],
-    ids_MT: npt.NDArray[np.object_],
-    highest_RM: npt.NDArray[np.float32],
-    ids: list[str],
-) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.object_]]:
-    """Return the strongest records of each feature among the earlier ones and these; on a tie, the
-    earlier one."""
+def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
+    """Return the strongest records of each feature among the earlier ones and those of a block; on
+    a tie, the earlier one."""
+    highest_RM = block.highest(num_features)
     keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
-    values = np.concatenate([values_MT, np.take_along_axis(highest_RM.T, keep, 1)], 1)
-    names = np.concatenate([ids_MT, np.array(ids, object)[keep]], 1)
-    best = np.argsort(-values, axis=1, kind="stable")[:, :MOST_RECORDS]
-    return np.take_along_axis(values, best, 1), np.take_along_axis(names, best, 1)
+    found = (
+        np.take_along_axis(highest_RM.T, keep, 1),
+        np.array(block.ids, object)[keep],
+        np.take_along_axis(block.where(highest_RM).T, keep, 1),
+    )
+    both = [np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True)]
+    best = np.argsort(-both[0], axis=1, kind="stable")[:, :MOST_RECORDS]
+    values, ids, places = (np.take_along_axis(each, best, 1) for each in both)
+    return values, ids, places

@@ -1,12 +1,21 @@
-"""The autoencoder: TopK after Gao et al. 2024 (arXiv:2406.04093), computed by torch.
+"""The autoencoder, computed by torch.
 
-A vector x has the features z = ReLU(TopK((x - b_dec) W_enc + b_enc)) and is rebuilt as z W_dec +
-b_dec. Shapes: B vectors, D their width, M features, K active ones.
+A vector x has the features z = f((x - b_dec) W_enc + b_enc) and is rebuilt as z W_dec + b_dec. What
+f is depends on the kind:
+
+* topk: ReLU of the k largest (Gao et al. 2024, arXiv:2406.04093);
+* relu: ReLU, trained with a penalty on the sum of the features (L1; Bricken et al. 2023, "Towards
+  monosemanticity");
+* jumprelu: the numbers above a threshold of each feature, which is trained with a penalty on their
+  count (L0; Rajamanoharan et al. 2024, arXiv:2407.14435).
+
+Shapes: B vectors, D their width, M features, K active ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,16 +23,29 @@ from torch import Tensor
 Tensors = Mapping[str, Tensor]
 AUXILIARY = 1 / 32
 """Weight of the auxiliary loss of dead features (Gao et al., A.2)."""
+FIRST_THRESHOLD = 0.01
+"""Of each feature, before the training; as in SAELens."""
 
 
-def sizes(width: int, num_features: int) -> dict[str, tuple[int, ...]]:
+class Form(NamedTuple):
+    """What makes features of a vector, beside the tensors."""
+
+    kind: str
+    k: int = 0
+    """The most active features of a topk."""
+    subtracts: bool = True
+    """Whether b_dec is subtracted from x first."""
+
+
+def sizes(width: int, num_features: int, kind: str = "topk") -> dict[str, tuple[int, ...]]:
     """Return the shapes of the parameters."""
-    return {
+    shapes: dict[str, tuple[int, ...]] = {
         "W_enc": (width, num_features),
         "b_enc": (num_features,),
         "W_dec": (num_features, width),
         "b_dec": (width,),
     }
+    return {**shapes, "threshold": (num_features,)} if kind == "jumprelu" else shapes
 
 
 def initialise(tensors: Tensors, seed: int) -> None:
@@ -35,24 +57,79 @@ def initialise(tensors: Tensors, seed: int) -> None:
     drawn /= torch.linalg.vector_norm(drawn, dim=1, keepdim=True)
     weights.copy_(drawn)
     tensors["W_enc"].copy_(drawn.T)
+    if "threshold" in tensors:
+        tensors["threshold"].fill_(FIRST_THRESHOLD)
 
 
-def pre_activations(tensors: Tensors, x_BD: Tensor) -> Tensor:
-    """Return the input of TopK, (B, M)."""
-    return (x_BD - tensors["b_dec"]) @ tensors["W_enc"] + tensors["b_enc"]
+def pre_activations(tensors: Tensors, x_BD: Tensor, subtracts: bool = True) -> Tensor:
+    """Return the input of the activation, (B, M)."""
+    centered = x_BD - tensors["b_dec"] if subtracts else x_BD
+    return centered @ tensors["W_enc"] + tensors["b_enc"]
 
 
-def encode(tensors: Tensors, x_BD: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the values and the numbers (B, K) of the active features; values may be 0."""
-    top = torch.topk(pre_activations(tensors, x_BD), k=k, dim=-1, sorted=False)
-    return top.values.relu(), top.indices
+def largest(pre_BM: Tensor, k: int) -> Tensor:
+    """Return the k largest numbers of each vector where they are above 0, and 0 elsewhere."""
+    top = pre_BM.topk(k, dim=-1, sorted=False)
+    return spread(top.values.relu(), top.indices, pre_BM.shape[1])
 
 
-def decode(tensors: Tensors, values_BK: Tensor, indices_BK: Tensor) -> Tensor:
-    """Return the vectors (B, D) that these features rebuild."""
-    return (
-        spread(values_BK, indices_BK, len(tensors["W_dec"])) @ tensors["W_dec"] + tensors["b_dec"]
+def features(tensors: Tensors, x_BD: Tensor, form: Form) -> Tensor:
+    """Return the features of vectors, (B, M)."""
+    pre_BM = pre_activations(tensors, x_BD, form.subtracts)
+    if form.kind == "topk":
+        return largest(pre_BM, form.k)
+    if form.kind == "relu":
+        return pre_BM.relu()
+    return pre_BM.relu() * (pre_BM > tensors["threshold"])
+
+
+def penalised(
+    tensors: Tensors, pre_BM: Tensor, form: Form, bandwidth: float
+) -> tuple[Tensor, Tensor | None]:
+    """Return the features (B, M) for a training, and the sum over B of what their kind
+    penalises."""
+    if form.kind == "topk":
+        return largest(pre_BM, form.k), None
+    if form.kind == "relu":  # the rows of W_dec have length 1, so no feature evades its penalty
+        z_BM = pre_BM.relu()
+        return z_BM, z_BM.float().sum()
+    z_BM, num_active = _Jump.apply(  # type: ignore[no-untyped-call]
+        pre_BM, tensors["threshold"], bandwidth
     )
+    return z_BM, num_active
+
+
+class _Jump(torch.autograd.Function):
+    """The numbers above a threshold, and how many these are.
+
+    Neither changes smoothly with the threshold. Its gradient is estimated from the numbers within
+    half a bandwidth of it (equations 11 and 12 of arXiv:2407.14435, with a rectangle as kernel).
+    The estimate does not reach the numbers themselves.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, pre_BM: Tensor, threshold_M: Tensor, bandwidth: float
+    ) -> tuple[Tensor, Tensor]:
+        context.save_for_backward(pre_BM, threshold_M)
+        context.bandwidth = bandwidth
+        is_active = pre_BM > threshold_M
+        return pre_BM * is_active, is_active.sum().float()
+
+    @staticmethod
+    def backward(
+        context: Any, of_features_BM: Tensor, of_count: Tensor
+    ) -> tuple[Tensor, Tensor, None]:
+        pre_BM, threshold_M = context.saved_tensors
+        is_near = (pre_BM - threshold_M).abs() < context.bandwidth / 2
+        slopes_M = threshold_M * (of_features_BM * is_near).float().sum(0)
+        slopes_M = slopes_M + of_count * is_near.sum(0)
+        return of_features_BM * (pre_BM > threshold_M), -slopes_M / context.bandwidth, None
+
+
+def rebuilt(tensors: Tensors, z_BM: Tensor) -> Tensor:
+    """Return the vectors (B, D) that features rebuild."""
+    return z_BM @ tensors["W_dec"] + tensors["b_dec"]
 
 
 def spread(values_BK: Tensor, indices_BK: Tensor, num_features: int) -> Tensor:

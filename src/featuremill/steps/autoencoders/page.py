@@ -10,7 +10,8 @@ import numpy as np
 
 from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, records
-from featuremill.steps.autoencoders.card import FEATURES, Card
+from featuremill.steps.autoencoders.card import FEATURES, Card, Options
+from featuremill.steps.autoencoders.contexts import Contexts
 from featuremill.steps.autoencoders.measured import Held, Top
 from featuremill.steps.autoencoders.names import Names
 
@@ -26,7 +27,7 @@ MANY_DEAD = 0.2
 """The share of dead features above which the page warns."""
 TERMS = (
     ("FVU", "fraction of variance unexplained: squared error over variance; 0 is perfect"),
-    ("L0", "features that are active in a vector, on average; k at most"),
+    ("L0", "features that are active in a vector, on average; of a topk, k at most"),
     ("dead", "features that are active in no vector that is looked at"),
     (
         "words in common",
@@ -45,6 +46,7 @@ def write_page(
     held: Held,
     top: Top,
     names: Names,
+    contexts: Contexts,
     rows: list[dict[str, Any]],
 ) -> None:
     """Write the page of the autoencoder called `name`, measured on `run`, to `path`."""
@@ -56,8 +58,13 @@ def write_page(
             f"{top.frequency_M[feature]:.2%}".replace("%", " %"),
             ", ".join(names.words_M[feature]),
             [
-                (id, f"{value:.3g}", clipped(names.descriptions[id], MOST_TEXT))
-                for id, value in top.records_of(feature)
+                (
+                    id,
+                    f"{value:.3g}",
+                    clipped(names.descriptions[id], MOST_TEXT),
+                    contexts.get((id, place)),
+                )
+                for id, value, place in top.records_of(feature)
             ],
         )
         for feature in order[:MOST_FEATURES]
@@ -71,7 +78,7 @@ def write_page(
         verb="sae",
         title=name,
         lead=(
-            f"{count(options.features)} features, {options.k} of them active at most, for "
+            f"{count(options.features)} features, {_active_at_most(options)}, for "
             f"the {count(source.width)} numbers of {source.column}, one vector {each}; "
             f"trained on {counted(card.counts['vectors'], 'vector')} of "
             f"{records(card.counts['records'])} in {counted(options.steps, 'step')}."
@@ -92,6 +99,13 @@ def write_page(
         num_active=len(order),
         table=FEATURES,
     )
+
+
+def _active_at_most(options: Options) -> str:
+    """Return what limits the number of active features."""
+    if options.kind == "topk":
+        return f"{options.k} of them active at most"
+    return f"active by {options.kind} with a penalty of {options.sparsity:g}"
 
 
 def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:

@@ -13,6 +13,7 @@ from featuremill.kit.files import delivering
 from featuremill.kit.runs import Results
 from featuremill.kit.text import one_line
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
+from featuremill.steps.autoencoders.contexts import NOTHING, Context, Contexts, contexts_of
 from featuremill.steps.autoencoders.encode import Encoder
 from featuremill.steps.autoencoders.measured import Held, Top, look
 from featuremill.steps.autoencoders.names import Names, names_of
@@ -32,15 +33,23 @@ def report(
     from featuremill.steps.autoencoders.page import write_page
 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
+    trained = encoder.card
     page = output or sae / PAGE
     if page.suffix != ".html":
         raise UserError(f"{page}: the page is an .html; give a name that ends so.")
     held, top = look(encoder)
-    ids_M = [[id for id, _ in top.records_of(n)] for n in range(len(top.ids_MT))]
-    names = names_of(Results(encoder.vectors.root).records, ids_M)
-    _write_features(page.with_name(FEATURES), top, names, encoder.vectors)
+    ids_M = [[id for id, *_ in top.records_of(n)] for n in range(len(top.ids_MT))]
+    vectors = encoder.vectors
+    names = names_of(Results(vectors.root).records, ids_M)
+    contexts: Contexts = {}
+    if vectors.column.is_per_residue:
+        strongest = [top.records_of(n) for n in range(len(top.ids_MT))]
+        places = [(id, place) for records in strongest for id, _, place in records]
+        contexts = contexts_of(vectors.root, vectors.column.name, places)
+    _write_features(page.with_name(FEATURES), top, names, contexts, vectors)
     lines = (sae / TRAINING).read_text("utf-8").splitlines() if (sae / TRAINING).exists() else []
-    write_page(page, sae.name, str(run), encoder.card, held, top, names, [*map(json.loads, lines)])
+    rows = [*map(json.loads, lines)]
+    write_page(page, sae.name, str(run), trained, held, top, names, contexts, rows)
     log.info(
         "on %s held-out vectors: FVU %.4f, L0 %.1f, %.1f %% dead",
         f"{held.vectors:,}",
@@ -52,14 +61,16 @@ def report(
     return held, top
 
 
-def _write_features(path: Path, top: Top, names: Names, vectors: Parts) -> None:
+def _write_features(path: Path, top: Top, names: Names, contexts: Contexts, vectors: Parts) -> None:
     with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(
-            ["feature", "frequency", "rank", *vectors.id_columns.names, "value", "description"]
-        )
+        of_place = ["place", *Context._fields] if vectors.column.is_per_residue else []
+        ids = vectors.id_columns.names
+        table.writerow(["feature", "frequency", "rank", *ids, "value", *of_place, "description"])
         for feature, frequency in enumerate(top.frequency_M.tolist()):
-            for rank, (id, value) in enumerate(top.records_of(feature), 1):
+            for rank, (id, value, place) in enumerate(top.records_of(feature), 1):
                 of_id = map(one_line, vectors.id_columns.cells(id))
                 columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
+                if of_place:
+                    columns += [place + 1, *contexts.get((id, place), NOTHING)]
                 table.writerow([*columns, one_line(names.descriptions[id])])

@@ -19,7 +19,7 @@ from featuremill.kit.locks import locked
 from featuremill.kit.processes import versions
 from featuremill.kit.text import count, counted, human_bytes, records
 from featuremill.kit.workloads import refuse_without_packages
-from featuremill.steps.autoencoders import card, estimate
+from featuremill.steps.autoencoders import card, estimate, origin
 from featuremill.steps.autoencoders.card import (
     CARD,
     CHECKPOINT,
@@ -242,7 +242,9 @@ def _finish(
 
     with delivering(output / WEIGHTS) as temporary:
         save_file(tensors, temporary)
-    card.write_config(output / CONFIG, options, source.width)
+    made_of = origin.of(Path(source.run))
+    hook = made_of.hooks.get(source.column, "")
+    card.write_config(output / CONFIG, options, source.width, made_of.model, hook)
     made = card.Card(
         version=card.Card.NEWEST,
         options=options,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import pairwise
@@ -31,7 +31,6 @@ from featuremill.kit.processes import INTERRUPTS
 from featuremill.steps.autoencoders import network
 from featuremill.steps.autoencoders.card import (
     CHECKPOINT,
-    PARAMETERS,
     SLICES,
     Options,
     refuse_other,
@@ -49,6 +48,9 @@ DECAY = 0.2
 """The last share of the steps, in which the learning rate falls to 0."""
 WARM_UP = 0.02
 """The first share of the steps, in which it rises."""
+PENALTY_WARM_UP = 0.05
+"""The first share of the steps, in which the weight of a penalty rises (Anthropic's update of April
+2024 on training)."""
 BETAS, EPSILON = (0.9, 0.999), 6.25e-10
 """Of Adam (Gao et al. 2024, A.3)."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -68,9 +70,11 @@ class Stopped(Exception):  # noqa: N818  (no error: the user asked for it)
 class Buffers:
     """A flat buffer of everything that ranks add up, with views of its parts."""
 
-    def __init__(self, width: int, num_features: int, device: torch.device) -> None:
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], device: torch.device) -> None:
+        """`shapes` are those of the parameters."""
+        width, num_features = shapes["W_enc"]
         shapes = {
-            **network.sizes(width, num_features),
+            **shapes,
             "is_active": (num_features,),
             "sums": (width,),
             "scalars": (len(SCALARS),),
@@ -116,9 +120,10 @@ class Trainer:
         self._width = width
         self._received: Tensor | None = None
         self.step, self.seconds = 0, 0.0
-        shapes = network.sizes(width, options.features)
+        self._form = network.Form(options.kind, options.k or 0)
+        self._shapes = network.sizes(width, options.features, options.kind)
         self.tensors = {
-            name: torch.zeros(shape, device=self.device) for name, shape in shapes.items()
+            name: torch.zeros(shape, device=self.device) for name, shape in self._shapes.items()
         }
         self.since_active = torch.zeros(options.features, dtype=torch.int32, device=self.device)
         self._optimizer = torch.optim.Adam(
@@ -195,7 +200,7 @@ class Trainer:
         place = number - self._slices().start
         level = bin(place & ~1).count("1")
         if level == len(self._buffers):
-            self._buffers.append(Buffers(self._width, self.options.features, self.device))
+            self._buffers.append(Buffers(self._shapes, self.device))
         buffers = self._buffers[level]
         if place % 2 == 0:
             buffers.flat.zero_()
@@ -218,12 +223,13 @@ class Trainer:
         kind, is_bf16 = x_BD.device.type, options.dtype == "bf16"
         with torch.autocast(kind, torch.bfloat16, is_bf16, cache_enabled=False):
             pre_BM = network.pre_activations(tensors, x_BD)
-            top = pre_BM.topk(options.k, sorted=False)
-            values_BK = top.values.relu()
-            error_BD = x_BD - network.decode(tensors, values_BK, top.indices).float()
+            z_BM, penalty = network.penalised(tensors, pre_BM, self._form, options.bandwidth or 1.0)
+            error_BD = x_BD - network.rebuilt(tensors, z_BM).float()
             error = error_BD.square().sum()
             loss = error / num_numbers
-            if num_dead:
+            if penalty is not None:
+                loss = loss + self._penalty_weight() * penalty / num_numbers
+            elif num_dead:
                 left = network.auxiliary_error(
                     tensors, pre_BM, error_BD.detach(), is_dead_M, num_dead
                 )
@@ -231,11 +237,9 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             centered = x_BD - self._center
-            is_active = values_BK > 0
+            is_active = z_BM > 0
             buffers.parts["sums"] += centered.sum(0)
-            buffers.parts["is_active"].index_add_(
-                0, top.indices.flatten(), is_active.flatten().float()
-            )
+            buffers.parts["is_active"] += is_active.sum(0)
             stop = torch.tensor(float(self._stop_signal > 0), device=self.device)
             statistics = [centered.square().sum(), error, loss, is_active.sum(), stop]
             buffers.parts["scalars"] += torch.stack([number.float() for number in statistics])
@@ -258,6 +262,8 @@ class Trainer:
             group["lr"] = self.options.learning_rate * self._share_of_rate()
         self._optimizer.step()
         weights_MD /= torch.linalg.vector_norm(weights_MD, dim=1, keepdim=True)
+        if "threshold" in self.tensors:  # below 0, a feature would let negative numbers through
+            self.tensors["threshold"].clamp_(min=0.0)
         self.since_active += 1
         self.since_active[sums_of["is_active"] > 0] = 0
         self.step += 1
@@ -270,6 +276,10 @@ class Trainer:
         rising = (self.step + 1) / max(1.0, WARM_UP * steps)
         falling = (steps - self.step) / max(1.0, DECAY * steps)
         return min(1.0, rising, falling)
+
+    def _penalty_weight(self) -> float:
+        rising = (self.step + 1) / max(1.0, PENALTY_WARM_UP * self.options.steps)
+        return (self.options.sparsity or 0.0) * min(1.0, rising)
 
     def _row(self) -> dict[str, Any]:
         left = self.options.steps - self.step
@@ -353,10 +363,10 @@ class Trainer:
 
     def finished(self) -> dict[str, Tensor]:
         """Return the parameters for the run's vectors; training scaled them."""
-        biases = ("b_enc", "b_dec")
+        scaled = ("b_enc", "b_dec", "threshold")
         return {
-            name: (tensor.detach() / self.scale if name in biases else tensor.detach()).cpu()
-            for name, tensor in ((name, self.tensors[name]) for name in PARAMETERS)
+            name: (tensor.detach() / self.scale if name in scaled else tensor.detach()).cpu()
+            for name, tensor in self.tensors.items()
         }
 
 

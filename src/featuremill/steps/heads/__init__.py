@@ -474,10 +474,11 @@ def _kind(head: Head) -> str:
 
 
 def _grouped(column: str | None) -> str | None:
-    """Return the column of groups; None for that of the samples, which a head takes by itself."""
+    """Return the column of groups; None for samples and contigs, which a head takes by itself."""
     from featuremill.inputs.samples import SAMPLE
+    from featuremill.steps.heads.card import CONTIG
 
-    return None if column == SAMPLE else column
+    return None if column in (SAMPLE, CONTIG) else column
 
 
 def _num_rows(table: Path) -> int:

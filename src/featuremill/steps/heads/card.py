@@ -17,6 +17,8 @@ from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
 __all__ = ["CARD", "Card", "read"]
 CARD, TENSORS, PAGE, MISSING = "head.json", "head.safetensors", "head.html", "missing.tsv"
 HELD_OUT = "held_out.parquet"
+CONTIG = "contig"
+"""The group of a fragment, unless the labels have another one."""
 FILES = (CARD, TENSORS, PAGE, MISSING, HELD_OUT)
 
 

@@ -22,7 +22,7 @@ from featuremill.kit.processes import versions
 from featuremill.kit.text import clipped, counted, listed, records
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads import card, figures, held_out, numbers, threshold
-from featuremill.steps.heads.card import Task
+from featuremill.steps.heads.card import CONTIG, Task
 from featuremill.steps.heads.curves import Judged
 from featuremill.steps.heads.fitting import (
     Classifier,
@@ -276,7 +276,7 @@ def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | Non
         if num_without and log:
             says = counted(num_without, "labelled contig has", "labelled contigs have")
             log.warning("%s no fragment in %s.", says, chosen.fragments)
-        used = used.model_copy(update={"group": used.group or "contig"})
+        used = used.model_copy(update={"group": used.group or CONTIG})
     elif table:
         called = f"record of {listed(part.name for part in parts)}"
         named = labels.NamedRecords(called, id_columns, log)

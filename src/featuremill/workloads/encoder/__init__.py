@@ -6,7 +6,7 @@ gLM2; `architectures` knows them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +25,7 @@ from featuremill.workloads.encoder import (
     memory,
     structures,
     texts,
+    tracing,
     vocabulary,
 )
 from featuremill.workloads.encoder.options import Options
@@ -57,14 +58,17 @@ __all__ = [
     "caution",
     "collect",
     "cost",
+    "hooks",
     "load",
     "memory_mb",
     "num_vectors",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
     "run",
     "schema",
+    "spans",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -331,6 +335,19 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     return columns.schema(options, facts.width, words.is_by_letter)
 
 
+def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
+    """Return what TransformerLens calls the hidden states in columns of resolved `options`; None
+    for a network that is none of language."""
+    return tracing.hooks(options, architectures.facts_of(weights.path))
+
+
+def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
+    """Return the bytes of a payload that each vector of a token stands for; None where a token is
+    a letter or a k-mer. `options` are resolved ones."""
+    _, words = _opened(weights.path, options.prefix)
+    return tracing.spans(payload, options, words, weights.path)
+
+
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
     parts = _parts(payload, options)
@@ -338,6 +355,12 @@ def num_vectors(payload: bytes, options: Options) -> int:
         return parts.tokens[1] - parts.tokens[0]
     length = len(parts.letters)
     return min(length, options.max_residues or length, options.max_tokens or length)
+
+
+def options_of_model(model: str) -> Options:
+    """Return options of which only the alphabet is not usual: a causal network gets texts."""
+    is_causal = architectures.facts_of(place_of(model)).architecture.is_causal
+    return Options(model=model, alphabet="texts" if is_causal else "proteins")
 
 
 def weights_ahead(options: Options) -> Weights:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["PREFIXES"]
+__all__ = ["PREFIXES", "unchanged_up_to"]
 PREFIXES = {
     **dict.fromkeys(
         ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), "model."
@@ -70,9 +70,16 @@ def positions(config: Mapping[str, Any]) -> int | None:
     most = config.get("max_position_embeddings")
     if config["model_type"] == "gpt2":
         return int(most or 1024)
+    return unchanged_up_to(config)
+
+
+def unchanged_up_to(config: Mapping[str, Any]) -> int | None:
+    """Return how many tokens the longest sequence of a batch may have before it changes the
+    rotation of all; None where none does."""
     for rotation in _rotations(config):
         if rotation.get("rope_type", rotation.get("type")) in BY_LENGTH:
             name = "original_max_position_embeddings"
+            most = config.get("max_position_embeddings")
             first = rotation.get(name) or config.get(name) or most
             return int(first) if first else None
     return None

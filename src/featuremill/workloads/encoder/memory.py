@@ -14,6 +14,8 @@ from featuremill.workloads.encoder.options import Options
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 FILE_BYTES = {"float16": 2, "bfloat16": 2}
 FLOAT_BYTES = 4
+ACTIVATIONS_IN_STEPS = {"gelu_new": 4}
+"""Activations that are computed in several operations, and how many of their tensors live."""
 SLACK = 1.1
 """What the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 500
@@ -37,9 +39,11 @@ class Size(NamedTuple):
     embedded: int
     """Tokens and positions that have a vector."""
     file_number_bytes: int
-    has_bias_of_scores: int
-    """1 where each score gets a bias of its own, as in a T5, or is bent, as in a Gemma 2: then all
-    scores are laid out."""
+    num_scores: int
+    """How often all scores are laid out at once: 2 where each gets a bias of its own, as in a T5, 3
+    where they are bent, as in a Gemma 2, and else 0."""
+    num_inner: int
+    """Tensors of the inner width that live at once."""
 
     @property
     def num_product_numbers(self) -> int:
@@ -69,6 +73,8 @@ def size_told(facts: Facts) -> Size:
         inner = int(config.get("intermediate_size", 4 * facts.width))
         attention = heads * int(config.get("head_dim") or facts.width // heads)
     is_gated = facts.architecture.is_gated or "gated" in str(config.get("feed_forward_proj", ""))
+    is_bent = bool(config.get("attn_logit_softcapping"))
+    activation = config.get("activation_function") or config.get("hidden_act")
     number = config.get("dtype") or config.get("torch_dtype") or "float32"
     return Size(
         facts.num_layers,
@@ -79,7 +85,8 @@ def size_told(facts: Facts) -> Size:
         1 + is_gated,
         embedded=int(config.get("vocab_size") or 0) + (facts.max_tokens or 0),
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
-        has_bias_of_scores=int(name == "t5" or bool(config.get("attn_logit_softcapping"))),
+        num_scores=2 * (name == "t5") + 3 * is_bent,
+        num_inner=max(2 + is_gated, ACTIVATIONS_IN_STEPS.get(str(activation), 0)),
     )
 
 
@@ -92,7 +99,8 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     """Return the peak in MiB: slack x (weights + activations) + what the process takes anyway."""
     assert options.letters_per_token is not None
     letters = options.max_residues or batch_tokens * options.letters_per_token
-    longest = min(batch_tokens, letters // options.letters_per_token + 2)
+    most_tokens = options.max_tokens or letters // options.letters_per_token + 2
+    longest = min(batch_tokens, most_tokens)
     number_bytes = NUMBER_BYTES[options.dtype]
     held = size.num_product_numbers * number_bytes + size.num_other_numbers * FLOAT_BYTES
     if (
@@ -112,8 +120,7 @@ def _activation_bytes(size: Size, num_kept: int, longest: int, number_bytes: int
     """Return the peak of a layer, a token: hidden states that are kept, the residual stream twice,
     and the feed-forward part or attention."""
     stream = (num_kept + 2) * size.width * FLOAT_BYTES
-    feed_forward = (size.num_up + 1) * size.inner_width * number_bytes
+    feed_forward = size.num_inner * size.inner_width * number_bytes
     attention = 4 * size.attention_width * number_bytes
-    if size.has_bias_of_scores:
-        attention += 2 * size.heads * longest * FLOAT_BYTES
+    attention += size.num_scores * size.heads * longest * FLOAT_BYTES
     return stream + max(feed_forward, attention)

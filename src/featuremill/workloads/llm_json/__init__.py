@@ -27,8 +27,8 @@ from featuremill.kit.errors import (
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import Kind
 from featuremill.workload import Record, RecordFailed, networks
-from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.llm_json import prompts, replies
+from featuremill.workload.hugging_face import json_of, place_of
+from featuremill.workloads.llm_json import memory, prompts, replies
 from featuremill.workloads.llm_json.options import Options
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ __all__ = [
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "PRECISION",
     "REASONS",
     "SHARD_COST",
     "VERSION",
@@ -52,16 +53,21 @@ __all__ = [
     "collect",
     "cost",
     "load",
+    "memory_mb",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
     "run",
     "schema",
     "weights",
+    "weights_ahead",
+    "weights_mb",
 ]
 
 VERSION = "3"
 ATTRIBUTES = ("dtype",)
+PRECISION = "dtype"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "characters"
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "llm_json.yaml"
@@ -72,9 +78,9 @@ BYTES_PER_TOKEN = 4
 """In English, about."""
 BATCH_TOKENS_VLLM = 250_000
 """Enough rows to keep vLLM's own batches full; a kill loses at most these."""
-ROWS_AT_ONCE, TURNS = 64, 4
-"""Where `batch_rows` is not given, the most that are; and how often a batch of the run has as many,
-so that a row that ended has others to take its place."""
+TURNS = 4
+"""How often a batch of the run has as many rows as are computed at once, so that a row that ended
+has others to take its place."""
 USUAL_PROMPT = 512
 """Tokens of a prompt, about."""
 MADE_UP = ("a", "7 Z")
@@ -188,6 +194,31 @@ def weights(options: Options) -> str:
     return options.model
 
 
+def options_of_model(model: str) -> Options:
+    """Return options without a question: its prompt and schema say nothing of the memory."""
+    return Options.model_construct(model=model, prompt="", json_schema="", chat=False)
+
+
+def weights_ahead(options: Options) -> Weights:
+    """Return what the folder's config tells of the network; nothing is hashed."""
+    from featuremill.workload import Weights
+
+    folder = place_of(options.model)
+    told = memory.size_told(folder)._asdict()
+    return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
+
+
+def weights_mb(weights: Weights) -> float:
+    """Return the size of the checkpoint in MiB."""
+    return memory.size_of(weights).file_bytes / 2**20
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones. How many rows there are at
+    once does not depend on `batch_cost`."""
+    return memory.estimate_mb(memory.size_of(weights), options, device)
+
+
 def _context(options: Options, folder: Path) -> int:
     """Return how many tokens prompt and reply may have together."""
     config = json_of(folder / "config.json", "a model's")
@@ -228,7 +259,8 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
             f"options.{name}: {getattr(options, name)} computes on an NVIDIA GPU, and this run is "
             "on a CPU; leave it out."
         )
-    replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
+    if options.json_schema:  # not of `options_of_model`
+        replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
     if options.chat:
         _refuse_no_chat_template(weights.path)
     settled = {
@@ -262,8 +294,8 @@ def batch_cost(options: Options, device: Device) -> int:
         return BATCH_TOKENS_VLLM
     if options.batch_rows == 1:
         return 1
-    rows = TURNS * (options.batch_rows or (ROWS_AT_ONCE if device.kind == "cuda" else 16))
-    return rows * (USUAL_PROMPT + options.max_tokens)
+    most = memory.MOST_ROWS if device.kind == "cuda" else memory.ROWS_ON_CPU
+    return TURNS * (options.batch_rows or most) * (USUAL_PROMPT + options.max_tokens)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -22,7 +22,7 @@ import torch
 from featuremill.kit import environment
 from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.workload import RecordFailed
-from featuremill.workloads.llm_json import replies
+from featuremill.workloads.llm_json import memory, replies
 from featuremill.workloads.llm_json.options import Options
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ log = logging.getLogger("featuremill.llm_json")
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 STOP, LENGTH = "stop", "length"
 """How a reply ended: by itself, or at `max_tokens`."""
-ROWS_ON_CPU, MOST_ROWS = 16, 64
-"""Rows at once: more make a step longer, and no row cheaper."""
-SHARE_OF_MEMORY = 0.6
-"""Of what is free on a GPU beside the weights: for keys and values."""
 LEAST_COMMON = 16
 """Tokens that prompts begin with, before these are computed once."""
 
@@ -142,14 +138,12 @@ class Transformers:
         if self._is_alone or self._options.batch_rows:
             return self._options.batch_rows or 1
         if self._device.type == "cpu":
-            return ROWS_ON_CPU
+            return memory.ROWS_ON_CPU
         free, _ = torch.cuda.mem_get_info(self._device)
         # What torch keeps of an earlier batch, for this one.
         free += torch.cuda.memory_reserved(self._device)
         free -= torch.cuda.memory_allocated(self._device)
-        return max(
-            1, min(MOST_ROWS, int(free * SHARE_OF_MEMORY / (self._token_bytes * num_tokens)))
-        )
+        return memory.rows_within(free, self._token_bytes, num_tokens)
 
     @torch.inference_mode()
     def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:

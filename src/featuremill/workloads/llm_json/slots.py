@@ -9,20 +9,19 @@ Shape legend: R rows, K heads of keys, T tokens of a slot, D width of a head.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from featuremill.workloads.encoder.decoders import unchanged_up_to
+
 KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
-BY_LENGTH = ("dynamic", "longrope")
-"""Rotations that depend on the longest row."""
 
 
 class Beginning(NamedTuple):
@@ -162,7 +161,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         self.keys: Tensor | None = None
         self.values: Tensor | None = None
         # In a circle, it would keep its memory until Python looks for circles.
-        self._slots: Any = weakref.proxy(slots)
+        self._slots = cast("Slots", weakref.proxy(slots))
 
     def put(self, slot: int, keys_KTD: Tensor, values_KTD: Tensor, shape: tuple[int, int]) -> None:
         """Have the tokens of a prompt in a slot."""
@@ -194,7 +193,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
         return self._slots.longest + query_length, 0
 
     def get_seq_length(self) -> int:
-        return int(self._slots.longest)
+        return self._slots.longest
 
     def get_max_length(self) -> int:
         return -1
@@ -224,7 +223,8 @@ def can_take(network: Any, num_tokens: int) -> bool:
     be keys and values, no row may change another's rotation, and what it gives in slots has to be
     what it gives alone."""
     text = network.config.get_text_config()
-    if num_tokens > _same_rotation_up_to(text):
+    most = unchanged_up_to(text.to_dict())
+    if most is not None and num_tokens > most:
         return False
     kinds = getattr(text, "layer_types", None)
     if kinds and not KINDS.issuperset(kinds):
@@ -243,17 +243,6 @@ def can_take(network: Any, num_tokens: int) -> bool:
         float((one - other).norm()) <= bound * float(one.norm())
         for one, other in zip(alone, together, strict=True)
     )
-
-
-def _same_rotation_up_to(text: Any) -> float:
-    """Return how many tokens the longest row may have before it changes the rotation of all."""
-    told = getattr(text, "rope_parameters", None) or {}
-    for rotation in (told, *(each for each in told.values() if isinstance(each, dict))):
-        if rotation.get("rope_type") in BY_LENGTH:
-            name = "original_max_position_embeddings"
-            first = rotation.get(name) or getattr(text, name, None)
-            return int(first or text.max_position_embeddings)
-    return math.inf
 
 
 MOST_OFF = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

@@ -1,0 +1,440 @@
+"""deliver: write the rows of some shards as files of the results, beside other jobs that do so.
+
+Reads plan.json, records.parquet, the receipts and parts of its shards and, of failed records, the
+shards; writes a folder a shard in store/delivered, named by all that it is made of, and last a JSON
+file for merge. Each part is checked as merge checks it. What is there already is compared with its
+digests, and stays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.base import run_log
+from featuremill.base.arrays import digests
+from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.id_columns import ID
+from featuremill.base.progress import Progress
+from featuremill.base.this_process import num_cores
+from featuremill.base.words import counted
+from featuremill.config import read_run
+from featuremill.features.index import sorted_hashes
+from featuremill.features.parts import view
+from featuremill.merge.accounts import FAILURE, payloads_of
+from featuremill.merge.gather import IDENTITY, check_values
+from featuremill.merge.identities import Identities, lay_out
+from featuremill.merge.parallel import in_order
+from featuremill.merge.provenance import provenance_of
+from featuremill.merge.row_sizes import bytes_of_rows
+from featuremill.store import disk_space
+from featuremill.store.delivered import (
+    Delivered,
+    DeliveredFile,
+    DeliveredShard,
+    folder_of,
+    index_beside,
+    receipt_of,
+)
+from featuremill.store.files import digest_of, replacing_folder, sha256_of, sync_folder
+from featuremill.store.formats import format_of, kind_of, told
+from featuremill.store.parts import Part, open_part, open_taken, order_of
+from featuremill.store.plan import Plan, PlannedShard, SharedPart
+from featuremill.store.receipt import Receipt
+from featuremill.store.records import whole_ids
+from featuremill.store.results import Results
+from featuremill.store.row_order import groups_of, is_by_shard
+from featuremill.workload.outputs import Target, Writer, by_owner, open_part_writer
+
+BLOCK_BYTES = 16 * 2**20
+"""Values of one block, which is a row group: what a reader of a single row reads."""
+VERSION = 1
+"""Raised when equal records and values give other files."""
+ANSWER, FAILURES = "delivered.json", "failed.arrow"
+OF_FAILURES = pa.schema([("place", pa.int64()), *FAILURE])
+"""A failed record's place among those of its shard, and what the lists need of it."""
+NOT_OWN = ("ordinal", "number")
+"""Columns that say where a record stands among others."""
+log = logging.getLogger("featuremill.deliver")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `featuremill deliver`."""
+    parser.add_argument("run_folder", type=Path, help="results/<run>")
+    parser.add_argument("job", type=int, nargs="?", help="number of the job (all, one by one)")
+    parser.add_argument("--lay-out", action="store_true", help="only lay out records by shard")
+    parser.add_argument("--threads", type=int, default=num_cores())
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Carry out `featuremill deliver`."""
+    folder = Results(arguments.run_folder)
+    asked = read_run(folder)
+    outputs = list(asked.outputs)
+    plan = folder.read_plan()
+    if not is_by_shard(asked.order, outputs, folder, plan):
+        raise UserError(
+            f"{folder.run}: its results are in the order of the input, which merge writes; "
+            "order: shard in the config changes that."
+        )
+    threads = max(1, arguments.threads)
+    pa.set_cpu_count(threads)
+    groups = groups_of(plan)
+    if arguments.job is not None and not 0 <= arguments.job < len(groups):
+        raise UserError(
+            f"{folder.plan}: there are {counted(len(groups), 'delivering job')}, from 0, and no "
+            f"{arguments.job}."
+        )
+    chosen = range(len(groups)) if arguments.job is None else [arguments.job]
+    with closing(lay_out(folder, plan)) as identities:
+        delivering = Delivering(folder, plan, outputs, identities)
+        for number in () if arguments.lay_out else chosen:
+            with run_log.line(folder.root, "deliver", f"{number}") as line:
+                line.text = delivering.job(number, groups[number], threads).told
+
+
+class Job(NamedTuple):
+    """What a job did."""
+
+    delivered: Delivered
+    num_kept: int
+
+    @property
+    def told(self) -> str:
+        shards = self.delivered.shards
+        rows = sum(shard.rows - shard.failed for shard in shards)
+        kept = f", {self.num_kept:,} kept" if self.num_kept else ""
+        return f"{counted(rows, 'record')} of {counted(len(shards), 'shard')}{kept}"
+
+
+class Delivering:
+    """A run that is delivered shard by shard."""
+
+    def __init__(
+        self, folder: Results, plan: Plan, outputs: Sequence[str], identities: Identities
+    ) -> None:
+        self.folder, self.plan, self.outputs = folder, plan, list(outputs)
+        self.identities = identities
+
+    def job(self, number: int, shards: Sequence[int], num_threads: int) -> Job:
+        """Deliver these of the plan's shards, and write down what was delivered as job `number`.
+
+        Raises:
+            IntegrityError: when a part is not what its receipt says.
+            UserError: when the disk cannot hold them.
+        """
+        found, num_kept = self.shards(shards, num_threads)
+        delivered = Delivered(
+            records_sha256=self.plan.records_sha256,
+            recipe=self.plan.recipe,
+            outputs=self.outputs,
+            shards=found,
+        )
+        delivered.write(receipt_of(self.folder, number))
+        return Job(delivered, num_kept)
+
+    def shards(self, numbers: Sequence[int], num_threads: int) -> tuple[list[DeliveredShard], int]:
+        """Deliver these of the plan's shards; return what that is, and how many were there.
+
+        Raises:
+            IntegrityError: when a part is not what its receipt says.
+            UserError: when the disk cannot hold them.
+        """
+        found: list[DeliveredShard] = []
+        new: list[Path] = []
+        shown = Progress(log, "delivering", "shards")
+        for shard, is_kept in in_order(self.shard, numbers, num_threads):
+            found.append(shard)
+            new += [] if is_kept else [folder_of(self.folder, shard.key)]
+            shown.at(len(found), len(numbers))
+        for place in new:  # together, as the disk takes longer for each by itself
+            sync_folder(place)
+        return found, len(numbers) - len(new)
+
+    def shard(self, number: int) -> tuple[DeliveredShard, bool]:
+        """Deliver one shard, which is not synced yet; return what that is, and whether it was
+        there."""
+        part = self._open(number)
+        records = self.identities.of(number)
+        receipt = part.receipt
+        provenance = provenance_of(self.plan, [receipt])
+        key = self._key(receipt.shard, receipt.part, records, provenance)
+        place = folder_of(self.folder, key)
+        seen = part.path.stat().st_mtime_ns
+        if (answer := standing(place)) is not None:
+            return answer.model_copy(update={"part_mtime_ns": seen}), True
+        self._check_room(part, records)
+        with replacing_folder(place, is_synced=False) as new:
+            shard = _Shard(new, part, records, provenance)
+            failed = shard.list_failures(self.folder)
+            answer = DeliveredShard(
+                shard=receipt.shard,
+                key=key,
+                part=receipt.part,
+                values=digest_of([str(part.values).encode()]),
+                rows=records.num_rows,
+                failed=failed,
+                files=shard.write(self.outputs),
+                part_mtime_ns=seen,
+            )
+            answer.write(new / ANSWER, is_synced=False)
+        return answer, False
+
+    def known(self) -> dict[int, DeliveredShard]:
+        """Return what jobs delivered of the plan, by the shard's number, as far as nothing was
+        written to its part and its files since; their bytes are not read."""
+        found: dict[str, DeliveredShard] = {}
+        for path in sorted(receipt_of(self.folder, 0).parent.glob("*.json")):
+            told = Delivered.find(path)
+            about = told and (told.records_sha256, told.recipe, told.outputs)
+            if told and about == (self.plan.records_sha256, self.plan.recipe, self.outputs):
+                found |= {shard.shard: shard for shard in told.shards}
+        return {
+            number: shard
+            for number, source in enumerate(self.plan.sources)
+            if (shard := found.get(source.shard)) and self._is_as_left(source, shard)
+        }
+
+    def _is_as_left(self, source: PlannedShard, shard: DeliveredShard) -> bool:
+        if isinstance(source, SharedPart):
+            part = Path(source.path)
+            receipt = Receipt.find(part.with_suffix(".json"))
+        else:
+            part = self.folder.part(self.plan.recipe, source.shard)
+            receipt = self.folder.find_receipt(self.plan.recipe, source.shard)
+        if not (receipt and receipt.part == shard.part):
+            return False
+        place = folder_of(self.folder, shard.key)
+        expected = [(part, shard.part_mtime_ns)]
+        expected += [(place / file.path, file.mtime_ns) for file in shard.files]
+        return (place / ANSWER).is_file() and all(
+            path.is_file() and path.stat().st_mtime_ns == mtime_ns for path, mtime_ns in expected
+        )
+
+    def _open(self, number: int) -> Part:
+        source = self.plan.sources[number]
+        if isinstance(source, SharedPart):
+            return open_taken(self.folder, self.plan, source)
+        part = open_part(self.folder, self.plan, source)
+        assert part, "only one that is only looked at may be missing"
+        return part
+
+    def _key(
+        self, shard: str, part: str, records: pa.RecordBatch, provenance: dict[str, str]
+    ) -> str:
+        """Return the digest of all that decides the bytes of a shard's files: of its records not
+        where they stand in the input."""
+        own = records.select([name for name in records.schema.names if name not in NOT_OWN])
+        formats = [format_of(name).part_name for name in self.outputs]
+        about = [VERSION, shard, part, self.outputs, formats, provenance, pa.__version__]
+        return digest_of([json.dumps(about, sort_keys=True).encode(), own.serialize()])
+
+    def _check_room(self, part: Part, records: pa.RecordBatch) -> None:
+        num_residues = sum(records.column("length").to_pylist())
+        about = (part.values, records.num_rows, num_residues)
+        disk_space.check(
+            disk_space.needs_of_outputs(self.outputs, *about, self.folder.store), self.folder.root
+        )
+
+
+def standing(place: Path) -> DeliveredShard | None:
+    """Return what was delivered in the folder `place`, if its files are as they were written."""
+    answer = DeliveredShard.find(place / ANSWER) if place.is_dir() else None
+    if answer is None:
+        return None
+    for file in answer.files:
+        path = place / file.path
+        if not path.is_file() or sha256_of(path) != file.sha256:
+            log.warning("%s: its bytes are not those that were written; writing it again", path)
+            return None
+    files = [
+        file.model_copy(update={"mtime_ns": (place / file.path).stat().st_mtime_ns})
+        for file in answer.files
+    ]
+    return answer.model_copy(update={"files": files})
+
+
+class _Shard:
+    """The rows of one shard, to be written to the folder `place`."""
+
+    def __init__(
+        self,
+        place: Path,
+        part: Part,
+        records: pa.RecordBatch,
+        provenance: dict[str, str],
+    ) -> None:
+        self._place, self._part, self._records = place, part, records
+        self._provenance = provenance
+        sha256, self._reasons = part.columns()
+        self._rows = order_of(sha256)[records.column("row").to_numpy()]
+        """The row of each record in the part."""
+        named = digests(pa.chunked_array([records.column("sha256")]))
+        if not np.array_equal(sha256[self._rows], named):
+            raise IntegrityError(
+                f"{part.path}: a row is not that of its record; please report this."
+            )
+        self._is_ok = np.asarray(self._reasons.is_null())[self._rows]
+
+    def list_failures(self, folder: Results) -> int:
+        """Write down the failed records, and return how many there are.
+
+        Raises:
+            IntegrityError: when their shard is gone or not what it was.
+        """
+        places = np.flatnonzero(~self._is_ok)
+        if not len(places):
+            return 0
+        failed = self._records.take(pa.array(places))
+        sha256 = digests(pa.chunked_array([failed.column("sha256")]))
+        rows_of_shard = failed.column("row").to_numpy()
+        payloads = payloads_of(folder, self._part, self._part.receipt.shard, rows_of_shard, sha256)
+        reasons = self._reasons.take(pa.array(self._rows[places]))
+        rows = pa.record_batch([pa.array(places), reasons, payloads], schema=OF_FAILURES)
+        with pa.ipc.new_file(str(self._place / FAILURES), OF_FAILURES) as file:
+            file.write_batch(rows)
+        return len(places)
+
+    def write(self, outputs: Sequence[str]) -> list[DeliveredFile]:
+        """Write the ok rows, of each sample to files of its own."""
+        ok = np.flatnonzero(self._is_ok)
+        sizes = self._sizes()
+        files: list[DeliveredFile] = []
+        with pa.memory_map(str(self._part.path)) as source:
+            values = _Values(source, self._part)
+            for number, (folder, places) in enumerate(self._by_folder(ok)):
+                blocks = np.cumsum(sizes[self._rows[places]]) // BLOCK_BYTES
+                edges = [0, *(1 + np.flatnonzero(np.diff(blocks))).tolist(), len(places)]
+                paths = {name: self._place / f"{name}-{number}" for name in outputs}
+                with ExitStack() as stack:
+                    writers = {
+                        name: self._open(name, path, len(places), stack)
+                        for name, path in paths.items()
+                    }
+                    for start, end in itertools.pairwise(edges):
+                        block = self._block(values, places[start:end])
+                        for name, writer in writers.items():
+                            with told(name, "write"):
+                                writer.write(block)
+                ids = whole_ids(self._records.take(pa.array(places))).to_pylist()
+                for path in paths.values():
+                    np.save(index_beside(path), sorted_hashes(ids))
+                files += [
+                    DeliveredFile(
+                        output=name,
+                        path=path.name,
+                        rows=len(places),
+                        bytes=path.stat().st_size,
+                        sha256=sha256_of(path),
+                        mtime_ns=path.stat().st_mtime_ns,
+                        folder=folder,
+                    )
+                    for name, path in paths.items()
+                ]
+        return files
+
+    def _open(self, name: str, path: Path, num_rows: int, stack: ExitStack) -> Writer:
+        target = Target(path, self._part.values, num_rows, self._provenance)
+
+        def close() -> None:
+            with told(name, "close"):
+                writer.close()
+
+        with told(name, "PartWriter"):
+            writer = open_part_writer(name, target)
+        stack.callback(close)
+        return writer
+
+    def _by_folder(
+        self, places: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[str, npt.NDArray[np.int64]]]:
+        """Yield the folder of each sample, and which of its records are to be written."""
+        if not len(places):
+            return
+        rows = pa.Table.from_batches([self._records.take(pa.array(places))])
+        start = 0
+        for keys, owned in by_owner(rows):
+            end = start + owned.num_rows
+            yield "/".join(map("=".join, keys.items())), places[start:end]
+            start = end
+
+    def _sizes(self) -> npt.NDArray[np.int64]:
+        """Return the bytes of the values of each row of the part."""
+        names = self._part.values.names
+        with pa.memory_map(str(self._part.path)) as source:
+            sizes = [bytes_of_rows(batch.select(names)) for batch in pa.ipc.open_stream(source)]
+        return np.concatenate([np.empty(0, np.int64), *sizes])
+
+    def _block(self, values: _Values, places: npt.NDArray[np.int64]) -> pa.Table:
+        records = self._records.take(pa.array(places)).select(IDENTITY.names)
+        identity = records.set_column(0, IDENTITY.field(ID), whole_ids(records))
+        rows = values.take(self._rows[places])
+        return pa.table(
+            [*identity.columns, *rows.columns], schema=pa.schema([*IDENTITY, *rows.schema])
+        )
+
+
+class _Values:
+    """The values of a part, by rows in any order."""
+
+    def __init__(self, source: pa.MemoryMappedFile, part: Part) -> None:
+        self._part = part
+        self._batches = [batch.select(part.values.names) for batch in pa.ipc.open_stream(source)]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        self._room: dict[str, npt.NDArray[Any]] = {}
+        """Of each column of vectors, an array that blocks share: new memory for each would take as
+        long as filling it."""
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """Return the values of these rows, checked, until they are taken again.
+
+        Raises:
+            IntegrityError: when one is missing or not finite.
+        """
+        order = np.argsort(rows)
+        ascending = rows[order]
+        edges = np.searchsorted(ascending, self._starts).tolist()
+        pieces = [
+            (batch, ascending[start:end] - first, order[start:end])
+            for batch, first, (start, end) in zip(
+                self._batches, self._starts, itertools.pairwise(edges), strict=False
+            )
+            if start < end
+        ]
+        columns = [self._column(field, pieces, len(rows)) for field in self._part.values]
+        values = pa.record_batch(columns, schema=self._part.values)
+        check_values(values, self._part.path)
+        return pa.Table.from_batches([values])
+
+    def _column(self, field: pa.Field, pieces: Sequence[_Piece], num_rows: int) -> pa.Array:
+        """Return a column of rows that are in `pieces`: a batch, rows in it, and their places."""
+        found = [batch.column(field.name) for batch, _, _ in pieces]
+        if kind_of(field.type) != "pooled" or any(column.null_count for column in found):
+            taken = [
+                column.take(pa.array(inside))
+                for column, (_, inside, _) in zip(found, pieces, strict=True)
+            ]
+            back = np.empty(num_rows, np.int64)
+            back[np.concatenate([places for _, _, places in pieces])] = np.arange(num_rows)
+            return pa.concat_arrays(taken).take(pa.array(back))
+        views = [view(column) for column in found]
+        room = self._room.get(field.name)
+        if room is None or len(room) < num_rows:
+            room = self._room[field.name] = np.empty((num_rows, views[0].shape[1]), views[0].dtype)
+        for vectors, (_, inside, places) in zip(views, pieces, strict=True):
+            room[places] = vectors[inside]
+        flat = pa.array(room[:num_rows].reshape(-1))
+        return pa.FixedSizeListArray.from_arrays(flat, type=field.type)
+
+
+_Piece = tuple[pa.RecordBatch, npt.NDArray[np.int64], npt.NDArray[np.int64]]

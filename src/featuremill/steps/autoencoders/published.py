@@ -1,0 +1,154 @@
+"""A published autoencoder: a folder in SAELens' layout, which was not trained here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import sha256_of
+from featuremill.kit.text import listed
+from featuremill.kit.workloads import refuse_without_packages
+from featuremill.steps.autoencoders import card, network
+from featuremill.steps.autoencoders.card import ARCHITECTURES, CONFIG, WEIGHTS
+from featuremill.steps.autoencoders.origin import Origin
+
+EARLY_NAMES = {"hook_point": "hook_name", "activation_fn_str": "activation_fn"}
+"""Keys of cfg.json before SAELens 6, and what they were called since."""
+KINDS = {architecture: kind for kind, architecture in ARCHITECTURES.items()}
+
+
+class Published(NamedTuple):
+    """What its files say."""
+
+    folder: Path
+    form: network.Form
+    tensors: network.Tensors
+    sha256: str
+    model: str
+    hook: str
+    """The network and the place in it whose states it is of; "" where cfg.json does not say."""
+
+    def refuse_other(self, root: Path, origin: Origin, column: str) -> None:
+        """Raise UserError unless the vectors in a column of the run in `root` are of this network
+        and place."""
+        hook = origin.hooks.get(column, "")
+        pairs = (("model", self.model, origin.model), ("hook", self.hook, hook))
+        for what, its, of_run in pairs:
+            if not (its and of_run) or _plain(its) != _plain(of_run):
+                raise UserError(
+                    f"{root}: {self.folder} is of the {what} {its or '(not told)'}, and {column} "
+                    f"of {of_run or 'none that is known'}; compute those states, or let these "
+                    "vectors be taken with --any-recipe."
+                )
+
+    def column_in(self, root: Path, origin: Origin) -> str:
+        """Return the column of a run that has the states of its place."""
+        found = [name for name, hook in origin.hooks.items() if hook == self.hook]
+        if not found:
+            raise UserError(
+                f"{root}: {self.folder} is of {self.hook or 'a place that it does not name'}, and "
+                f"no vectors of this run are known to be that; compute that layer with "
+                "per_residue: true, or choose the vectors with --vectors and --any-recipe."
+            )
+        return found[0]
+
+
+def _plain(name: str) -> str:
+    """Return a model's name without its owner."""
+    return name.rpartition("/")[2].lower()
+
+
+def read(folder: Path) -> Published:
+    """Return the autoencoder in `folder`.
+
+    Raises:
+        UserError: there is none, or it is of a kind that is not computed here.
+    """
+    refuse_without_packages(card.Needs)
+    config = _config(folder / CONFIG)
+    width, num_features = (_number(folder, config, name) for name in ("d_in", "d_sae"))
+    kind = _kind(folder, config)
+    k = _number(folder, config, "k") if kind == "topk" else 0
+    form = network.Form(kind, min(k, num_features), bool(config.get("apply_b_dec_to_input", True)))
+    tensors = _tensors(folder / WEIGHTS, network.sizes(width, num_features, kind))
+    if config.get("rescale_acts_by_decoder_norm"):
+        norms_M = tensors["W_dec"].norm(dim=1)
+        tensors["W_enc"], tensors["b_enc"] = tensors["W_enc"] * norms_M, tensors["b_enc"] * norms_M
+        tensors["W_dec"] = tensors["W_dec"] / norms_M[:, None]
+    model, hook = (str(config.get(name) or "") for name in ("model_name", "hook_name"))
+    return Published(folder, form, tensors, sha256_of(folder / WEIGHTS), model, hook)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    """Return the keys of a cfg.json, of any version, with those of its metadata."""
+    try:
+        told = json.loads(path.read_text("utf-8"))
+        metadata = told.get("metadata") or {}
+        found = {EARLY_NAMES.get(key, key): value for key, value in {**metadata, **told}.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        raise UserError(
+            f"{path}: this is not what SAELens writes; download the folder again."
+        ) from None
+    activation = found.get("activation_fn_kwargs")
+    if found.get("activation_fn") == "topk" and isinstance(activation, Mapping):
+        found |= {"architecture": "topk", "activation_fn": "relu", "k": activation.get("k")}
+    return found
+
+
+def _number(folder: Path, config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if not (isinstance(value, int) and value > 0):
+        raise UserError(
+            f"{folder / CONFIG}: {name} is {value!r} and no number above 0; download it again."
+        )
+    return value
+
+
+def _kind(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return the kind of the autoencoder.
+
+    Raises:
+        UserError: it computes something else.
+    """
+    architecture = config.get("architecture", "standard")
+    if architecture not in KINDS:
+        raise UserError(
+            f"{folder / CONFIG}: its architecture is {architecture!r}, and those that can be "
+            f"applied are {listed(KINDS)}; take another autoencoder."
+        )
+    only = {
+        "normalize_activations": ("none", False),
+        "reshape_activations": ("none",),
+        "activation_fn": ("relu",),
+        "finetuning_scaling_factor": (False, None),
+    }
+    for name, usual in only.items():
+        if config.get(name, usual[0]) not in usual:
+            raise UserError(
+                f"{folder / CONFIG}: its {name} is {config[name]!r}, and only {usual[0]!r} is "
+                "computed here; take another autoencoder."
+            )
+    return KINDS[architecture]
+
+
+def _tensors(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+    """Return the tensors of these `shapes` in the file `path`, in fp32."""
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except Exception as error:
+        if not (isinstance(error, OSError) or type(error).__name__ == "SafetensorError"):
+            raise
+        raise UserError(f"{path}: it cannot be read; download the folder again.") from None
+    for name, shape in shapes.items():
+        if name not in found or tuple(found[name].shape) != shape:
+            has = f"{tuple(found[name].shape)}" if name in found else "missing"
+            raise UserError(
+                f"{path}: by {CONFIG} its {name} has the shape {shape}, and it is {has}; download "
+                "the folder again."
+            )
+    return {name: found[name].float() for name in shapes}

@@ -1,0 +1,75 @@
+"""In which order the rows of a run's results are: that of the input, or shard by shard.
+
+Results in the order of the input come out of one process, which sorts all values. Shard by shard,
+jobs write them side by side, each from parts that it reads once.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+
+from featuremill.base.errors import UserError
+from featuremill.base.id_columns import SAMPLE
+from featuremill.store.formats import format_of
+from featuremill.store.plan import Plan
+from featuremill.store.records import samples_of
+from featuremill.store.results import Results
+
+RowOrder = Literal["auto", "input", "shard"]
+FROM_RECORDS = 5_000_000
+"""From so many records on, `auto` is the order of shards."""
+MOST_FILES = 20_000
+"""`auto` is the order of the input where there could be more files, as samples have each their
+own."""
+LEAST_JOBS, MOST_JOBS = 4, 64
+RECORDS_A_JOB = 500_000
+"""Jobs that share the shards of a run among them: each costs a second, or on a cluster some."""
+
+
+def refuse_outputs(order: str, outputs: Sequence[str]) -> str:
+    """Return why `outputs` cannot be in this order; "" where they can."""
+    others = [name for name in outputs if not format_of(name).part_name]
+    if order != "shard" or not others:
+        return ""
+    return (
+        f"{', '.join(others)} cannot be written shard by shard; leave it out, or drop `order`; "
+        "featuremill export writes it later"
+    )
+
+
+def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan) -> bool:
+    """Return whether results with these `outputs` of a planned run come out shard by shard.
+
+    Raises:
+        UserError: when that was asked for, and an output cannot be written so.
+    """
+    if problem := refuse_outputs(order, outputs):
+        raise UserError(f"outputs: {problem}.")
+    if not will_be_by_shard(order, outputs, plan) or order == "shard":
+        return order == "shard"
+    num_samples = len(samples_of(folder.records).get(SAMPLE, [""]))
+    return num_samples * len(plan.sources) <= MOST_FILES
+
+
+def will_be_by_shard(order: str, outputs: Sequence[str], plan: Plan) -> bool:
+    """Return whether results will come out shard by shard, unless there are very many samples."""
+    if order != "auto":
+        return order == "shard"
+    is_large = plan.counts.planned >= FROM_RECORDS
+    return is_large and bool(outputs) and not refuse_outputs("shard", outputs)
+
+
+def num_jobs_of(plan: Plan, num_sources: int) -> int:
+    """Return how many jobs deliver so many shards."""
+    wanted = max(LEAST_JOBS, plan.counts.planned // RECORDS_A_JOB)
+    return min(wanted, MOST_JOBS, num_sources)
+
+
+def groups_of(plan: Plan) -> list[range]:
+    """Return the shards of each delivering job, by their numbers among the plan's sources."""
+    num_sources = len(plan.sources)
+    num_jobs = num_jobs_of(plan, num_sources)
+    edges = [num_sources * number // num_jobs for number in range(num_jobs + 1)] if num_jobs else []
+    return [range(first, end) for first, end in itertools.pairwise(edges)]

@@ -1,0 +1,54 @@
+"""Where vectors come from: the place in the network that a column is, and the letters that each
+vector of a token stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from featuremill.workloads.encoder import decoders
+
+if TYPE_CHECKING:
+    from featuremill.workloads.encoder.architectures import Facts
+    from featuremill.workloads.encoder.options import Options
+    from featuremill.workloads.encoder.vocabulary import Vocabulary
+
+__all__ = ["hooks", "spans"]
+KINDS = ("tokens", "residues", "last")
+"""Of columns that are hidden states as they are."""
+
+
+def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
+    """Return what TransformerLens calls the hidden states in each column; None where the network is
+    none of language.
+
+    State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
+    been through the final norm, and no hook has that.
+    """
+    if facts.config["model_type"] not in decoders.PREFIXES:
+        return None
+    found: dict[str, str] = {}
+    for layer in map(int, options.layers):
+        if layer < facts.num_layers:
+            block = f"{layer - 1}.hook_resid_post" if layer else "0.hook_resid_pre"
+            found |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in KINDS}
+    return found
+
+
+def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
+    """Return the bytes of a payload that each of its own tokens stands for, where these are of any
+    length; None for other vocabularies."""
+    if not words.is_learned:
+        return None
+    from tokenizers import Tokenizer
+
+    text = payload[: options.max_residues].decode("utf-8")
+    ends = [0, *accumulate(len(letter.encode()) for letter in text)]
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    encoded = tokenizer.encode(text, add_special_tokens=False)
+    most = options.max_tokens - words.num_special if options.max_tokens else None
+    return [slice(ends[begin], ends[end]) for begin, end in encoded.offsets[:most]]

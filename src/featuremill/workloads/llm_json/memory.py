@@ -1,0 +1,197 @@
+"""How much memory a language model takes, from its config and the options, before it is loaded.
+
+No torch. tests/test_llm_json_memory.py holds it against what torch allocates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from featuremill.kit.errors import UserError
+from featuremill.workload.hugging_face import json_of
+
+if TYPE_CHECKING:
+    from featuremill.workload import Device, Weights
+    from featuremill.workloads.llm_json.options import Options
+
+NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+FILE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+FLOAT_BYTES = 4
+QUANTISED_BYTES = {"8bit": 1.0, "4bit": 0.5 + 4 / 64}
+"""Of a number, by bitsandbytes: in 4 bits, each 64 of them share a scale in fp32."""
+ROWS_ON_CPU, MOST_ROWS = 16, 64
+"""Rows at once: more make a step longer, and no row cheaper."""
+SHARE_OF_MEMORY = 0.6
+"""Of what is free on a GPU beside the weights: for keys and values."""
+SHARE_OF_VLLM = 0.9
+"""Of a GPU's memory, which vLLM takes however little it needs (its gpu_memory_utilization)."""
+SLACK = 1.1
+"""What the allocator rounds up and cannot use."""
+CPU_PROCESS_MB = 500
+"""Python, torch, transformers and the matrix library's own buffers: measured."""
+CUDA_PROCESS_MB = 750
+"""The CUDA context and loaded kernels: measured on an H200 (`workloads/esm2/memory.py`)."""
+NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
+TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
+"""How the kinds of networks begin whose head is the embedding where the config does not tell."""
+LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
+WIDTH = ("hidden_size", "n_embd", "d_model")
+HEADS = ("num_attention_heads", "n_head", "n_heads")
+KEY_HEADS = ("num_key_value_heads", "num_kv_heads")
+INNER = ("intermediate_size", "n_inner", "ffn_dim")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+class Size(NamedTuple):
+    """What the estimate needs to know of a network; the names are those of its metadata."""
+
+    layers: int
+    width: int
+    heads: int
+    attention_width: int
+    """Of all heads together."""
+    key_width: int
+    """Of all heads of keys together."""
+    inner_width: int
+    """Of the feed-forward part, or of one of its experts."""
+    num_up: int
+    """Products from the width to the inner width: 2 where it is gated."""
+    experts: int
+    vectors: int
+    """Tokens of the embedding and, where they are a table, positions."""
+    vocabulary: int
+    has_own_head: int
+    """1 where the head is not the embedding."""
+    file_number_bytes: int
+    lays_out_scores: int
+    """1 where scores are bent, as in a Gemma 2: then all of them are laid out."""
+
+    @property
+    def num_product_numbers(self) -> int:
+        """Matrices of all layers that are modules of their own, which `quantize` is about."""
+        attention = 2 * self.attention_width + 2 * self.key_width
+        feed_forward = (self.experts == 1) * (self.num_up + 1) * self.inner_width
+        return self.layers * self.width * (attention + feed_forward)
+
+    @property
+    def num_other_numbers(self) -> int:
+        """Embedding, head and norms, and experts, which are one tensor and stay as they are."""
+        head = self.has_own_head * self.vocabulary
+        experts = (self.experts > 1) * self.experts * (self.num_up + 1) * self.inner_width
+        return self.width * (self.vectors + head + self.layers * (4 + experts))
+
+    @property
+    def num_numbers(self) -> int:
+        return self.num_product_numbers + self.num_other_numbers
+
+    @property
+    def file_bytes(self) -> int:
+        """What the numbers take in the checkpoint."""
+        return self.num_numbers * self.file_number_bytes
+
+    def token_bytes(self, number_bytes: int) -> int:
+        """Return what keys and values of a token take in all layers."""
+        return 2 * self.layers * self.key_width * number_bytes
+
+
+def size_told(folder: Path) -> Size:
+    """Return what the config of a network tells of its size.
+
+    Raises:
+        UserError: it has no number of layers, or no width.
+    """
+    path = folder / "config.json"
+    config = json_of(path, "a model's")
+    kind = str(config.get("model_type", ""))
+    config = {**config, **config.get("text_config", {})}  # of a model that also takes images
+    layers, width = _told(config, LAYERS), _told(config, WIDTH)
+    if not (layers and width):
+        raise UserError(
+            f"{path}: it has no {' or no '.join((LAYERS[0], WIDTH[0]))}, so the memory of this "
+            "model is not known; take the config of the model."
+        )
+    heads = _told(config, HEADS) or 1
+    head_width = _told(config, ("head_dim",)) or width // heads
+    key_heads = _told(config, KEY_HEADS) or (1 if config.get("multi_query") else heads)
+    experts = _told(config, EXPERTS)
+    inner = _told(config, INNER) or 4 * width
+    vocabulary = _told(config, ("vocab_size",))
+    is_tied = config.get("tie_word_embeddings", kind.startswith(TIED))
+    number = str(config.get("dtype") or config.get("torch_dtype"))
+    return Size(
+        layers,
+        width,
+        heads,
+        heads * head_width,
+        key_heads * head_width,
+        (experts and _told(config, ("moe_intermediate_size",))) or inner,
+        1 if kind in NOT_GATED else 2,
+        experts or 1,
+        vocabulary + _told(config, ("n_positions",)),
+        vocabulary,
+        has_own_head=int(not is_tied),
+        file_number_bytes=FILE_BYTES.get(number, FLOAT_BYTES),
+        lays_out_scores=int(bool(config.get("attn_logit_softcapping"))),
+    )
+
+
+def _told(config: Mapping[str, Any], names: tuple[str, ...]) -> int:
+    """Return the first number that has one of the names; 0 for none."""
+    return next((int(config[name]) for name in names if config.get(name)), 0)
+
+
+def size_of(weights: Weights) -> Size:
+    """Return the size that the metadata of `weights` tell, or the config in their folder."""
+    if not weights.metadata:
+        return size_told(weights.path)
+    return Size(**{name: int(weights.metadata[name]) for name in Size._fields})
+
+
+def rows_within(free_bytes: float, token_bytes: int, num_tokens: int) -> int:
+    """Return how many rows of so many tokens are computed at once where so much memory is free."""
+    return max(1, min(MOST_ROWS, int(free_bytes * SHARE_OF_MEMORY / (token_bytes * num_tokens))))
+
+
+def weights_bytes(size: Size, options: Options) -> int:
+    """Return what the weights take on the device."""
+    number_bytes = NUMBER_BYTES[options.dtype]
+    of_product = QUANTISED_BYTES.get(options.quantize, number_bytes)
+    return round(size.num_product_numbers * of_product) + size.num_other_numbers * number_bytes
+
+
+def estimate_mb(size: Size, options: Options, device: Device) -> int:
+    """Return the peak in MiB, with prompts as long as the context has room for. Where the memory of
+    a GPU decides how many rows there are, these are of that GPU; an unknown GPU has the most."""
+    assert options.context is not None
+    is_cuda = device.kind == "cuda"
+    number_bytes = NUMBER_BYTES[options.dtype]
+    process_mb = CUDA_PROCESS_MB if is_cuda else CPU_PROCESS_MB
+    held = weights_bytes(size, options)
+    if not is_cuda and size.file_number_bytes != number_bytes:
+        held += size.file_bytes  # pages of the file that are read count as well
+    row = size.token_bytes(number_bytes) * options.context
+    alone = held + row + _working_bytes(size, 1, options.context, number_bytes)
+    if options.engine == "vllm":
+        return round((SLACK * alone / 2**20 + process_mb) / SHARE_OF_VLLM)
+    rows = options.batch_rows or (MOST_ROWS if is_cuda else ROWS_ON_CPU)
+    if is_cuda and not options.batch_rows and device.memory_mb:
+        free = (device.memory_mb - process_mb) * 2**20 - held
+        rows = rows_within(free, size.token_bytes(number_bytes), options.context)
+    # A prompt is computed beside the slots, and then put into one.
+    rows_held = rows if options.batch_rows == 1 else rows + 1
+    working = _working_bytes(size, rows, options.context, number_bytes)
+    return round(SLACK * (held + rows_held * row + working) / 2**20) + process_mb
+
+
+def _working_bytes(size: Size, rows: int, context: int, number_bytes: int) -> int:
+    """Return the peak of a layer that computes a prompt, or of the choice of a token of each row:
+    logits as they are and twice in fp32."""
+    stream = 3 * size.width * number_bytes
+    feed_forward = (size.num_up + 1) * size.inner_width * number_bytes
+    attention = 4 * size.attention_width * number_bytes
+    if size.lays_out_scores:
+        attention += size.heads * context * (number_bytes + FLOAT_BYTES)
+    choice = rows * size.vocabulary * (number_bytes + 2 * FLOAT_BYTES)
+    return max(context * (stream + max(feed_forward, attention)), choice)
