@@ -135,7 +135,13 @@ def test_two_runs_never_share_a_folder(folder, environment):
     copy = folder.disk.parent / "copy"
     shutil.copytree(folder.folder, copy, symlinks=True)  # as cp -a does
     other.folder = copy
-    assert f"files of another run ({folder.link})" in other.run(status=2)
+    other.write(results="../a third disk")
+    (folder.disk.parent / "a third disk").mkdir()
+    said = other.run(status=2)
+    assert f"files of another run ({folder.link})" in said and "mv " not in said
+    other.follow(said)
+    other.run()
+    assert ids(folder.disk.parent / "a third disk" / "my") == ["p1", "p2"]
     third = Folder(folder.disk.parent, environment, "third")
     third.run()
     other.folder = folder.disk.parent / "other"

@@ -32,6 +32,7 @@ def place(run: Run) -> None:
         with refusing():
             run_lock.refuse_lost(link)
         is_there = Path(os.path.realpath(link))
+        _refuse_taken(link, is_there)
         if wanted is not None and Path(os.path.realpath(wanted)) != is_there:
             raise RefusedError(_moving(link, is_there, wanted))
         wanted = is_there
@@ -76,10 +77,10 @@ def _refuse_taken(link: Path, folder: Path) -> None:
     if other is None and any(map(run_lock.read, (folder, *runs_below(folder)))):
         other = folder
     if other is not None and not (link.is_symlink() and other == link.absolute()):
-        raise RefusedError(
-            f"{folder}: there are the files of another run ({other}); give this one another "
-            "`run:`, or have its results in another folder."
-        )
+        remedy = "give this one another `run:`, or have its results in another folder."
+        if link.is_symlink():  # a copy of the other one's
+            remedy = f"for results of its own, type: rm {shlex.quote(str(link))}"
+        raise RefusedError(f"{folder}: there are the files of another run ({other}); {remedy}")
     # Its project may have been moved, or be on a disk that is not mounted.
     lost = run_lock.named_link(folder)
     if other is None and lost not in (None, link.absolute()) and not link.is_symlink():

@@ -114,7 +114,8 @@ def link_to(folder: Path) -> Path | None:
 def named_link(folder: Path) -> Path | None:
     """Return the link that was made to `folder`, be it there or not; None without one."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
-        return Path((folder / formats.LINK).read_text("utf-8"))
+        if text := (folder / formats.LINK).read_text("utf-8"):  # of a full disk it is empty
+            return Path(text)
     return None
 
 
