@@ -146,6 +146,7 @@ def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
 
 def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
     monkeypatch.setattr(known_digests, "LARGE", 10)
+    monkeypatch.setattr(known_digests, "YOUNG_SECONDS", 0)
     monkeypatch.setattr(sources, "LARGE", 10)
     read, sha256_of = [], known_digests.sha256_of
     monkeypatch.setattr(

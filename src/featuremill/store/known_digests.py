@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from pathlib import Path
 
 from featuremill.base.words import human_bytes
@@ -16,6 +17,8 @@ from featuremill.store.formats import KNOWN
 
 LARGE = 100_000_000
 """Bytes from which a digest is worth keeping; fewer are read in less than a second."""
+YOUNG_SECONDS = 2
+"""Within which a file may be written to again and look the same, as clocks of disks tick."""
 log = logging.getLogger("featuremill.files")
 
 
@@ -35,6 +38,8 @@ def known_sha256_of(path: Path, folder: Path) -> str:
             return sha256
     log.info(f"{path}: reading it once ({human_bytes(about.st_size)}), as it came there later")
     sha256 = sha256_of(path)
+    if time.time() - about.st_ctime < YOUNG_SECONDS:
+        return sha256
     with contextlib.suppress(OSError):  # the folder of another user
         write_json(folder / KNOWN, {**known, name: [sha256, looks]}, is_synced=False)
     return sha256
