@@ -101,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed, others = parser.parse_known_args(words, argparse.Namespace(command=command))
         if others:
-            takes = f"featuremill {verb} --help lists what {verb} takes."
-            parser.error(f"{verb} does not take {shlex.join(others)}; {takes}")
+            parser.error(
+                f"{verb} does not take {shlex.join(others)}; see featuremill {verb} --help."
+            )
         status = _run(parsed, words, of_plugin)
-    except SystemExit as end:
-        # Words that mean nothing.
+    except SystemExit as end:  # words that mean nothing
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
             raise SystemExit(of_plugin.error_status) from None
         raise
