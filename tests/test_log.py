@@ -34,7 +34,7 @@ def test_a_word_that_a_verb_does_not_take_is_named_with_its_help(capsys):
     with pytest.raises(SystemExit) as ended:
         main(["status", "results/my", "--resluts", "x"])
     assert ended.value.code == 2
-    said = "status does not take --resluts x; see featuremill status --help."
+    said = "status takes no --resluts x; see featuremill status --help."
     assert said in capsys.readouterr().err
 
 

@@ -101,9 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed, others = parser.parse_known_args(words, argparse.Namespace(command=command))
         if others:
-            parser.error(
-                f"{verb} does not take {shlex.join(others)}; see featuremill {verb} --help."
-            )
+            parser.error(f"{verb} takes no {shlex.join(others)}; see featuremill {verb} --help.")
         status = _run(parsed, words, of_plugin)
     except SystemExit as end:  # words that mean nothing
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
