@@ -30,6 +30,14 @@ def test_a_wrong_verb_gets_the_nearest_and_the_way_to_all(words, said, capsys):
     assert said in capsys.readouterr().err
 
 
+def test_a_word_that_a_verb_does_not_take_is_named_with_its_help(capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "results/my", "--resluts", "x"])
+    assert ended.value.code == 2
+    said = "status takes no --resluts x; see featuremill status --help."
+    assert said in capsys.readouterr().err
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """Return a list whose one entry is the time."""
@@ -44,6 +52,7 @@ def test_every_verb_takes_the_same_words(verb, capsys):
         main([verb, "--help"])
     assert ended.value.code == 0
     told = capsys.readouterr().out
+    assert told.startswith(f"usage: featuremill {verb} ")
     for word in ("-q, --quiet", "-v, --verbose", "--log-file LOG_FILE"):
         assert word in told
 

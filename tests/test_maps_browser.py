@@ -123,6 +123,10 @@ def test_a_search_finds_an_id_an_accession_a_name_and_a_label(page: Path, tab: T
     assert typed(tab, "family 2") == "1,667 found"
     tab.value("document.querySelector('.map-take').click()")
     assert "1,667 records" in tab.value("document.querySelector('.map-count').textContent")
+    told = tab.value("document.querySelector('.map-found').textContent")
+    assert told == "1,667 found, on the list"
+    cut = tab.value("getComputedStyle(document.querySelector('.map-rows td')).overflowWrap")
+    assert cut == "break-word", "no name is cut into pieces"
     assert tab.value("document.querySelectorAll('.map-rows tbody tr').length") == 500
     assert typed(tab, "") == ""
     tab.value("navigator.clipboard.writeText = async (text) => { window.copied = text; }")

@@ -101,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if IS_PROGRAM:
         late_pandas.set_up()
     try:
-        status = _run(
-            parser.parse_args(words, argparse.Namespace(command=command)), words, of_plugin
-        )
-    except SystemExit as end:
-        # Words that mean nothing.
+        parsed, others = parser.parse_known_args(words, argparse.Namespace(command=command))
+        if others:
+            parser.error(f"{verb} takes no {shlex.join(others)}; see featuremill {verb} --help.")
+        status = _run(parsed, words, of_plugin)
+    except SystemExit as end:  # words that mean nothing
         if end.code == UserError.exit_status and of_plugin and of_plugin.error_status:
             raise SystemExit(of_plugin.error_status) from None
         raise
@@ -235,7 +235,7 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
         usage="featuremill [-h] [--version] COMMAND …",
     )
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", prog=parser.prog)
     theirs = {verb: command.summary for verb, command in of_plugins.items()}
     for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
         sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])

@@ -36,7 +36,7 @@ MERGED = {
 REPORTED = {
     "no": "none yet",
     "yes": "report.html",
-    "older": "older than the results or labels",
+    "older": "of older results or other labels",
 }
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}

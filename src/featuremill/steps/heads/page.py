@@ -139,7 +139,7 @@ def warning_of(card: Card) -> str:
     return (
         f"The predicted class is {often} than always {clipped(most)!r} ({accuracy:.3f} and "
         f"{guess:.3f}{more}), although the scores order records better than chance. For a rare "
-        "class, choose a threshold of its score (docs/heads.md)."
+        "class, train with --threshold CLASS --recall 0.8 (threshold in a config)."
     )
 
 

@@ -121,7 +121,9 @@ def _places(
         told = f"t-SNE, perplexity {perplexity:.3g}, seed {about['seed']}"
         if about["records"] < about["of"]:
             told += f", of {about['records']:,} of {about['of']:,} records"
-        told += ". Only who is near whom has a meaning, not distances, sizes or directions."
+        told += (
+            ". Near records are alike; distances between groups, sizes and directions mean nothing."
+        )
         yield {"name": "t-SNE", "axes": told, "xy": _quantised(xy)}
     across, up = (f"component {n} ({share(part, 1)})" for n, part in enumerate(shares.tolist(), 1))
     yield {"name": "PCA", "axes": f"across: {across}; up: {up}", "xy": _quantised(axes)}

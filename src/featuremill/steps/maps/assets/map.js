@@ -172,6 +172,11 @@
 
     const columns = ["id", "accession", "description", ...data.colours.map((each) => each.title)];
     const rowOf = (n) => [data.ids[n], data.accessions[n], data.descriptions[n], ...data.colours.map((each) => String(each.names || each.values[n] === null ? valueOf(each, n) : each.values[n]))];
+    function tell() {
+      const isLeft = [...found].some((n) => !chosenIds.has(n)), where = found.size && !isLeft ? ", on the list" : "";
+      find("found").textContent = find("search").value.trim() ? found.size.toLocaleString("en") + " found" + where : "";
+      find("take").hidden = !isLeft;
+    }
     function list() {
       const of = [...chosenIds].sort((a, b) => a - b), box = find("list");
       box.hidden = !of.length;
@@ -179,6 +184,7 @@
       find("rows").replaceChildren(el("thead", {}, el("tr", {}, ...columns.map((name) => el("th", {}, name)))),
         el("tbody", {}, ...of.slice(0, MOST_LISTED).map((n) => el("tr", {}, ...rowOf(n).map((cell) => el("td", { className: "text" }, cell))))));
       find("more").textContent = of.length > MOST_LISTED ? "The first " + MOST_LISTED + " are shown; a copy has all." : "";
+      tell();
       draw();
     }
     const asText = () => [columns, ...[...chosenIds].sort((a, b) => a - b).map(rowOf)].map((row) => row.map((cell) => cell.replace(/\s+/g, " ")).join("\t")).join("\n") + "\n";
@@ -260,8 +266,7 @@
     function search(isEntered) {
       const wanted = find("search").value.trim().toLowerCase();
       found = new Set(wanted ? texts.flatMap((text, n) => (text.includes(wanted) ? [n] : [])) : []);
-      find("found").textContent = wanted ? found.size.toLocaleString("en") + " found" : "";
-      find("take").hidden = !found.size;
+      tell();
       const exact = wanted ? data.ids.findIndex((id, n) => id.toLowerCase() === wanted || data.accessions[n].toLowerCase() === wanted) : -1;
       if (exact >= 0 || (isEntered && found.size)) choose(exact >= 0 ? exact : [...found][0]);
       else draw();
