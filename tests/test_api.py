@@ -270,8 +270,8 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
         ([], {}, "inputs: there is no record in it; give at least one"),
         (["few.fa", "MKV"], {}, r"inputs\[0\]: few.fa is a file, and a list of strings holds "
          "sequences; give files as pathlib"),
-        (pd.DataFrame({"id": ["a"], "text": ["MKV"]}), {}, "inputs: no column is the sequence "
-         "column among 'id', 'text'"),
+        (pd.DataFrame({"id": ["a"], "text": ["MKV"]}), {}, "inputs: no column of "
+         r"sequences is found \(columns: 'id', 'text'\)"),
         (pd.DataFrame({"id": ["a", "b"], "sequence": ["Zwiebel", 3]}), {}, "inputs: this DataFrame "
          r"cannot be read \(Conversion failed for column sequence with type object\)"),
         (pd.DataFrame([["a", "b"]], columns=["id", "id"]), {}, "inputs: this DataFrame cannot be"),
