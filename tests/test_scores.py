@@ -382,7 +382,7 @@ def test_variants_come_from_a_column_of_the_inputs(write):
     assert other.payload == b"ACDE\n"
     with pytest.raises(UserError, match="variants: listed needs a table of variants"):
         read(write("in.fa", ">a\nMK\n"))
-    with pytest.raises(UserError, match=r"no column is the variant column .* set variant_column"):
+    with pytest.raises(UserError, match=r"no column of variants is found .* set variant_column"):
         read(write("in.csv", "id,sequence\na,MKT\n"))
 
 
