@@ -64,7 +64,9 @@ def test_a_verb_that_starts_ends_without_a_word(stopped_at, module):
 
 
 def test_a_verb_that_imports_while_it_works_ends_without_a_word(stopped_at):
-    status, said = stopped_at("featuremill.inputs.fasta", "featuremill", "init", "my.fa", "--force")
+    status, said = stopped_at(
+        "featuremill.workloads.esm2", "featuremill", "init", "my.fa", "--force"
+    )
     assert status == 128 + signal.SIGINT and said == ""
 
 

@@ -153,7 +153,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
         "encoder": (True, False),
         "esm2": (True, True),
         "esmc": (True, True),
-        "llm_json": (False, False),
+        "llm_json": (True, False),
         "geneformer": (True, False),
         "imported": (False, False),
         "pac": (False, False),
