@@ -89,8 +89,8 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
 @pytest.mark.parametrize(
     ("key", "value", "verbs"),
     [
-        ("inputs", ["other.fa"], {"plan", "merge", "report"}),
-        ("outputs", ["npy"], {"merge", "report"}),
+        ("inputs", ["other.fa"], {"plan", "deliver", "merge", "report"}),
+        ("outputs", ["npy"], {"deliver", "merge", "report"}),
         ("max_failed", 3, {"merge", "report"}),
         ("labels", {"file": "labels.tsv", "column": "family"}, {"report"}),
         ("keep", "results", set()),
