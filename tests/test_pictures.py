@@ -17,8 +17,9 @@ INDEX = ROOT / "docs" / "index.md"
 MOST_BYTES = 150_000
 FEWEST_LETTERS = 30
 """Of the text in place of a picture."""
-BESIDE_THE_LINE = {"not_installed", "common", "weights", "export", "partial"}
-"""Rule files that the figure leaves out: helpers, weights, and what has to be asked for."""
+BESIDE_THE_LINE = {"not_installed", "common", "weights", "deliver", "export", "partial"}
+"""Rule files that the figure leaves out: helpers, weights, what large runs alone have, and what has
+to be asked for."""
 SVG = "{http://www.w3.org/2000/svg}"
 FENCE = re.compile(r"^( *```+).*?^\1$", re.MULTILINE | re.DOTALL)
 IN_HTML = re.compile(r'<img\b[^>]*?\balt="([^"]*)"[^>]*?\bsrc="([^"]*)"')

@@ -461,7 +461,8 @@ def test_names():
     assert weights.name_of("/data/esm2_t6_8M_UR50D.pt") == "esm2_t6_8M_UR50D"
     assert weights.name_of("./mein Modell.safetensors") == "mein_Modell"
     assert weights.name_of("nets/fine/model.safetensors") == "fine"
-    for wrong, hint in (("esm2_t6_8M", "'esm2_t6_8M_UR50D'"), ("ProtT5", "mill_t6_8M")):
+    hints = {"esm2_t6_8M": "'esm2_t6_8M_UR50D'", "ProtT5": "Rostlab/prot_t5", "ours": "mill_t6_8M"}
+    for wrong, hint in hints.items():
         with pytest.raises(UserError, match=re.escape(hint)):
             weights.name_of(wrong)
 
