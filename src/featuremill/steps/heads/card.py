@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -163,6 +164,16 @@ class Card(JsonFile):
     def columns(self) -> list[str]:
         """The columns of its scores in tables; the value of a regression."""
         return [f"score_{name}" for name in self.classes] or ["value"]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """The metadata of a Parquet file with its predictions: which head made them, and of what
+        features."""
+        provenance = {
+            "head_sha256": self.sha256,
+            "features": [part.as_json() for part in self.features],
+        }
+        return {"featuremill": json.dumps(provenance, sort_keys=True)}
 
     @property
     def is_guessing(self) -> bool:

@@ -66,6 +66,18 @@ def write_columns(
     return sha256_of(path)
 
 
+def checked(folder: Path, card: Card) -> Path:
+    """Return the path of what was held out from the head in `folder`.
+
+    Raises:
+        IntegrityError: it is gone or was changed.
+    """
+    path = folder / HELD_OUT
+    if not path.is_file() or sha256_of(path) != card.held_out_sha256:
+        raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
+    return path
+
+
 def read(folder: Path, card: Card) -> HeldOut | None:
     """Return the held-out scores of the head in `folder`; None for an imported head.
 
@@ -76,10 +88,7 @@ def read(folder: Path, card: Card) -> HeldOut | None:
 
     if card.held_out_sha256 is None:
         return None
-    path = folder / HELD_OUT
-    if not path.is_file() or sha256_of(path) != card.held_out_sha256:
-        raise IntegrityError(f"{path}: it is gone or not what was written; train the head again.")
-    table = pq.read_table(path)
+    table = pq.read_table(checked(folder, card))
     scores = [table[name].to_numpy() for name in card.columns]
     ids = whole_ids(with_keys(table)).to_pylist()
     sha256s, labels, groups = (table[name].to_pylist() for name in ("sha256", "label", "group"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -279,14 +278,10 @@ def _parquet(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Wri
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    provenance = {
-        "head_sha256": head.sha256,
-        "features": [part.as_json() for part in head.features],
-    }
     columns = dict.fromkeys(_texts(head, id_columns), pa.string())
     columns |= dict.fromkeys(map(one_line, head.columns), pa.float64())
     columns[held_out.COLUMN] = pa.string()
-    schema = pa.schema(columns, metadata={"featuremill": json.dumps(provenance, sort_keys=True)})
+    schema = pa.schema(columns, metadata=head.metadata)
     with pq.ParquetWriter(path, schema, compression="zstd") as file:
 
         def write(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -19,8 +18,8 @@ import pyarrow.parquet as pq
 from featuremill import features, inputs
 from featuremill.features import Failure, Matrix
 from featuremill.kit.arrays import matrices
-from featuremill.kit.errors import IntegrityError, UserError
-from featuremill.kit.files import delivering, sha256_of
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import delivering
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import Progress, counted, one_line, records
@@ -162,11 +161,7 @@ class Heads:
             prefix, is_of_fold, rest = name.rpartition(".")
             fold = int(prefix.removeprefix("fold_")) if is_of_fold else None
             self._tensors.setdefault(fold, {})[rest] = tensor
-        path = folder / card.HELD_OUT
-        if not path.is_file() or sha256_of(path) != self.card.held_out_sha256:
-            raise IntegrityError(
-                f"{path}: it is gone or not what was written; train the head again."
-            )
+        path = held_out.checked(folder, self.card)
         table = pq.read_table(path, columns=["sha256", "fold"])
         pairs = zip(table["sha256"].to_pylist(), table["fold"].to_pylist(), strict=True)
         self._fold_of: Mapping[str, int] = dict(pairs)
@@ -283,16 +278,11 @@ class _Scores:
     """Writes scores: a row a record, a list a class; about AT_ONCE residues at a time."""
 
     def __init__(self, path: Path, head: card.Card, id_columns: IdColumns) -> None:
-        provenance = {
-            "head_sha256": head.sha256,
-            "features": [part.as_json() for part in head.features],
-        }
         self._id_columns = id_columns
         self._columns = head.columns
         of_scores = dict.fromkeys(head.columns, pa.list_(pa.float32()))
         columns = {**dict.fromkeys(id_columns.names, pa.string()), **of_scores}
-        about = {"featuremill": json.dumps(provenance, sort_keys=True)}
-        self._schema = pa.schema(columns, metadata=about)
+        self._schema = pa.schema(columns, metadata=head.metadata)
         self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
         self._rows: list[dict[str, Any]] = []
         self._num_residues = 0
