@@ -10,6 +10,8 @@ from typing import NamedTuple
 import torch
 from safetensors.torch import save_file
 
+from featuremill.workloads.encoder import padding
+
 RESIDUES = "LAGVESIKRDTPNQFYMHCWXUBZO"  # ProtBERT's order
 IUPAC = "ACGTRYSWKMBDHVN"
 SIZES = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -262,3 +264,15 @@ class Reference:
         """Return hidden_TE of all layers."""
         ids = torch.tensor([self.ids(letters)])
         return [state[0] for state in self.model(ids, output_hidden_states=True).hidden_states]
+
+
+def all_layers(model, letters, most_filling):
+    """Return hidden_TE of each layer of each sequence, computed in groups."""
+    tokens = [model.vocabulary.tokens(text.encode()) for text in letters]
+    layers = range(model.encoder.num_layers + 1)
+    found = {}
+    for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
+        hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
+        for row, place in enumerate(group.places):
+            found[place] = [hidden[layer][row, : len(tokens[place])] for layer in layers]
+    return [found[place] for place in range(len(letters))]

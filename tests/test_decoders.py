@@ -12,6 +12,7 @@ import torch
 import transformers
 import yaml
 from decoder_models import NETWORKS, TEXTS, write
+from encoder_models import all_layers
 from encoder_models import write as write_encoder
 from esm2_models import relative_l2
 from programs import Desk
@@ -24,7 +25,6 @@ from featuremill.contract import WorkloadContract
 from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, find_workload, plain_weights, weights
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import padding
 
 CPU = cpu()
 FP32_L2 = 1e-5
@@ -70,17 +70,6 @@ def theirs(folder, texts, dtype=torch.float32):
             states = model(input_ids=ids, output_hidden_states=True).hidden_states
         found.append((ids[0].tolist(), [state[0] for state in states]))
     return found
-
-
-def all_layers(model, texts, most_filling):
-    tokens = [model.vocabulary.tokens(text.encode()) for text in texts]
-    layers = range(model.encoder.num_layers + 1)
-    found = {}
-    for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
-        hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
-        for row, place in enumerate(group.places):
-            found[place] = [hidden[layer][row, : len(tokens[place])] for layer in layers]
-    return [found[place] for place in range(len(texts))]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

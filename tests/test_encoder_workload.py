@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 import torch
 import yaml
-from encoder_models import IUPAC, KINDS, NT_TOKENS, TRUE_SIZES, Reference, dna, write
+from encoder_models import IUPAC, KINDS, NT_TOKENS, TRUE_SIZES, Reference, all_layers, dna, write
 from esm2_models import ROOT, cosines, demo_proteins, relative_l2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -66,18 +66,6 @@ def asked(folder, name, **options):
 def loaded(folder, name, **options):
     resolved, found = asked(folder, name, **options)
     return encoder.load(resolved, [CPU], found)
-
-
-def all_layers(model, letters, most_filling):
-    """Return hidden_TE of each layer of each sequence, computed in groups."""
-    tokens = [model.vocabulary.tokens(text.encode()) for text in letters]
-    layers = range(model.encoder.num_layers + 1)
-    found = {}
-    for group in padding.groups(tokens, model.vocabulary, 4096, most_filling):
-        hidden = model.encoder.hidden_states(group.tokens_BT, group.is_token_BT, layers)
-        for row, place in enumerate(group.places):
-            found[place] = [hidden[layer][row, : len(tokens[place])] for layer in layers]
-    return [found[place] for place in range(len(letters))]
 
 
 @pytest.mark.parametrize("name", KINDS)

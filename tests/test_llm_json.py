@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from bench.llm_json import PROMPT, SCHEMA
 from conftest import ROOT
 from decoder_models import NETWORKS, write
 from hypothesis import given, settings
@@ -1059,28 +1060,6 @@ def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):
 
 # A model that was trained, and real notes
 
-ASKED = """\
-Read this medical note and give the patient's sex, the age in years (null where it is not said), \
-the specialty and up to three diagnoses, as JSON.
-
-{{ note }}
-"""
-WANTED = {
-    "type": "object",
-    "properties": {
-        "sex": {"enum": ["female", "male", "unknown"]},
-        "age": {"type": ["integer", "null"], "minimum": 0, "maximum": 120},
-        "specialty": {"type": "string", "maxLength": 40},
-        "diagnoses": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": 60},
-            "maxItems": 3,
-        },
-    },
-    "required": ["sex", "age", "diagnoses"],
-    "additionalProperties": False,
-}
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
@@ -1092,8 +1071,8 @@ def test_real_notes_with_smollm2(tmp_path, monkeypatch):
         told = json.load(archive.extractfile(f"medcat-2.9.0/{MEDCAT_NOTES}"))
     documents = [document for project in told["projects"] for document in project["documents"]]
     notes(tmp_path, [[f"n{number}", one["text"]] for number, one in enumerate(documents)])
-    (tmp_path / "prompt.jinja").write_text(ASKED)
-    (tmp_path / "schema.json").write_text(json.dumps(WANTED))
+    (tmp_path / "prompt.jinja").write_text(PROMPT)
+    (tmp_path / "schema.json").write_text(json.dumps(SCHEMA))
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)  # several wait for each other on a machine with other work
     model = loaded(max_tokens=160)
@@ -1108,7 +1087,7 @@ def test_real_notes_with_smollm2(tmp_path, monkeypatch):
     reasons = [reason for reason in values["reason"].to_pylist() if reason]
     print(f"{len(rows)} of {len(given)} in {seconds:.0f} s of processor; {tokens}; {reasons}")
     for row in rows:
-        jsonschema.validate(json.loads(row["json"]), WANTED, jsonschema.Draft202012Validator)
+        jsonschema.validate(json.loads(row["json"]), SCHEMA, jsonschema.Draft202012Validator)
     assert len(rows) >= len(given) - 3 and len({row["json"] for row in rows}) > len(rows) / 2
     few = sorted(range(len(given)), key=lambda place: len(given[place]))[:3]
     again = values_of(llm_json, model, [given[place] for place in few], 1)
