@@ -85,6 +85,9 @@ class Slots(Cache):  # type: ignore[misc]
         self._network, self._shape, self._beginning = network, (num_slots, num_tokens), beginning
         self._lengths = torch.zeros(num_slots, dtype=torch.long, device=network.device)
         self.num_rows = 0
+        self.longest = 0
+        """Tokens of the longest row before a step: read once in it, as each reading waits for the
+        device."""
         super().__init__(layers=[_Layer(self) for _ in range(text.num_hidden_layers)])
 
     def give(self, slot: int, tokens: Sequence[int]) -> Tensor:
@@ -112,6 +115,7 @@ class Slots(Cache):  # type: ignore[misc]
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Compute the next token of each row; return the logits (R, V) of those behind them."""
+        self.longest = int(self.lengths.max())
         lengths_R1 = self.lengths[:, None]
         numbers_T = torch.arange(self.longest + 1, device=lengths_R1.device)
         sees_R11T = (numbers_T <= lengths_R1)[:, None, None]
@@ -131,10 +135,6 @@ class Slots(Cache):  # type: ignore[misc]
     def lengths(self) -> Tensor:
         """Tokens of each row, (R)."""
         return self._lengths[: self.num_rows]
-
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max())
 
     def _masks(self, sees_R11T: Tensor, numbers_T: Tensor) -> Any:
         """Return what the network takes for a mask: one, or one for each kind of its layers."""
