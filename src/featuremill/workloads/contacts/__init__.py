@@ -269,8 +269,8 @@ def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Seque
     of_attention = num_maps * sum(
         length**2 for length, wanted in zip(lengths, with_attention, strict=True) if wanted
     )
-    if max(of_maps, of_attention) > MOST_NUMBERS:
-        raise RecordFailed(TOO_MANY.name, TOO_MANY.reason(f"{max(of_maps, of_attention):,}"))
+    if (most := max(of_maps, of_attention)) > MOST_NUMBERS:
+        raise RecordFailed(TOO_MANY.name, f"{most:,} numbers")
 
 
 def run(model: Model, batch: Batch) -> Result:

@@ -101,9 +101,7 @@ class Watch:
         device = qkv_T3Hd.device
         if self._sums and self._sums[0].weighted_LL.device != device:
             self._sums = [sums.to(device) for sums in self._sums]
-        parts = [
-            slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)
-        ]
+        parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
         tiles = [_tiles(number, part, device.type) for number, part in enumerate(parts)]
         columns = [
             torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
@@ -136,8 +134,8 @@ class Watch:
             key_hdL = qkv_L3Hd[:, 1, heads].permute(1, 2, 0).float()
             found_hRL = torch.bmm(query_hRd, key_hdL).softmax(-1)
             value_hLd = qkv_L3Hd[:, 2, heads].transpose(0, 1).float()
-            context_LHd[rows, heads] = torch.bmm(found_hRL, value_hLd).transpose(0, 1).to(
-                context_LHd.dtype
+            context_LHd[rows, heads] = (
+                torch.bmm(found_hRL, value_hLd).transpose(0, 1).to(context_LHd.dtype)
             )
             if not self.maps or first >= last:
                 continue

@@ -84,14 +84,16 @@ def pairs_of(found: Map, options: Options) -> tuple[Any, Any, Any]:
 def _pairs(proteins: Sequence[bytes], maps: Sequence[Map], options: Options) -> pa.Array:
     every = [pairs_of(found, options) for found in maps]
     letters = [np.frombuffer(protein, "S1").astype("U1") for protein in proteins]
-    sides = [
-        [pair[side] for pair in every] for side in (0, 1)
-    ]
+    sides = [[pair[side] for pair in every] for side in (0, 1)]
     columns = [
         *(numbers((np.concatenate(side) + 1).astype(np.int32)) for side in sides),
         *(
             pa.array(
-                [str(letter) for some, at in zip(letters, side, strict=True) for letter in some[at]],
+                [
+                    str(letter)
+                    for some, at in zip(letters, side, strict=True)
+                    for letter in some[at]
+                ],
                 pa.string(),
             )
             for side in sides

@@ -1,4 +1,4 @@
-"""The regression that makes contacts of attention: a number for each head of each layer, and a bias.
+"""The regression: contacts of attention, by a number for each head of each layer, and a bias.
 
 It was fitted by ESM's authors on 20 proteins of known structure (Rao et al. 2021,
 doi:10.1101/2020.12.15.422761). It belongs to one network.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -84,22 +84,20 @@ def read(path: Path, num_layers: int, num_heads: int) -> Regression:
 
 def _tensors(path: Path) -> Mapping[str, Tensor]:
     """Return the tensors in `path`. Nothing in it is executed."""
+    raw: Any
     try:
         if path.suffix == ".safetensors":
-            return load_file(path)
-        raw = torch.load(path, map_location="cpu", weights_only=True)
-    except SafetensorError as error:
-        raise _unreadable(path, error) from None
+            raw = load_file(path)
+        else:
+            raw = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # bytes that are no pickle can raise any exception
-        raise _unreadable(path, error) from None
+        reason = clipped(str(error).partition("\n")[0])
+        raise UserError(
+            f"{path}: this regression cannot be read ({reason}); fetch it again."
+        ) from None
     tensors = raw.get("model", raw) if isinstance(raw, dict) else {}
     found = tensors.items() if isinstance(tensors, dict) else ()
     return {key: value for key, value in found if isinstance(value, Tensor)}
-
-
-def _unreadable(path: Path, error: Exception) -> UserError:
-    reason = clipped(str(error).partition("\n")[0])
-    return UserError(f"{path}: this regression cannot be read ({reason}); fetch it again.")
 
 
 def added(checkpoint: Checkpoint, found: Regression) -> Checkpoint:
