@@ -247,7 +247,7 @@ def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch
     _, loaded, _ = ready(name, cache, attention_of="a")
     few = [b"MKTAYIAKQRQISF\n", b"MKTAYIAKQRQISK\n"]
     for chosen in (few, [PROTEINS[-1].encode() + b"\n"]):
-        with pytest.raises(RecordFailed, match="[0-9] numbers"):
+        with pytest.raises(RecordFailed, match=r"[0-9] numbers"):
             contacts.prepare(loaded, chosen, 4096)
     for payload in (few[0], PROTEINS[-3][:40].encode()):
         contacts.prepare(loaded, [payload], 4096)
@@ -483,7 +483,7 @@ def test_contacts_of_sequences_in_memory(surroundings):
 
 def test_the_report_draws_the_listed_pairs_of_six_proteins(network, cache):
     _, name = network
-    settled, loaded, _ = ready(name, cache, pairs="top")
+    _, loaded, _ = ready(name, cache, pairs="top")
     proteins = demo_proteins(8, 120)
     values = values_of(contacts, loaded, payloads_of(proteins), 4096)
     table = values.append_column("id", pa.array([f"p{n}" for n in range(8)]))
