@@ -240,6 +240,26 @@ def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
     assert (one, other) == (None, None) and "not finite" in bad
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkeypatch):
+    _, name = network
+    expected = computed(name, cache, payloads_of(PROTEINS[:4]))
+    real = attention.Watch._attend
+
+    def attend(self, *rest):
+        if len(self._sums) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        real(self, *rest)
+
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    monkeypatch.setattr(attention.Watch, "_attend", attend)
+    options = {"model": name, "dtype": "fp32", "output_dtype": "float32"}
+    with pytest.warns(UserWarning, match="memory"):
+        table = featuremill.compute(PROTEINS[:4], "contacts", options, device="cpu")
+    for row, (_, found) in zip(expected, table.iterrows(), strict=True):
+        assert [list(each) for each in found["contact_map"]] == row["contact_map"]
+    featuremill.forget_model()
+
+
 def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch):
     reference, name = network
     num_maps = reference.num_layers * reference.attention_heads

@@ -286,7 +286,7 @@ def run(model: Model, batch: Batch) -> Result:
         pass  # attention is looked at on the way
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = watch.contacts() if model.options.needs_regression else iter(())
-    attentions = [maps if maps is None else maps.numpy() for maps in watch.maps]
+    attentions = [maps if maps is None else maps.numpy() for maps in watch.attention()]
     return Result(Transfer(contacts, Slabs(num_bytes, 1)), batch.proteins, attentions)
 
 
