@@ -370,6 +370,24 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
         assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
 
 
+def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    for model in ("mill_t6_8M", "esm2_t33_650M_UR50D"):
+        main(["doctor", "--model", model, "--workload", "contacts"])
+        assert f"{model} takes about" in capsys.readouterr().out
+    told = [
+        contacts.memory_mb(
+            contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", max_residues=longest),
+            CPU,
+            contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D")),
+            8192,
+        )
+        for longest in (1000, 8190)
+    ]
+    # Beside sums and probabilities of two batches, a few matrices of the longest protein.
+    assert told[1] - told[0] > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
+
+
 def test_a_regression_of_another_network_or_none_at_all_is_refused(cache, tmp_path):
     path = str(save(random_network(), tmp_path / "fair.pt"))
     beside = tmp_path / "fair-contact-regression.pt"

@@ -51,6 +51,7 @@ __all__ = [
     "figures",
     "load",
     "memory_mb",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
@@ -146,6 +147,13 @@ def cost(payload: bytes, options: Options) -> int:
 def weights(options: Options) -> str:
     """Return the model."""
     return options.model
+
+
+def options_of_model(model: str) -> Options:
+    """Return the options of a question about `model`: attention where there is no regression."""
+    if model in CHECKPOINTS.bundled_names():
+        return Options(model=model, pairs="none", maps=False, attention_of=(model,))
+    return Options(model=model)
 
 
 def caution(options: Options) -> str:
