@@ -68,7 +68,8 @@ def ours(path: Path, dtype: str, cache: Path) -> Callable[[Sequence[str]], Maps]
     """Return a function that computes the same by the workload, its model loaded."""
     found = conversion.weights_of(conversion.convert(str(path), cache, "contacts"))
     asked = {"model": str(path), "dtype": dtype, "long": "full", "output_dtype": "float32"}
-    options = contacts.resolve(contacts.Options(**asked, pairs="top"), cpu(), found)
+    settled = contacts.Options.model_validate(asked | {"pairs": "top"})
+    options = contacts.resolve(settled, cpu(), found)
     model = contacts.load(options, [cpu()], found)
 
     def compute(proteins: Sequence[str]) -> Maps:
