@@ -161,6 +161,20 @@ def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache
     assert again == row
 
 
+def test_the_number_of_threads_changes_no_bit(network, cache):
+    _, name = network
+    _, loaded, _ = ready(name, cache)
+    payloads, before = payloads_of(PROTEINS), torch.get_num_threads()
+    found = []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(values_of(contacts, loaded, payloads, 4096))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equals(found[1]) and found[0].equals(found[2])
+
+
 def test_bf16_stays_near_fp32(cache, network):
     if not CPU.has_bf16:
         pytest.skip("this CPU has no bf16")

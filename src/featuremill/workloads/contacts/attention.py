@@ -165,9 +165,19 @@ class Watch:
     def contacts(self) -> Iterator[Tensor]:
         """Yield probabilities_LL of each sequence of the pack, once all layers were computed."""
         assert self._regression is not None and self._layer == self._shape[0]
-        sums, self._sums = self._sums, []
-        while sums:
-            yield self._contacts(sums.pop(0))
+        sums, self._sums = dict(enumerate(self._sums)), []
+        if sums[0].weighted_LL.device.type != "cpu":
+            for number in list(sums):
+                yield self._contacts(sums.pop(number))
+            return
+        # Each in one lane: several threads at one product would round by their number.
+        found: dict[int, Tensor] = {}
+
+        def finish(number: int) -> None:
+            found[number] = self._contacts(sums.pop(number))
+
+        lanes.each(finish, list(sums))
+        yield from (found[number] for number in sorted(found))
 
     def _contacts(self, sums: Sums) -> Tensor:
         assert self._regression is not None
