@@ -33,7 +33,7 @@ from featuremill.workload import RecordFailed, option_files
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
-from featuremill.workloads.contacts import attention, columns, contact_maps, sources
+from featuremill.workloads.contacts import attention, columns, contact_maps, sources, tiles
 
 CPU = cpu()
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", "MK", "X-.UZO", *demo_proteins(3, 300)]
@@ -150,8 +150,8 @@ def test_attention_is_that_of_each_head_of_each_layer(network, cache):
 def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache, monkeypatch):
     reference, name = network
     protein = PROTEINS[-1]
-    monkeypatch.setitem(attention.TILE_BYTES, "cpu", 4 * 7 * len(protein))
-    assert len(attention._tiles(0, slice(0, len(protein) + 2), "cpu")) > 10
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 4 * 7 * len(protein))
+    assert len(tiles.of(0, slice(0, len(protein) + 2), "cpu")) > 10
     (row,) = computed(name, cache, [protein.encode()])
     np.testing.assert_allclose(row["contact_map"], theirs(reference, protein), rtol=0, atol=1e-5)
     settled, _, found = ready(name, cache)
@@ -382,6 +382,16 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
     for model in (bare, "mill_t6_8M"):
         (row,) = computed(model, cache, [b"MKTAYI\n"], pairs="none", maps=False, attention_of="a")
         assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
+
+
+def test_what_memory_is_needed_is_known_without_torch():
+    code = (
+        "import sys; from featuremill.lease.devices import cpu\n"
+        "from featuremill.workloads import contacts as c; o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
+        "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[1] == "False"
 
 
 def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
