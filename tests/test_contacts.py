@@ -387,7 +387,8 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
 def test_what_memory_is_needed_is_known_without_torch():
     code = (
         "import sys; from featuremill.lease.devices import cpu\n"
-        "from featuremill.workloads import contacts as c; o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
+        "from featuremill.workloads import contacts as c\n"
+        "o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
         "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
