@@ -461,6 +461,10 @@ def test_attention_is_of_the_proteins_that_are_named(tmp_path):
     one, other, bad = contacts.records([path], options)
     assert (one.payload, one.length) == (b"MKTAYI\n", 6) and other == plain[1] and bad.reason
     assert contacts.cost(one.payload, options) == 8 and contacts.cost(other.payload, options) == 10
+    other_path = tmp_path / "more.fa"
+    other_path.write_text(">d\nMKTA\n")
+    named = contacts.Options(**asked, attention_of="d")
+    assert [r.payload for r in contacts.records([path, other_path], named)][-1] == b"MKTA\n"
     with pytest.raises(UserError, match=r"^options.attention_of: no protein of the inputs is call"):
         list(contacts.records([path], contacts.Options(**asked, attention_of=["b", "P3530"])))
 
