@@ -1,9 +1,10 @@
 """The worker's loop: one batch is prepared, one computed and one written at the same time.
 
-One thread prepares a batch ahead, unless one of the two has to be alone. The loop launches it. A second thread collects and checks it, and
-a third commits it, in order. At most two batches are launched and not yet committed: so the device
-waits only where writing is slower than computing, and memory is bounded. Collecting never waits for
-the disk, so the time when the device finished, and how long it then waited for the disk, are known.
+One thread prepares a batch ahead, unless one of the two has to be alone. The loop launches it. A
+second thread collects and checks it, and a third commits it, in order. At most two batches are
+launched and not yet committed: so the device waits only where writing is slower than computing, and
+memory is bounded. Collecting never waits for the disk, so the time when the device finished, and
+how long it then waited for the disk, are known.
 
 A batch that fails is tried again in smaller pieces, with nothing beside it. Batches launched after
 it are computed again, so that the rows of a part keep their order.

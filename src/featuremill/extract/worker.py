@@ -98,9 +98,7 @@ def main() -> int:
 def _leave_with_worker(events: int) -> None:
     """Have a child that the workload forked end when this process does, and hold no end of the
     `events`: the supervisor reads them to their end, and a child may hang for ever."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, events, inheritable=False)
-    os.close(nowhere)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), events, inheritable=False)
     this_process.die_with_parent(os.getppid(), signal.SIGKILL)
 
 

@@ -58,9 +58,7 @@ def prepare(workflow: Any, run: Run) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
         say_what_is_computed_again(run)
-    is_done = (
-        run_lock.path_of(Path(run.folder)) in _claimed
-    )  # for an earlier `use rule` of the module
+    is_done = run_lock.path_of(Path(run.folder)) in _claimed  # by an earlier `use rule`
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
         refuse_default_storage(workflow)
