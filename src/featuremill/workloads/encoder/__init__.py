@@ -74,7 +74,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "3"
+VERSION = "4"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
@@ -84,7 +84,8 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
 USUAL_TOKENS = 1024
-"""What a network sees at once where nothing in it ends and its config says no more."""
+"""What a network sees at once where nothing in it ends, its config says no more, and its authors do
+not compute records whole."""
 MOST_TOKENS = 4096
 """Of a record, where tokens have any length and the config sets no limit."""
 NO_BASES = b"EFILPQ"
@@ -269,12 +270,20 @@ def _settled(options: Options, folder: Path) -> Options:
             "truncate or refuse."
         )
     usual = most or facts.trained_tokens or USUAL_TOKENS
-    most_letters, most_tokens = options.max_residues, options.max_tokens
-    if options.long != "full" and is_by_token:
+    long, most_letters, most_tokens = options.long, options.max_residues, options.max_tokens
+    if facts.architecture.is_whole and most_letters is None and not is_by_token:
+        if long == "refuse":
+            raise UserError(
+                "options.long: refuse: this network takes records of any length; give max_residues "
+                "with it, or leave long out."
+            )
+        long = "full"
+    if long != "full" and is_by_token:
         most_tokens = most_tokens or min(usual, MOST_TOKENS)
-    elif options.long != "full":
+    elif long != "full":
         most_letters = most_letters or words.letters_in(usual)
     settled = {
+        "long": long,
         "max_residues": most_letters,
         "max_tokens": most_tokens,
         "letters_per_token": options.letters_per_token or words.letters_per_token,

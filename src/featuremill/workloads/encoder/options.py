@@ -48,14 +48,15 @@ class Options(ResidueOptions, SequenceOptions):
     long: Literal["truncate", "refuse", "full"] = "truncate"
     """What happens to records of more than `max_residues`: `truncate` keeps the first ones,
     `refuse` lists them among the refused, `full` computes them whole (not where the network has a
-    table of positions, which ends)."""
+    table of positions, which ends). A T5 computes all whole unless `max_residues` is given."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues (amino acids or bases) of a record that the network sees. If not given, as many as
-    its positions hold: 1022 for ESM-1b, 510 for a BERT of letters, 515 for DNABERT-1 of 6-mers,
-    5994 for the Nucleotide Transformer 1; where these have no end, what it was trained with: 1022
-    for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
-    config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
-    more than the network was trained with get a note."""
+    """Residues (amino acids or bases) of a record that the network sees. If not given, all of them
+    in a T5 (ProtT5, ProstT5, Ankh), as its authors compute; else as many as its positions hold:
+    1022 for ESM-1b, 510 for a BERT of letters (39998 for ProtBERT, whose table is longer), 515 for
+    DNABERT-1 of 6-mers, 5994 for the Nucleotide Transformer 1; where these have no end, what it was
+    trained with: 1022 for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide
+    Transformer 2; where the config does not say that, what 1,024 tokens hold. Records that are
+    computed with more than the network was trained with get a note."""
     alphabet: Literal["proteins", "nucleotides", "texts"]  # type: ignore[assignment]
     """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), or `texts`:
     rows of tables, and .txt files, each of which is one text, for a network whose folder has a
