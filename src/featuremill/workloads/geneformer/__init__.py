@@ -79,8 +79,8 @@ SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
 """`cosine` compares the cell with the perturbed cell, by the option `shift`; float64, since it is
-near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted and the
-only one, or is overexpressed and first already."""
+near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted
+and the only one, or is overexpressed and first already."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
 """The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
 cell's."""
