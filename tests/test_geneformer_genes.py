@@ -36,6 +36,7 @@ from test_geneformer import (
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
+from featuremill.store import disk_space
 from featuremill.workload.compute import values_of
 from featuremill.workload.outputs import Target
 from featuremill.workloads import geneformer
@@ -409,6 +410,19 @@ def test_no_gene_at_all_is_a_table_without_rows(tmp_path):
     kinds = {"genes": pa.list_(pa.string()), "genes_layer_2": pa.list_(pa.list_(pa.float16(), 2))}
     table = pa.table({"genes": [[], []], "genes_layer_2": [[], []]}, pa.schema(kinds))
     assert len(embeddings_of([table], table.schema, tmp_path / "a.parquet")) == 0
+
+
+def test_space_is_asked_for_as_many_vectors_a_cell_as_there_are_genes_in_the_list(place):
+    options, found = resolved(place, "V2", gene_vectors=True, genes=KNOWN[:2])
+    of_two = geneformer.schema(options, found)
+    options, found = resolved(place, "V2", gene_vectors=True)
+    of_all = geneformer.schema(options, found)
+    told = [disk_space.expected_bytes(each, 1000, 2_000_000) for each in (of_two, of_all)]
+    assert told == [1000 * 32 * (4 + 2 * number) for number in (2, 2000)]
+    a_gene = [disk_space.expected_bytes(each, 0, 1) for each in (of_two, of_all)]
+    assert a_gene == [64, 64]
+    few = [disk_space.expected_bytes(each, 1000, 1500) for each in (of_two, of_all)]
+    assert few == [32 * (4000 + 2 * 1500)] * 2
 
 
 # Shifts of genes

@@ -218,7 +218,10 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
         return pooled
     number = pa.float16() if options.output_dtype == "float16" else pa.float32()
     vectors = pa.list_(pa.list_(number, width))
-    of_genes = [pa.field(f"{GENES}_layer_{layer}", vectors) for layer in options.layers]
+    most = {} if options.genes == ALL else {"most_a_row": f"{len(options.genes)}"}
+    of_genes = [
+        pa.field(f"{GENES}_layer_{layer}", vectors, metadata=most) for layer in options.layers
+    ]
     return pa.schema([*pooled, names, *of_genes])
 
 
