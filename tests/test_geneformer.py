@@ -609,7 +609,7 @@ def test_deleting_a_token_is_encoding_anew_without_its_counts(place, tmp_path):
         less[0, GENES.index(names[gone])] = 0
         (found,) = _encoded(less, place, tmp_path)
         cell = cells.Cell(np.array([gone]), np.array(whole))
-        (deleted,) = cells.possible(cell, options_of(place, perturb="delete"))
+        (deleted,) = cells.possible(cell, options_of(place, perturb="delete"), 4094)
         assert found == deleted.tokens.tolist()
 
 
@@ -664,7 +664,7 @@ def test_genes_together_that_are_first_already_are_not_overexpressed(place):
     own = cells.cell_of(records[0].payload).tokens
     for chosen, is_moved in ([first, second], False), ([second, first], True), ([second], True):
         cell = cells.Cell(np.array(chosen), own)
-        assert bool(cells.possible(cell, options)) == is_moved
+        assert bool(cells.possible(cell, options, 4094)) == is_moved
 
 
 def test_a_cell_is_computed_once_a_block_beside_its_perturbations(place, monkeypatch):
@@ -910,7 +910,7 @@ def test_deleting_a_token_equals_encoding_real_cells_anew(human, tmp_path):
     less = [cells.cell_of(r.payload).tokens for r in read(path, options)]
     asked = options_of(human, perturb="delete")
     for own, token, found in zip(whole, gone, less, strict=True):
-        (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked)
+        (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked, 4094)
         assert np.array_equal(found, deleted.tokens)
 
 
