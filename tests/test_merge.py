@@ -28,7 +28,7 @@ from featuremill.merge import accounts, gather, provenance, shuffle
 from featuremill.merge.command import _say, merge, merge_partial
 from featuremill.merge.provenance import carried
 from featuremill.outputs import parquet, parquet_dataset
-from featuremill.outputs.hdf5 import dataset_name
+from featuremill.kit.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.delivery import Delivery

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featuremill.workload import Device, Weights
+    from featuremill.workloads.esm2.attention import Backend
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
@@ -199,8 +200,16 @@ def start_ahead(devices: Sequence[Device]) -> None:
         triton_cache.start_ahead()
 
 
-def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights, the layers spread over `devices` in their order."""
+def load(
+    options: Options,
+    devices: Sequence[Device],
+    weights: Weights | None,
+    attention: Backend | None = None,
+) -> Model:
+    """Return the encoder with its weights, the layers spread over `devices` in their order.
+
+    `attention` takes the place of all methods for attention.
+    """
     with loading.part("modules"):
         import torch
 
@@ -222,7 +231,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     num_rows = 0
     if devices[0].kind == "cuda":
         num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])
-    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype], num_rows)
+    dtype = DTYPES[options.dtype]
+    encoder = Encoder(weights.path, weights.metadata, places, dtype, num_rows, attention)
     return Model(encoder, options, encoder.backend)
 
 

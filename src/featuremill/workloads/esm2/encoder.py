@@ -22,6 +22,7 @@ from torch import Tensor
 from featuremill.workload import loading
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
+from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT
 from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.matmul import Product
@@ -55,10 +56,13 @@ class Encoder:
         devices: Sequence[torch.device],
         dtype: torch.dtype,
         num_rows: int = 0,
+        attention: Backend | None = None,
     ) -> None:
-        """Products are also tested with `num_rows`, the rows of a batch; 0 for none."""
+        """Products are also tested with `num_rows`, the rows of a batch; 0 for none. `attention`
+        takes the place of all methods for attention."""
         self.dtype = dtype
         self._num_rows = num_rows
+        self._attention = attention
         sizes = sizes_of(metadata)
         self.architecture = sizes.architecture
         self.num_layers, self.num_heads = sizes.num_layers, sizes.num_heads
@@ -94,6 +98,8 @@ class Encoder:
         there."""
         with loading.part("methods"):
             fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
+            if self._attention:
+                fallbacks.attention = [self._attention]
         copies = DIRECT  # the first device gets no copies
         if self.stages:
             while fault := fault_of_copies(fallbacks.copies[0], self.stages[-1].device, device):

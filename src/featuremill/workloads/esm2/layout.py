@@ -73,6 +73,8 @@ class Entry(NamedTuple):
     keys: tuple[str, ...]
     """The tensors of the source that are stacked to it."""
     shape: tuple[int, ...]
+    keeps_type: bool = False
+    """Whether it keeps its number type where the others are stored in fp16."""
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:

@@ -24,6 +24,7 @@ from featuremill.kit.files import take_space
 from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 
+__all__ = ["TEXT", "DatasetFile", "ReservedFile"]
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17
 """At least what the file's own structures take, without the attributes' texts."""
