@@ -35,19 +35,18 @@ def loaded(folder, **options):
     return encoder.load(resolved, [CPU], ahead), resolved, ahead
 
 
-@pytest.mark.parametrize("name", ["prott5", "prostt5", "ankh"])
+@pytest.mark.parametrize("name", ["prott5", "ankh"])
 def test_long_proteins_are_those_of_transformers_in_every_layer(tmp_path, monkeypatch, name):
     folder = write(tmp_path / name, name)
-    letters = [protein(3000), protein(2900, seed=1), protein(700, seed=2)]
+    letters = [protein(3000), protein(1300, 1), protein(1250, 2), protein(700, 3)]
     reference = Reference(folder, name)
     model, *_ = loaded(folder)
-    monkeypatch.setitem(t5.MOST_SCORES, "cpu", 2**20)  # in many parts, of 87 tokens and fewer
+    monkeypatch.setitem(t5.MOST_SCORES, "cpu", 2**20)  # 87 tokens at a time, and 67 with filling
     far = 0.0
-    for most_filling in (0.0, 1.0):
-        for text, ours in zip(letters, all_layers(model, letters, most_filling), strict=True):
-            theirs = reference.hidden_states(text)
-            assert len(ours) == len(theirs) == 4
-            far = max(far, *map(relative_l2, ours, theirs))
+    for text, ours in zip(letters, all_layers(model, letters, most_filling=1.0), strict=True):
+        theirs = reference.hidden_states(text)
+        assert len(ours) == len(theirs) == 4
+        far = max(far, *map(relative_l2, ours, theirs))
     print(f"{name}: relative L2 of 3,000 residues at most {far:.1e}")
     assert far <= FP32_L2
 
@@ -91,7 +90,7 @@ def test_its_memory_grows_with_the_length_and_is_told(tmp_path, name):
     )
     held = sum(each.nbytes for each in network.parameters())
     peaks = []
-    for length in (4000, 16_000):
+    for length in (1000, 4000):
         with Living() as living:
             values_of(encoder, model, [protein(length).encode()], length + 1)
         peaks.append(held + living.peak)
