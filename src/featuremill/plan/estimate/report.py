@@ -16,7 +16,7 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, duration, human_bytes
 from featuremill.config import Run
-from featuremill.plan import speeds
+from featuremill.plan import needed_memory, speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
@@ -193,10 +193,10 @@ class Case:
             strict=True,
         )
         work = works[0]  # what follows hardly depends on the number of slots
-        device_mb, weights_mb = 0, 0.0
+        too_large = needed_memory.too_large(config, self.device, self.weights, plan)
+        cost, weights_mb = plan.lengths.costliest, 0.0
+        device_mb = needed_memory.memory_mb(config, self.device, self.weights, cost)
         if self.weights and isinstance(workload, EstimatesMemory):
-            budget = workload.batch_cost(resolved, self.device)
-            device_mb = workload.memory_mb(resolved, self.device, self.weights, budget)
             weights_mb = workload.weights_mb(self.weights)
         parts, _ = speeds.earlier_parts(self._asked(slots[0]), self.folder.root.parent)
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
@@ -228,7 +228,7 @@ class Case:
             free_bytes=free_bytes,
             notes=[
                 self._note_on_time(around),
-                *self._notes_on_memory(device_mb, measured_mb, host_mb),
+                *self._notes_on_memory(device_mb, measured_mb, host_mb, too_large),
                 *_notes_on_disk(disk, num_files, free_bytes),
                 *large_outputs(plan.counts.planned, config.outputs),
             ],
@@ -240,7 +240,9 @@ class Case:
         weights = "" if has_weights else "; to fetch and convert the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
 
-    def _notes_on_memory(self, device_mb: int, measured_mb: int, host_mb: int) -> Iterator[str]:
+    def _notes_on_memory(
+        self, device_mb: int, measured_mb: int, host_mb: int, too_large: str
+    ) -> Iterator[str]:
         """Yield what a job takes: its GPUs' memory as doctor reckons it for all together, or as it
         was measured on the fullest one; and what does not fit."""
         if self.device.kind == "cpu":
@@ -257,7 +259,9 @@ class Case:
             parts.append(f"about {host_mb:,} MB of the host (reckoned)")
         yield f"Memory of a job: {', '.join(parts) or 'not known yet'}."
         has_mb = self.device.memory_mb
-        if has_mb and mb > gpus * has_mb:
+        if too_large:
+            yield f"{too_large[0].upper()}{too_large[1:]}"
+        elif has_mb and mb > gpus * has_mb:
             yield (
                 f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set gpus: "
                 f"{math.ceil(mb / has_mb)} or more, or take larger ones."
