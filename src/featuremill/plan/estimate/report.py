@@ -27,7 +27,7 @@ from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
-from featuremill.workload import Device, EstimatesMemory, Weights, find_workload, plugin_errors
+from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -181,7 +181,7 @@ class Case:
             UserError: where nothing is known of the speed.
         """
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
-        workload = find_workload(config.workload)
+        workload = config.module
         # Not the settings', which lack the options that no recipe holds.
         resolved = plugin_errors.resolved(
             config.workload, workload, config.options, self.device, self.weights
@@ -236,8 +236,13 @@ class Case:
 
     def _note_on_time(self, around_seconds: Mapping[str, float]) -> str:
         around = ", ".join(f"{what} {duration(each)}" for what, each in around_seconds.items())
-        has_weights = self.weights is None or self.settings.weights_sha256
-        weights = "" if has_weights else "; to fetch and convert the weights comes on top"
+        weights, module, model = "", self.config.module, self.config.model
+        if model and not self.settings.weights_sha256:
+            how = "read"
+            if isinstance(module, HasCheckpoints):
+                is_there = module.CHECKPOINTS.locate(model).kind != "published"
+                how = "convert" if is_there else "fetch and convert"
+            weights = f"; to {how} the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
 
     def _notes_on_memory(
