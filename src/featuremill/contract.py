@@ -171,13 +171,7 @@ class WorkloadContract:
         def values(budget: int) -> pa.Table:
             found: dict[int, pa.RecordBatch] = {}
             batches = values_in_batches(
-                self._module,
-                model,
-                self._resolved,
-                payloads,
-                budget,
-                _pass_over,
-                _pass_over,
+                self._module, model, self._resolved, payloads, budget, _pass_over, _pass_over
             )
             for places, rows in batches:
                 for row, equal in enumerate(places):

@@ -111,11 +111,7 @@ class Rows(NamedTuple):
 
 
 def _of_row(
-    names: Sequence[str],
-    types: Mapping[str, type],
-    values: Sequence[Any],
-    source: str,
-    line: int,
+    names: Sequence[str], types: Mapping[str, type], values: Sequence[Any], source: str, line: int
 ) -> Record:
     id, payload = values[0].strip(), b""
     if not (reason := wrong_id(id)):

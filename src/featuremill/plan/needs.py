@@ -53,8 +53,7 @@ def _without_what_is_there(need: Need) -> Need:
     path = need.folder / need.what
     sizes = [file.stat().st_size for file in (files_of(path) if path.exists() else ())]
     return need._replace(
-        num_bytes=max(0, need.num_bytes - sum(sizes)),
-        num_files=max(0, need.num_files - len(sizes)),
+        num_bytes=max(0, need.num_bytes - sum(sizes)), num_files=max(0, need.num_files - len(sizes))
     )
 
 

@@ -18,7 +18,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
     fasta,
@@ -82,6 +82,8 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
+REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
+"""Without max_residues, a T5 cuts none."""
 REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends, its config says no more, and its authors do
