@@ -29,6 +29,7 @@ from geneformer_models import (
     write_cells,
     write_genes,
     write_model,
+    write_place,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,13 +57,7 @@ KNOWN = GENES[5:]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Return a folder with a model of each version, its genes, and cells."""
-    folder = tmp_path_factory.mktemp("geneformer")
-    for version, num_special in (("V1", 2), ("V2", 4)):
-        (folder / version).mkdir()
-        write_genes(folder / version, KNOWN, version)
-        write_model(folder / version / "model", num_special + len(KNOWN), version)
-    write_cells(folder / "cells.h5ad", cells_of(some_counts(14, len(GENES)), GENES))
-    return folder
+    return write_place(tmp_path_factory.mktemp("geneformer"), GENES, KNOWN)
 
 
 def options_of(place, folder="V2", **more):

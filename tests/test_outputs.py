@@ -70,8 +70,8 @@ OF_ONE_WORKLOAD = {
     *("gene_embeddings", "gene_shifts", "gene_statistics", "perturbations", "rows_jsonl"),
     *("position_scores", "variant_scores"),
 }
-"""What ESM-2's values cannot fill: test_geneformer.py, test_geneformer_genes.py, test_llm_json.py and
-test_scores.py have these."""
+"""What ESM-2's values cannot fill: test_geneformer.py, test_geneformer_genes.py, test_llm_json.py
+and test_scores.py have these."""
 ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
 OPTIONS = {
     "model": "mill_t6_8M",

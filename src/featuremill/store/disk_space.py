@@ -105,7 +105,7 @@ def _problem(needs: list[Need]) -> str:
 
 def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
     """Return the bytes of the values: exact for fixed sizes; lists count an element a residue, and
-    at most as many a row as `most_a_row` of the field's metadata says."""
+    at most `most_a_row` of a field's metadata a row."""
     num_bytes = 0
     for field in schema:
         most = int((field.metadata or {}).get(b"most_a_row", total_length))

@@ -158,7 +158,7 @@ def write_object(inputs: Any, stem: Path) -> Path | None:
 
 def cost(payload: bytes, options: Options) -> int:
     """Return the tokens to compute: the cell's tokens × (1 + perturbations). With absent genes they
-    are counted, as cells get longer, and cells that leave them no room are computed anew."""
+    are counted, as cells get longer, and cells that are cut off for them are computed anew."""
     cell = cells.cell_of(payload)
     if options.overexpress_absent:
         version = "V2" if options.version == "auto" else options.version

@@ -189,7 +189,7 @@ class Perturbed(NamedTuple):
     """Places of the unperturbed genes in the unperturbed cell, (K,)."""
     num_before: int
     """Genes of the unperturbed cell that it is compared with: all, or the first so many where
-    genes in front leave no room for the last ones."""
+    the last ones are cut off for genes in front."""
 
 
 def perturbations(cell: Cell, options: Options) -> list[Tokens]:
@@ -206,8 +206,8 @@ def possible(cell: Cell, options: Options, most: int) -> list[Perturbed]:
     the cell or may be absent, a deletion leaves another gene, and what is overexpressed is not
     first already.
 
-    What no longer fits is cut off as Geneformer does: the perturbed cell ends at `most` genes, and
-    the unperturbed one loses as many of its last ones as there are absent genes without room.
+    What no longer fits is cut off as Geneformer does: the perturbed cell ends at `most` genes. The
+    unperturbed one loses its last ones, as many as it would have above `most` with the absent ones.
     """
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
     is_overexpressed = options.perturb == "overexpress"

@@ -57,20 +57,18 @@ class Writer:
 
         texts = pc.list_flatten(block[GENES].combine_chunks()).dictionary_encode()
         known = self._numbers
-        numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
-        places = np.array(numbers, np.int64)[texts.indices.to_numpy()]
+        codes = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
+        places = np.array(codes, np.int64)[texts.indices.to_numpy()]
         more = len(known) - len(self._cells)
         self._cells = np.pad(self._cells, (0, more)) + np.bincount(places, minlength=len(known))
-        order = np.argsort(places, kind="stable")
-        present, starts = np.unique(places[order], return_index=True)
         for column, name in enumerate(self._columns):
             sums = np.pad(self._sums[column], ((0, more), (0, 0)))
-            numbers_of = pc.list_flatten(pc.list_flatten(block[name].combine_chunks()))
-            rows = numbers_of.to_numpy().reshape(len(places), sums.shape[1])
-            if len(rows):
-                self._check(rows)
-                steps = np.rint(rows[order].astype(np.float64) / STEP).astype(np.int64)
-                sums[present] += np.add.reduceat(steps, starts)
+            numbers = pc.list_flatten(pc.list_flatten(block[name].combine_chunks())).to_numpy()
+            rows = numbers.reshape(len(places), sums.shape[1]).astype(np.float32)
+            self._check(rows)
+            steps = np.rint(rows / np.float32(STEP)).astype(np.int64)
+            for place, row in zip(places.tolist(), steps, strict=True):
+                sums[place] += row
             self._sums[column] = sums
 
     def close(self) -> None:
@@ -90,10 +88,11 @@ class Writer:
 
     def _check(self, rows: Any) -> None:
         """Refuse numbers whose sums could end beyond what 64 bits hold."""
-        self._largest = float(np.maximum(self._largest, np.abs(rows).max()))
-        if not self._largest * self._cells.max() < MOST / 2:
+        self._largest = float(np.maximum(self._largest, np.abs(rows).max(initial=0.0)))
+        most = self._cells.max(initial=0)
+        if not self._largest * most < MOST / 2:
             raise UserError(
-                f"outputs: gene_embeddings cannot add up {self._cells.max():,} vectors with "
+                f"outputs: gene_embeddings cannot add up {most:,} vectors with "
                 f"numbers up to {self._largest:g}; set output_dtype: float32 under options, or "
                 "run fewer cells at once."
             )

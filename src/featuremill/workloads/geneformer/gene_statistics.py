@@ -60,8 +60,8 @@ class Writer:
         self._sums = np.pad(self._sums, ((0, 0), (0, more)))
         values = rows[self._value].to_numpy()
         is_there = ~np.isnan(values)
-        here = sums_of(values[is_there], inverse[is_there], len(present))
-        self._sums[:, places] = together(self._sums[:, places], here)
+        here = _sums(values[is_there], inverse[is_there], len(present))
+        self._sums[:, places] = _together(self._sums[:, places], here)
 
     def close(self) -> None:
         """Write the file."""
@@ -81,7 +81,7 @@ class Writer:
 
 
 def described(sums: Any) -> dict[str, pa.Array]:
-    """Return the columns of `sums`, which `sums_of` has: cells, mean and deviation."""
+    """Return the columns of `sums`, which are cells, means and sums of squared distances."""
     import pyarrow as pa
 
     cells, means, squares = sums
@@ -94,7 +94,7 @@ def described(sums: Any) -> dict[str, pa.Array]:
     }
 
 
-def sums_of(values: Any, groups: Any, num_groups: int) -> Any:
+def _sums(values: Any, groups: Any, num_groups: int) -> Any:
     """Return count, mean and sum of squared distances from it of each group, shape (3, groups)."""
     counts = np.bincount(groups, minlength=num_groups)
     with np.errstate(invalid="ignore"):
@@ -103,7 +103,7 @@ def sums_of(values: Any, groups: Any, num_groups: int) -> Any:
     return np.stack([counts, np.where(counts > 0, means, 0.0), squares])
 
 
-def together(one: Any, other: Any) -> Any:
+def _together(one: Any, other: Any) -> Any:
     """Return the sums of both (Chan, Golub and LeVeque 1979)."""
     counts = one[0] + other[0]
     weights = other[0] / np.maximum(counts, 1)
