@@ -240,6 +240,26 @@ def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
     assert (one, other) == (None, None) and "not finite" in bad
 
 
+def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkeypatch):
+    _, name = network
+    expected = computed(name, cache, payloads_of(PROTEINS[:4]))
+    real = attention.Watch._attend
+
+    def attend(self, *rest):
+        if len(self._sums) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        real(self, *rest)
+
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    monkeypatch.setattr(attention.Watch, "_attend", attend)
+    options = {"model": name, "dtype": "fp32", "output_dtype": "float32"}
+    with pytest.warns(UserWarning, match="memory"):
+        table = featuremill.compute(PROTEINS[:4], "contacts", options, device="cpu")
+    for row, (_, found) in zip(expected, table.iterrows(), strict=True):
+        assert [list(each) for each in found["contact_map"]] == row["contact_map"]
+    featuremill.forget_model()
+
+
 def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch):
     reference, name = network
     num_maps = reference.num_layers * reference.attention_heads
@@ -247,7 +267,7 @@ def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch
     _, loaded, _ = ready(name, cache, attention_of="a")
     few = [b"MKTAYIAKQRQISF\n", b"MKTAYIAKQRQISK\n"]
     for chosen in (few, [PROTEINS[-1].encode() + b"\n"]):
-        with pytest.raises(RecordFailed, match="[0-9] numbers"):
+        with pytest.raises(RecordFailed, match=r"[0-9] numbers"):
             contacts.prepare(loaded, chosen, 4096)
     for payload in (few[0], PROTEINS[-3][:40].encode()):
         contacts.prepare(loaded, [payload], 4096)
@@ -348,6 +368,24 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
     for model in (bare, "mill_t6_8M"):
         (row,) = computed(model, cache, [b"MKTAYI\n"], pairs="none", maps=False, attention_of="a")
         assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
+
+
+def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    for model in ("mill_t6_8M", "esm2_t33_650M_UR50D"):
+        main(["doctor", "--model", model, "--workload", "contacts"])
+        assert f"{model} takes about" in capsys.readouterr().out
+    told = [
+        contacts.memory_mb(
+            contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", max_residues=longest),
+            CPU,
+            contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D")),
+            8192,
+        )
+        for longest in (1000, 8190)
+    ]
+    # Beside sums and probabilities of two batches, a few matrices of the longest protein.
+    assert told[1] - told[0] > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
 
 
 def test_a_regression_of_another_network_or_none_at_all_is_refused(cache, tmp_path):
@@ -483,7 +521,7 @@ def test_contacts_of_sequences_in_memory(surroundings):
 
 def test_the_report_draws_the_listed_pairs_of_six_proteins(network, cache):
     _, name = network
-    settled, loaded, _ = ready(name, cache, pairs="top")
+    _, loaded, _ = ready(name, cache, pairs="top")
     proteins = demo_proteins(8, 120)
     values = values_of(contacts, loaded, payloads_of(proteins), 4096)
     table = values.append_column("id", pa.array([f"p{n}" for n in range(8)]))

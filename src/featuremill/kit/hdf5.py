@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.kit.files import take_space
+from featuremill.base.space import take_space
 from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 

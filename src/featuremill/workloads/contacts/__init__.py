@@ -51,6 +51,7 @@ __all__ = [
     "figures",
     "load",
     "memory_mb",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
@@ -146,6 +147,13 @@ def cost(payload: bytes, options: Options) -> int:
 def weights(options: Options) -> str:
     """Return the model."""
     return options.model
+
+
+def options_of_model(model: str) -> Options:
+    """Return the options of a question about `model`: attention where there is no regression."""
+    if model in CHECKPOINTS.bundled_names():
+        return Options(model=model, pairs="none", maps=False, attention_of=(model,))
+    return Options(model=model)
 
 
 def caution(options: Options) -> str:
@@ -286,7 +294,7 @@ def run(model: Model, batch: Batch) -> Result:
         pass  # attention is looked at on the way
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = watch.contacts() if model.options.needs_regression else iter(())
-    attentions = [maps if maps is None else maps.numpy() for maps in watch.maps]
+    attentions = [maps if maps is None else maps.numpy() for maps in watch.attention()]
     return Result(Transfer(contacts, Slabs(num_bytes, 1)), batch.proteins, attentions)
 
 

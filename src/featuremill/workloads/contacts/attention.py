@@ -58,8 +58,8 @@ class Tile(NamedTuple):
 class Watch:
     """A method for attention that adds up the contacts of one pack after the other.
 
-    Between `begin` and `contacts` the layers have to come in their order; before, it computes
-    attention alone.
+    Between `begin` and `attention` the layers have to come in their order; elsewhere it looks at
+    nothing.
     """
 
     def __init__(self, num_layers: int, num_heads: int, regression: Regression | None) -> None:
@@ -67,11 +67,10 @@ class Watch:
         self.backend = Backend("fp32 probabilities, looked at", self.attend)
         self._shape = (num_layers, num_heads)
         self._regression = regression
+        self._weights_NH: dict[torch.device, Tensor] = {}
         self._layer = 0
         self._sums: list[Sums] = []
-        self.maps: list[Tensor | None] = []
-        """The attention of each sequence that was asked for: (N, H, L, L) of residues, here on the
-        host; None for others."""
+        self._maps: list[Tensor | None] = []
 
     def begin(
         self, pack: Packed, wanted: Sequence[bool], dtype: torch.dtype, device: torch.device
@@ -80,7 +79,7 @@ class Watch:
         sequences as `dtype`."""
         sizes = [end - start for start, end in zip(pack.bounds, pack.bounds[1:], strict=False)]
         self._layer = 0
-        self._sums = []
+        self._sums, self._maps = [], []  # of a batch that did not fit
         if self._regression is not None:
             self._sums = [
                 Sums(
@@ -89,7 +88,7 @@ class Watch:
                 )
                 for size in sizes
             ]
-        self.maps = [
+        self._maps = [
             torch.empty(*self._shape, size - 2, size - 2, dtype=dtype) if is_wanted else None
             for size, is_wanted in zip(sizes, wanted, strict=True)
         ]
@@ -116,7 +115,7 @@ class Watch:
         for sums, columns_KHL in zip(self._sums, columns, strict=False):
             # Always in this order, so that no thread changes a bit.
             sums.margins_NHL[self._layer] += columns_KHL.sum(0)[:, 1:-1]
-        self._layer += bool(self.maps)
+        self._layer += bool(self._maps)
         return context_THd
 
     def _attend(
@@ -137,18 +136,31 @@ class Watch:
             context_LHd[rows, heads] = (
                 torch.bmm(found_hRL, value_hLd).transpose(0, 1).to(context_LHd.dtype)
             )
-            if not self.maps or first >= last:
+            if not self._maps or first >= last:
                 continue
             own_hRL = found_hRL[:, inner, 1:-1]
-            if (maps := self.maps[tile.number]) is not None:
+            if (maps := self._maps[tile.number]) is not None:
                 maps[self._layer, heads, residues] = own_hRL.to(maps.dtype).cpu()
             if self._regression is not None:
-                weights_h = self._regression.weights_NH[self._layer, heads].to(found_hRL.device)
+                weights_h = self._weights_on(found_hRL.device)[self._layer, heads]
                 sums = self._sums[tile.number]
                 weighted = sums.weighted_LL[rows].view(-1)
                 weighted.addmv_(found_hRL.view(len(found_hRL), -1).t(), weights_h)
                 sums.margins_NHL[self._layer, heads, residues] = own_hRL.sum(-1)
                 columns_KHL[tile.place, heads, 1:-1] = own_hRL.sum(1)
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        """Return the regression's weights on `device`, copied there once."""
+        assert self._regression is not None
+        if device not in self._weights_NH:
+            self._weights_NH[device] = self._regression.weights_NH.to(device)
+        return self._weights_NH[device]
+
+    def attention(self) -> list[Tensor | None]:
+        """Return (N, H, L, L) of residues, on the host, of each sequence where it was wanted, once
+        all layers were computed; and look at nothing more."""
+        maps, self._maps = self._maps, []
+        return maps
 
     def contacts(self) -> Iterator[Tensor]:
         """Yield probabilities_LL of each sequence of the pack, once all layers were computed."""
@@ -159,11 +171,10 @@ class Watch:
 
     def _contacts(self, sums: Sums) -> Tensor:
         assert self._regression is not None
-        device = sums.weighted_LL.device
-        weights_N1 = self._regression.weights_NH.to(device).reshape(-1, 1)
+        weights_N1 = self._weights_on(sums.weighted_LL.device).reshape(-1, 1)
         margins_NL = sums.margins_NHL.flatten(0, 1)
         shares_NL = margins_NL * (weights_N1 / margins_NL.sum(1, keepdim=True))
-        logits_LL = self._regression.bias.to(device) - margins_NL.t() @ shares_NL
+        logits_LL = self._regression.bias.item() - margins_NL.t() @ shares_NL
         weighted_LL = sums.weighted_LL[1:-1, 1:-1]
         logits_LL += weighted_LL
         logits_LL += weighted_LL.t()

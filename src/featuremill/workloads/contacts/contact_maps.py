@@ -16,7 +16,8 @@ from featuremill.workloads.contacts.columns import PAIRS
 MOST_PROTEINS = 6
 MOST_PAIRS = 3000
 """Of one protein, so that a page stays small."""
-SIDE_PIXELS = 420
+SIDE_PIXELS = 360
+"""As wide as a phone shows."""
 LEAST_PIXELS = 2.0
 """Of a mark: a residue of a long protein is narrower than a pixel."""
 MOST_LETTERS = 40

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, Self
 
@@ -120,7 +119,3 @@ class Options(TableOptions):
     def seen(self, num_residues: int) -> int:
         """Return how many residues of a protein the network sees."""
         return num_residues if self.long == "full" else min(num_residues, self.max_residues)
-
-    def beside(self) -> Path | None:
-        """Return the file with the regression, if it is not in the weights."""
-        return Path(self.regression) if self.regression else None

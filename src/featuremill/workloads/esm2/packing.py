@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
 
-__all__ = ["pack"]
+__all__ = ["Packed", "pack"]
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
 """With at least so many rows, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the same
