@@ -1,8 +1,10 @@
 """FASTA in which `#` is a letter, that of a residue without a known structure, also where a line
-begins. In other FASTA it marks a comment there (`featuremill.inputs.fasta`)."""
+begins; in other FASTA it marks a comment there (`featuremill.inputs.fasta`). A strand (`<+>`) that
+was wrapped between two lines is one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,8 @@ from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
+OPEN = re.compile("<[+-][^<>]*$")
+"""How a line ends in the middle of a strand: the next one may begin with its '>'."""
 WHITE = " \t\ufeff"
 """What may stand before a line: files glued together keep their BOMs."""
 
@@ -21,7 +25,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
         meter, header, first, lines = source.meter_of(text), "", 0, list[str]()
         for number, line in enumerate(text, 1):
             line = line.lstrip(WHITE).rstrip()
-            if line[:1] == ">":
+            if line[:1] == ">" and not (lines and OPEN.search(lines[-1])):
                 if first:
                     yield _record(path, kind, header, lines, first)
                 meter.num_open = 0

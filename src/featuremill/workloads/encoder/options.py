@@ -22,7 +22,7 @@ class Options(ResidueOptions, SequenceOptions):
     EXECUTION = (
         ResidueOptions.EXECUTION
         | SequenceOptions.EXECUTION
-        | {"letters_per_token", "structure_column", "text_column"}
+        | {"letters_per_token", "structure_column", "text_column", "heavy_column", "light_column"}
     )
     POOLS = ("mean", "mean_all", "max", "std", "cls", "last")
     WHOLE_POOLS = frozenset({"mean_all", "cls", "last"})
@@ -45,10 +45,11 @@ class Options(ResidueOptions, SequenceOptions):
     per_residue: bool = False
     """Also deliver one vector for each of the sequence's own tokens: residues of proteins, k-mers
     or what the tokenizer makes of nucleotides."""
-    long: Literal["truncate", "refuse", "full"] = "truncate"
+    long: Literal["truncate", "refuse", "full", "split"] = "truncate"
     """What happens to records of more than `max_residues`: `truncate` keeps the first ones,
     `refuse` lists them among the refused, `full` computes them whole (not where the network has a
-    table of positions, which ends)."""
+    table of positions, which ends). Contigs are cut between elements: `truncate` keeps the first
+    elements, `split` makes records `<id>/window1`, `<id>/window2` and so on of all."""
     max_residues: int | None = Field(default=None, ge=1)
     """Residues (amino acids or bases) of a record that the network sees. If not given, as many as
     its positions hold: 1022 for ESM-1b, 510 for a BERT of letters, 515 for DNABERT-1 of 6-mers,
@@ -56,10 +57,21 @@ class Options(ResidueOptions, SequenceOptions):
     for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
     config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
     more than the network was trained with get a note."""
-    alphabet: Literal["proteins", "nucleotides", "texts"]  # type: ignore[assignment]
-    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), or `texts`:
-    rows of tables, and .txt files, each of which is one text, for a network whose folder has a
-    tokenizer.json. A chat template is not applied."""
+    alphabet: Literal["proteins", "nucleotides", "contigs", "texts"]  # type: ignore[assignment]
+    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), `contigs` of
+    proteins and the bases between them, for gLM2 (`<+>MALTK<+>aatttaagg<->MLGID`, or GenBank), or
+    `texts`: rows of tables, and .txt files, each of which is one text, for a network whose folder
+    has a tokenizer.json. A chat template is not applied."""
+    paired: bool = False
+    """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, or records
+    whose ids end in `_H` and `_L`. Pairs of more than `max_residues` are refused."""
+    heavy_column: str = ""
+    """With `paired`: the column of tables that holds the heavy chains. Give `light_column`, too."""
+    light_column: str = ""
+    """That of the light chains."""
+    parts: bool = False
+    """Also deliver vectors of each element of a contig, `<id>/<element>`, or of each chain of a
+    pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
     text_column: str = "text"
     """With `alphabet: texts`: the column of tables that holds them."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -88,15 +100,43 @@ class Options(ResidueOptions, SequenceOptions):
         self._refuse_idle("structure_column", self.structures is None, "no structures")
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
-        self._refuse_idle("text_column", is_of_letters, f"alphabet: {self.alphabet}")
         for name in ("max_residues", "sequence_column", "regions"):
             self._refuse_idle(name, not is_of_letters, "alphabet: texts")
+        self._refuse_idle("text_column", is_of_letters, f"alphabet: {self.alphabet}")
+        self._check_parts()
         if self.structures and self.alphabet != "proteins":
             raise ValueError(
                 "structures are of proteins; leave them out, or set alphabet: proteins"
             )
         return self
 
+    def _check_parts(self) -> None:
+        """Refuse what has no effect, or no meaning, with records of several parts or without."""
+        is_contig = self.alphabet == "contigs"
+        for name in ("heavy_column", "light_column"):
+            self._refuse_idle(name, not self.paired, "paired: false")
+        self._refuse_idle("sequence_column", bool(self.heavy_column), "heavy_column")
+        self._refuse_idle(
+            "prefix", is_contig, "alphabet: contigs, whose elements tell their strand"
+        )
+        if bool(self.heavy_column) != bool(self.light_column):
+            raise ValueError("heavy_column and light_column belong together; give both")
+        if self.paired and self.alphabet != "proteins":
+            raise ValueError("paired: true is of chains; set alphabet: proteins")
+        if self.long == "split" and not is_contig:
+            raise ValueError("long: split is of contigs; set truncate or refuse")
+        is_of_parts = self.paired or is_contig
+        self._refuse_idle("parts", not is_of_parts, "records of one part (no pairs, no contigs)")
+        for name in ("regions", "structures"):
+            if is_of_parts and getattr(self, name):
+                raise ValueError(f"{name} are of single sequences; leave them out")
+        if self.parts and (whole := {"cls", "last"} & set(self.pool)):
+            raise ValueError(
+                f"pool: {min(whole)} is of whole sequences; leave it out, or leave out parts"
+            )
+
     def row_columns(self) -> Mapping[str, type] | None:
         """Return the columns of tables whose rows are records as they are, with their types."""
+        if self.heavy_column:
+            return {self.heavy_column: str, self.light_column: str}
         return {self.text_column: str} if self.alphabet == "texts" else None
