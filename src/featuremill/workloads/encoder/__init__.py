@@ -168,7 +168,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         )
         found = structures.added(found, structures.read(Path(options.structures), chosen))
     checked = _checked(found, options, facts, words)
-    if options.paired or options.alphabet == "contigs":
+    if joined.joints_of(options):
         yield from joined.split(checked, options)
     elif options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
@@ -271,11 +271,13 @@ def _settled(options: Options, folder: Path) -> Options:
             f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
             "structures out, or give a SaProt."
         )
-    if (options.paired or options.alphabet == "contigs") and not words.joints:
+    if joined.joints_of(options) and not words.joints:
+        option, what, model = "alphabet", "contigs", "a gLM2"
+        if options.paired:
+            option, what, model = "paired", "pairs of chains", "an IgBert or IgT5"
         raise UserError(
-            f"options.{'paired' if options.paired else 'alphabet'}: the network in {folder} reads "
-            f"no {'pairs of chains' if options.paired else 'contigs'}; give an "
-            f"{'IgBert or IgT5' if options.paired else 'gLM2'}, or leave that out."
+            f"options.{option}: the network in {folder} reads no {what}; give {model}, or leave "
+            "that out."
         )
     if options.regions and not words.is_by_letter:
         raise UserError(
