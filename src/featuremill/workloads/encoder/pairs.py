@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from featuremill.inputs import residues, rows, sequences
 from featuremill.kit.errors import UserError
-from featuremill.kit.reasons import EMPTY, Kind
+from featuremill.kit.reasons import Kind, kind_of
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
 from featuremill.workloads.encoder import joined
@@ -40,6 +40,8 @@ NO_CHAIN = Kind(
     "each.",
 )
 REASONS = (NO_PARTNER, NO_CHAIN)
+MISSING = ("empty", "no_sequence")
+"""Kinds of reasons of a chain that is not there."""
 
 
 def read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
@@ -94,7 +96,7 @@ def _pair(record: Record, heavy: Record, light: Record) -> Record:
     """Return the record of two chains, refused where one of them is."""
     notes = dict.fromkeys(filter(None, (record.note, heavy.note, light.note)))
     for name, chain in ((HEAVY, heavy), (LIGHT, light)):
-        if chain.reason == EMPTY.reason():
+        if kind_of(chain.reason).name in MISSING:
             return record._replace(payload=b"", reason=NO_PARTNER.reason(f"no {name} chain"))
         if chain.reason:
             reason = NO_PARTNER.reason(f"{name}, {chain.reason}", NO_PARTNER.heads[1])
