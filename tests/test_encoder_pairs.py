@@ -188,7 +188,7 @@ def test_a_chain_without_its_partner_is_refused(folders, tmp_path):
     chains = {"mab1_H": "EVQ", "mab2_L": "DIV", "mab3": "MKT", "mab4_H": "EVQ", "mab4_L": "D1Q"}
     found = read(folders["igt5"], fasta(tmp_path / "in.fa", chains), parts=True)
     assert {record.id: record.reason for record in found} == {
-        "mab3": "the id does not say which chain it is: mab3",
+        "mab3": "nothing says which chain it is: mab3",
         "mab4": "a chain that cannot be read: light, not an amino acid: '1' at residue 2",
         "mab1_H": "a chain without its partner: no light chain",
         "mab2_L": "a chain without its partner: no heavy chain",
@@ -208,13 +208,54 @@ def test_a_chain_without_its_partner_is_refused(folders, tmp_path):
         ]
 
 
-def test_two_of_one_chain_end_the_command_with_their_line(folders, tmp_path):
-    for chains in ("H", "L"), ("L", "H"):
+def test_columns_count_by_their_names_and_not_by_their_order(folders, tmp_path):
+    path = tmp_path / "in.tsv"
+    path.write_text("a_light\tid\tz_heavy\nDIQ\tmab1\tEVQ\n")
+    columns = {"heavy_column": "z_heavy", "light_column": "a_light"}
+    (record,) = read(folders["igt5"], path, **columns)
+    assert record.payload == b"EVQ|DIQ"
+    with pytest.raises(UserError, match=r"there is no column 'vl'"):
+        read(folders["igt5"], path, heavy_column="z_heavy", light_column="vl")
+
+
+def test_more_than_two_chains_of_an_id_are_refused(folders, tmp_path):
+    for chains in ("HLH", "LHH", "HHL", "HH"):
         path = tmp_path / "in.fa"
-        ends = [*chains, "H"]
-        path.write_text("".join(f">mab1_{end}\nEVQ\n" for end in ends))
-        with pytest.raises(UserError, match=r"in\.fa:5: 'mab1' has two heavy chains; give each"):
-            read(folders["igbert"], path)
+        path.write_text("".join(f">mab1_{end}\nEVQ\n" for end in chains) + ">a_H\nEV\n>a_L\nDI\n")
+        *refused, good = read(folders["igbert"], path)
+        reason = "more chains than a pair has: 3 of this id"
+        reason = reason if len(chains) > 2 else "a chain without its partner: no light chain"
+        assert [(record.id, record.reason) for record in refused] == [
+            (f"mab1_{end}", reason) for end in chains
+        ]
+        assert (good.id, good.payload) == ("a", b"EV|DI")
+
+
+def test_rows_of_a_cell_are_a_pair_as_in_airr(folders, tmp_path):
+    cells = [
+        ("AAC-1", "IGH", "EVQ"),
+        ("AAG-1", "IGK", "DIQ"),
+        ("AAC-1", "IGL", "QSV"),
+        ("AAG-1", "IGH", "QVQ"),
+        ("AAT-1", "IGH", "QVQ"),
+        ("CCC-1", "TRB", "GAV"),
+        ("CCG-1", "IGH", "QV1"),
+        ("CCG-1", "IGK", "DIQ"),
+    ]
+    frame = pd.DataFrame(cells, columns=["cell_id", "locus", "sequence_alignment_aa"])
+    frame.insert(0, "sequence_id", [f"contig_{number}" for number in range(len(frame))])
+    frame.to_csv(tmp_path / "airr.tsv", sep="\t", index=False)
+    columns = {"id_column": "cell_id", "sequence_column": "sequence_alignment_aa"}
+    path = tmp_path / "airr.tsv"
+    found = read(folders["igbert"], path, chain_column="locus", **columns)
+    assert [(record.id, record.payload, record.reason) for record in found] == [
+        ("CCC-1", b"", "nothing says which chain it is: TRB"),
+        ("AAC-1", b"EVQ|QSV", ""),
+        ("AAG-1", b"QVQ|DIQ", ""),
+        ("AAT-1", b"", "a chain without its partner: no light chain"),
+        ("CCG-1", b"", "a chain that cannot be read: heavy, not an amino acid: '1' at residue 3"),
+    ]
+    assert [record.line for record in found] == [7, 2, 5, 6, 8]
 
 
 def test_a_pair_is_never_cut(folders, tmp_path):
@@ -234,9 +275,12 @@ def test_gaps_and_rare_residues_are_letters_of_a_chain(folders, tmp_path):
     ("given", "part"),
     [
         ({"heavy_column": "heavy"}, "belong together; give both"),
+        ({"heavy_column": "a", "light_column": "a"}, "are one column; name two"),
         ({"paired": False, "parts": True}, "parts has no effect with records of one part"),
         ({"paired": False, **COLUMNS}, "heavy_column has no effect with paired: false"),
         ({**COLUMNS, "sequence_column": "s"}, "sequence_column has no effect with heavy_column"),
+        ({**COLUMNS, "chain_column": "c"}, "chain_column has no effect with heavy_column"),
+        ({"chain_column": "c", "id_column": "i"}, "needs id_column and sequence_column"),
         ({"regions": "r.tsv"}, "regions are of single sequences"),
         ({"parts": True, "pool": ["last"]}, "last is of whole sequences"),
     ],

@@ -22,7 +22,8 @@ class Options(ResidueOptions, SequenceOptions):
     EXECUTION = (
         ResidueOptions.EXECUTION
         | SequenceOptions.EXECUTION
-        | {"letters_per_token", "structure_column", "text_column", "heavy_column", "light_column"}
+        | {"letters_per_token", "structure_column", "text_column"}
+        | {"heavy_column", "light_column", "chain_column"}
     )
     POOLS = ("mean", "mean_all", "max", "std", "cls", "last")
     WHOLE_POOLS = frozenset({"mean_all", "cls", "last"})
@@ -63,12 +64,17 @@ class Options(ResidueOptions, SequenceOptions):
     `texts`: rows of tables, and .txt files, each of which is one text, for a network whose folder
     has a tokenizer.json. A chat template is not applied."""
     paired: bool = False
-    """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, or records
-    whose ids end in `_H` and `_L`. Pairs of more than `max_residues` are refused."""
+    """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, two rows
+    of an id (`chain_column`), or records whose ids end in `_H` and `_L`. Pairs of more than
+    `max_residues` are refused."""
     heavy_column: str = ""
     """With `paired`: the column of tables that holds the heavy chains. Give `light_column`, too."""
     light_column: str = ""
     """That of the light chains."""
+    chain_column: str = ""
+    """With `paired`: the column of tables with a row for each chain that says which one it is, such
+    as `locus` of AIRR (IGH, IGK or IGL). Two rows of one id are a pair. Name `id_column` (there
+    `cell_id`) and `sequence_column`, too."""
     parts: bool = False
     """Also deliver vectors of each element of a contig, `<id>/<element>`, or of each chain of a
     pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
@@ -113,14 +119,21 @@ class Options(ResidueOptions, SequenceOptions):
     def _check_parts(self) -> None:
         """Refuse what has no effect, or no meaning, with records of several parts or without."""
         is_contig = self.alphabet == "contigs"
-        for name in ("heavy_column", "light_column"):
+        for name in ("heavy_column", "light_column", "chain_column"):
             self._refuse_idle(name, not self.paired, "paired: false")
+        self._refuse_idle("chain_column", bool(self.heavy_column), "heavy_column")
+        if self.chain_column and not (self.id_column and self.sequence_column):
+            raise ValueError(
+                "chain_column needs id_column and sequence_column beside it; name both"
+            )
         self._refuse_idle("sequence_column", bool(self.heavy_column), "heavy_column")
         self._refuse_idle(
             "prefix", is_contig, "alphabet: contigs, whose elements tell their strand"
         )
         if bool(self.heavy_column) != bool(self.light_column):
             raise ValueError("heavy_column and light_column belong together; give both")
+        if self.heavy_column and self.heavy_column == self.light_column:
+            raise ValueError("heavy_column and light_column are one column; name two")
         if self.paired and self.alphabet != "proteins":
             raise ValueError("paired: true is of chains; set alphabet: proteins")
         if self.long == "split" and not is_contig:
@@ -139,4 +152,6 @@ class Options(ResidueOptions, SequenceOptions):
         """Return the columns of tables whose rows are records as they are, with their types."""
         if self.heavy_column:
             return {self.heavy_column: str, self.light_column: str}
+        if self.chain_column:
+            return {self.chain_column: str, self.sequence_column: str}
         return {self.text_column: str} if self.alphabet == "texts" else None

@@ -1,6 +1,7 @@
 """Pairs of chains for IgBert and IgT5: the heavy one, what ends a sequence, the light one.
 
-They come from two columns of a table, or from two records whose ids differ in their ends alone.
+They come from two columns of a table, from rows of one id with a column that says the chain (as in
+AIRR tables of cells), or from two records whose ids differ in their ends alone.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs import residues, rows, sequences
-from featuremill.kit.errors import UserError
 from featuremill.kit.reasons import Kind, kind_of
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
@@ -27,17 +28,21 @@ ENDS = re.compile(
 )
 """Of the ids of chains; the rest is that of the pair."""
 HEAVY, LIGHT = CHAINS = ("heavy", "light")
+TOLD = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
+TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT)
+"""What a column of chains says, in small letters."""
 NO_PARTNER = Kind(
     "no_partner",
-    ("a chain without its partner", "a chain that cannot be read"),
-    "A pair needs a heavy and a light chain. Give the other one, or compute single chains in a run "
+    ("a chain without its partner", "more chains than a pair has", "a chain that cannot be read"),
+    "A pair is one heavy and one light chain. Give these two, or compute single chains in a run "
     "without paired.",
 )
+_, MORE, UNREAD = NO_PARTNER.heads
 NO_CHAIN = Kind(
     "no_chain",
-    ("the id does not say which chain it is",),
+    ("nothing says which chain it is",),
     "Let ids of chains end in _H and _L (or _heavy and _light), or give a table with a column for "
-    "each.",
+    "each, or with one that says IGH, IGK or IGL.",
 )
 REASONS = (NO_PARTNER, NO_CHAIN)
 MISSING = ("empty", "no_sequence")
@@ -45,51 +50,76 @@ MISSING = ("empty", "no_sequence")
 
 
 def read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
-    """Yield the pairs of `inputs`, and refused what has no partner.
-
-    Raises:
-        UserError: two records are the same chain of a pair.
-    """
+    """Yield the pairs of `inputs`, and refused what is none. Chains of records of their own are
+    held until all are read."""
     if options.heavy_column:
-        return map(_of_row, rows(inputs, options))
-    return _of_chains(sequences(inputs, options))
+        names = (options.heavy_column, options.light_column)
+        return map(partial(_of_row, names), rows(inputs, options))
+    if options.chain_column:
+        names = (options.chain_column, options.sequence_column)
+        return _of_chains(map(partial(_told_by_column, names), rows(inputs, options)))
+    return _of_chains(map(_told_by_id, sequences(inputs, options)))
 
 
-def _of_row(record: Record) -> Record:
+def _of_row(names: Sequence[str], record: Record) -> Record:
     if record.reason:
         return record
-    found = {}
-    for name, text in zip(CHAINS, json.loads(record.payload).values(), strict=True):
-        found[name] = residues.protein(record.id, "", str(text or ""), record.source, record.line)
-    return _pair(record, found[HEAVY], found[LIGHT])
+    values = json.loads(record.payload)
+    heavy, light = (_chain(record, values[name]) for name in names)
+    return _pair(record, heavy, light)
 
 
-def _of_chains(records: Iterator[Record]) -> Iterator[Record]:
-    """Yield a pair where its second chain stands, and at the end the chains that are left."""
-    chains: dict[str, dict[str, Record]] = {}
-    for record in records:
-        told = ENDS.fullmatch(record.id)
-        if told is None:
-            reason = record.reason or NO_CHAIN.reason(clipped(record.id))
-            yield record._replace(payload=b"", reason=reason)
+def _chain(record: Record, text: str | None) -> Record:
+    return residues.protein(record.id, "", text or "", record.source, record.line)
+
+
+class Chain(NamedTuple):
+    """A chain of a pair."""
+
+    id: str
+    """The pair's."""
+    name: str
+    """"" where nothing tells."""
+    record: Record
+
+
+def _told_by_column(names: Sequence[str], record: Record) -> Chain:
+    if record.reason:
+        return Chain(record.id, "", record)
+    values = json.loads(record.payload)
+    chain, text = (values[name] for name in names)
+    name = TOLD.get((chain or "").strip().lower(), "")
+    reason = "" if name else NO_CHAIN.reason(clipped(chain or ""))
+    return Chain(record.id, name, _chain(record, text) if name else record._replace(reason=reason))
+
+
+def _told_by_id(record: Record) -> Chain:
+    told = ENDS.fullmatch(record.id)
+    if told:
+        return Chain(told["id"], HEAVY if told["heavy"] else LIGHT, record)
+    reason = record.reason or NO_CHAIN.reason(clipped(record.id))
+    return Chain(record.id, "", record._replace(reason=reason))
+
+
+def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
+    """Yield pairs in the order of their first chains, and refused each chain of what is no pair."""
+    found: dict[str, list[Chain]] = {}
+    for chain in chains:
+        if chain.name:
+            found.setdefault(chain.id, []).append(chain)
+        else:
+            yield chain.record._replace(payload=b"")
+    for id, each in found.items():
+        of_name = {chain.name: chain.record for chain in each}
+        if len(of_name) == len(each) == len(CHAINS):
+            yield _pair(of_name[HEAVY]._replace(id=id), of_name[HEAVY], of_name[LIGHT])
             continue
-        name = HEAVY if told["heavy"] else LIGHT
-        pair = chains.setdefault(told["id"], {})
-        if name in pair:
-            raise UserError(
-                f"{record.source}:{record.line}: {clipped(told['id'])!r} has two {name} chains; "
-                "give each antibody an id of its own."
-            )
-        pair[name] = record
-        if len(pair) == len(CHAINS):
-            yield _pair(pair[HEAVY]._replace(id=told["id"]), pair[HEAVY], pair[LIGHT])
-            chains[told["id"]] = dict.fromkeys(CHAINS, record._replace(payload=b""))
-    for pair in chains.values():
-        if len(pair) < len(CHAINS):
-            ((name, record),) = pair.items()
-            other = LIGHT if name == HEAVY else HEAVY
-            reason = record.reason or NO_PARTNER.reason(f"no {other} chain")
-            yield record._replace(payload=b"", reason=reason)
+        missing = [name for name in CHAINS if name not in of_name]
+        reason = NO_PARTNER.reason(f"{len(each)} of this id", MORE)
+        if missing:
+            reason = NO_PARTNER.reason(f"no {missing[0]} chain")
+        for chain in each:
+            yield chain.record._replace(payload=b"", reason=chain.record.reason or reason)
 
 
 def _pair(record: Record, heavy: Record, light: Record) -> Record:
@@ -99,7 +129,7 @@ def _pair(record: Record, heavy: Record, light: Record) -> Record:
         if kind_of(chain.reason).name in MISSING:
             return record._replace(payload=b"", reason=NO_PARTNER.reason(f"no {name} chain"))
         if chain.reason:
-            reason = NO_PARTNER.reason(f"{name}, {chain.reason}", NO_PARTNER.heads[1])
+            reason = NO_PARTNER.reason(f"{name}, {chain.reason}", UNREAD)
             return record._replace(payload=b"", reason=reason)
     letters = heavy.payload + joined.BETWEEN + light.payload
     return record._replace(
