@@ -1,6 +1,8 @@
 """Contigs of several elements for gLM2: text and GenBank become tokens, and each element has
 vectors, against the published arithmetic and an own account of the authors' preprocessing."""
 
+import hashlib
+import itertools
 import random
 import re
 
@@ -17,8 +19,9 @@ from esm2_models import relative_l2
 from safetensors.torch import load_file
 
 from featuremill.base.errors import UserError
+from featuremill.inputs import payloads as payloads_of
 from featuremill.lease.devices import cpu
-from featuremill.workload import plain_weights, weights
+from featuremill.workload import batches, plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 
@@ -176,6 +179,36 @@ def test_a_sequence_of_parts_is_computed_once_in_a_batch(glm2, tmp_path, monkeyp
     assert [group.tokens_BT.shape for group in batch.groups] == [(1, num_tokens)]
     costs = [encoder.cost(record.payload, model.options) for record in records]
     assert len(records) == 4 and num_tokens <= sum(costs) < num_tokens + 2 * len(costs)
+
+
+@pytest.mark.parametrize(("budget", "most"), [(16896, 2.0), (4096, 5.0)])
+def test_contigs_of_a_shard_are_computed_about_twice_in_batches_of_a_gpu(budget, most):
+    """And not once for each of their elements, whose payloads stand in the order of digests."""
+    random_numbers = random.Random(1)
+    options = encoder.Options(
+        model="m", alphabet="contigs", parts=True, max_residues=4096, letters_per_token=1
+    )
+    payloads, num_tokens = [], 0
+    for _ in range(300):
+        letters = b""
+        while True:
+            kind, shortest, longest = random_numbers.choice(((RESIDUES, 80, 600), (BASES, 1, 150)))
+            length = random_numbers.randint(shortest, longest)
+            if len(letters) + length >= 4096:
+                break
+            letters += b"+" + "".join(random_numbers.choices(kind, k=length)).encode()
+        ends = [*(at for at, letter in enumerate(letters) if letter == ord("+")), len(letters)]
+        regions = [(1, len(letters)), *((a + 2, b) for a, b in itertools.pairwise(ends))]
+        payloads += [payloads_of.Parts(letters, region=region).payload for region in regions]
+        num_tokens += len(letters)
+    payloads.sort(key=lambda payload: hashlib.sha256(payload).digest())
+    costs = [encoder.cost(payload, options) for payload in payloads]
+    num_computed = sum(
+        sum(map(len, {payloads[place].split(b"\n")[0] for place in batch}))
+        for batch in batches.make_batches(costs, budget)
+    )
+    print(f"batches of {budget:,}: {num_computed / num_tokens:.1f} times")
+    assert num_computed <= most * num_tokens < sum(len(each) for each in payloads)
 
 
 @pytest.mark.parametrize(
