@@ -128,7 +128,7 @@ class Options(ResidueOptions, SequenceOptions):
             )
         self._refuse_idle("sequence_column", bool(self.heavy_column), "heavy_column")
         self._refuse_idle(
-            "prefix", is_contig, "alphabet: contigs, whose elements tell their strand"
+            "prefix", is_contig, "alphabet: contigs, whose elements have their strand"
         )
         if bool(self.heavy_column) != bool(self.light_column):
             raise ValueError("heavy_column and light_column belong together; give both")

@@ -30,7 +30,7 @@ ENDS = re.compile(
 HEAVY, LIGHT = CHAINS = ("heavy", "light")
 TOLD = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
 TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT)
-"""What a column of chains says, in small letters."""
+"""What a column of chains holds, in small letters."""
 NO_PARTNER = Kind(
     "no_partner",
     ("a chain without its partner", "more chains than a pair has", "a chain that cannot be read"),
