@@ -7,15 +7,18 @@ import random
 import re
 
 import numpy as np
+import pandas as pd
 import published_arithmetic as published
 import pytest
 import torch
+import yaml
 from Bio import SeqIO
 from Bio.Seq import Seq
 from Bio.SeqFeature import CompoundLocation, SeqFeature, SimpleLocation
 from Bio.SeqRecord import SeqRecord
 from encoder_models import KINDS, write
 from esm2_models import relative_l2
+from programs import Desk
 from safetensors.torch import load_file
 
 from featuremill.base.errors import UserError
@@ -481,6 +484,41 @@ def test_a_gene_over_the_end_of_a_circle_covers_both_ends_and_nothing_else(glm2,
     assert [part.id for part in parts] == [
         f"plasmid/{name}" for name in ("6-20", "b1", "30-90", "round")
     ]
+
+
+def test_a_run_gives_contigs_and_elements_their_vectors_and_accounts_for_the_rest(
+    glm2, tmp_path, environment
+):
+    desk = Desk(tmp_path, environment)
+    bases = "ACGTA" * 20
+    features = [
+        cds(SimpleLocation(3, 12, strand=1), "MKT", locus_tag="b1"),
+        cds(SimpleLocation(20, 32, strand=-1), "MLGA", locus_tag="b2"),
+    ]
+    genbank(tmp_path / "a.gb", *(entry_of(id, bases, features) for id in ("C1", "same")))
+    fasta(tmp_path / "b.fa", {"card": CARD, "bad": "MKT", "one": "<->MW"})
+    options = {"model": str(glm2), "alphabet": "contigs", "parts": True, "dtype": "fp32"}
+    config = {"run": "my", "inputs": ["a.gb", "b.fa"], "workload": "encoder", "options": options}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    desk.type("featuremill", "run", "my.yaml", "-c", "1")
+    found = pd.read_parquet(tmp_path / "results/my/embeddings.parquet").set_index("id")
+    tensors = load_file(glm2 / "model.safetensors")
+    contig = f"<+>MKT<+>{bases[12:20].lower()}<->MLGA"
+    expected = {
+        id: states[-1][is_own].mean(0)
+        for id, states, is_own, _ in expected_of(
+            tensors, {"C1": contig, "card": CARD, "one": "<->MW"}
+        )
+    }
+    for number, name in enumerate(("b1", "13-20", "b2"), 1):
+        expected[f"C1/{name}"] = expected.pop(f"C1/{number}")
+    expected |= {f"same{id[2:]}": vector for id, vector in expected.items() if id[:2] == "C1"}
+    assert set(found.index) == set(expected)
+    for id, vector in expected.items():
+        assert relative_l2(found.loc[id, "mean_layer_3"], vector) <= FP32_L2, id
+    failed = pd.read_csv(tmp_path / "results/my/failed.tsv", sep="\t")
+    assert failed["id"].tolist() == ["bad"]
+    assert failed["reason"][0] == "an element without its strand: 'M' at letter 1"
 
 
 def test_an_entry_without_a_protein_or_its_sequence_is_refused(glm2, tmp_path):

@@ -188,7 +188,7 @@ def test_a_chain_without_its_partner_is_refused(folders, tmp_path):
     chains = {"mab1_H": "EVQ", "mab2_L": "DIV", "mab3": "MKT", "mab4_H": "EVQ", "mab4_L": "D1Q"}
     found = read(folders["igt5"], fasta(tmp_path / "in.fa", chains), parts=True)
     assert {record.id: record.reason for record in found} == {
-        "mab3": "nothing says which chain it is: mab3",
+        "mab3": "not known which chain it is: mab3",
         "mab4": "a chain that cannot be read: light, not an amino acid: '1' at residue 2",
         "mab1_H": "a chain without its partner: no light chain",
         "mab2_L": "a chain without its partner: no heavy chain",
@@ -249,7 +249,7 @@ def test_rows_of_a_cell_are_a_pair_as_in_airr(folders, tmp_path):
     path = tmp_path / "airr.tsv"
     found = read(folders["igbert"], path, chain_column="locus", **columns)
     assert [(record.id, record.payload, record.reason) for record in found] == [
-        ("CCC-1", b"", "nothing says which chain it is: TRB"),
+        ("CCC-1", b"", "not known which chain it is: TRB"),
         ("AAC-1", b"EVQ|QSV", ""),
         ("AAG-1", b"QVQ|DIQ", ""),
         ("AAT-1", b"", "a chain without its partner: no light chain"),

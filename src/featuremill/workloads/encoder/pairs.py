@@ -1,6 +1,6 @@
 """Pairs of chains for IgBert and IgT5: the heavy one, what ends a sequence, the light one.
 
-They come from two columns of a table, from rows of one id with a column that says the chain (as in
+They come from two columns of a table, from rows of one id with a column of the chain (as in
 AIRR tables of cells), or from two records whose ids differ in their ends alone.
 """
 
@@ -40,9 +40,9 @@ NO_PARTNER = Kind(
 _, MORE, UNREAD = NO_PARTNER.heads
 NO_CHAIN = Kind(
     "no_chain",
-    ("nothing says which chain it is",),
+    ("not known which chain it is",),
     "Let ids of chains end in _H and _L (or _heavy and _light), or give a table with a column for "
-    "each, or with one that says IGH, IGK or IGL.",
+    "each, or with one that holds IGH, IGK or IGL.",
 )
 REASONS = (NO_PARTNER, NO_CHAIN)
 MISSING = ("empty", "no_sequence")
