@@ -146,7 +146,8 @@ def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
         strands = [vocabulary.of(folder, model_type, prefix).first for prefix in ("<+>", "<->")]
         ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
         words = joined.with_joints(words._replace(first=()), ids)
-    if options.paired and model_type in PAIRING and words.is_by_letter:
+    reads_pairs = model_type in PAIRING and words.is_by_letter and not words.is_of_structure
+    if options.paired and reads_pairs:
         words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
     return facts, words
 

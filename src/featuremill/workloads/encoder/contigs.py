@@ -56,15 +56,15 @@ def clean(letters: str) -> Cleaned:
     if not rest:
         return Cleaned(b"", NO_ELEMENT.reason())
     strands, given, elements = rest[::3], rest[1::3], rest[2::3]
-    found, notes = b"", dict[str, None]()
+    found, notes = list[bytes](), dict[str, None]()
     for number, (strand, element) in enumerate(zip(strands, elements, strict=True), 1):
         payload, wrong, note = _element(element, strand)
         if wrong:
             place = " ".join(filter(None, (f"element {number}", given[number - 1])))
             return Cleaned(b"", WRONG_ELEMENT.reason(f"{note}{place}", wrong))
-        found += strand.encode() + payload
+        found.append(strand.encode() + payload)
         notes |= dict.fromkeys(filter(None, note.split("; ")))
-    return Cleaned(joined.named(found, _names(given)), "", "; ".join(notes))
+    return Cleaned(joined.named(b"".join(found), _names(given)), "", "; ".join(notes))
 
 
 def _element(element: str, strand: str) -> Cleaned:
@@ -186,11 +186,11 @@ def of_entry(entry: Any) -> Iterator[tuple[str, str, str]]:
         end = max(end, next_end)
     elements.sort(key=lambda element: element[:2])
     taken = Counter(name for element in elements for name in set(element[3]))
-    text = ""
+    text = []
     for _, _, strand, names, letters in elements:
         name = next((name for name in names if taken[name] == 1), "")
-        text += f"<{strand}{name}>{letters}"
-    yield entry.id, entry.description, text
+        text.append(f"<{strand}{name}>{letters}")
+    yield entry.id, entry.description, "".join(text)
 
 
 def _codings(entry: Any) -> Iterator[Coding]:
@@ -217,5 +217,5 @@ def _codings(entry: Any) -> Iterator[Coding]:
         if stretches == sorted(stretches):  # else it goes on behind the end of a circle
             stretches = [(stretches[0][0], max(end for _, end in stretches))]
         names.append(f"{stretches[0][0] + 1}-{stretches[-1][1]}")
-        letters = told.get("translation", "")
+        letters = told.get("translation", "").upper()
         yield Coding(stretches[0][0], "-" if is_minus else "+", stretches, names, letters)
