@@ -4,7 +4,8 @@ behind the strand that it is on.
 Of flat files an entry is a contig, made as the authors made those of the training (TattaBio/OMG,
 scripts jgi_preprocessor.py, omg_generator.py, tokenize_omg.py): each CDS with a /translation is a
 protein on its strand, in the order of the left ends; the bases that no CDS covers, from the first
-CDS to the last, are stretches of the + strand, whatever else is annotated in them.
+CDS to the last, are stretches of the + strand, whatever else is annotated in them. The <+> before
+these is that of the model's card; tokenize_omg.py has none there.
 """
 
 from __future__ import annotations

@@ -55,9 +55,9 @@ class Options(ResidueOptions, SequenceOptions):
     """Residues (amino acids or bases) of a record that the network sees. If not given, as many as
     its positions hold: 1022 for ESM-1b, 510 for a BERT of letters, 515 for DNABERT-1 of 6-mers,
     5994 for the Nucleotide Transformer 1; where these have no end, what it was trained with: 1022
-    for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
-    config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
-    more than the network was trained with get a note."""
+    for ESM-2, 2046 for AMPLIFY, 4095 for gLM2 (4096 tokens of contigs), 12282 for the Nucleotide
+    Transformer 2; where the config does not say that, what 1,024 tokens hold: 1023 for a T5.
+    Records that are computed with more than the network was trained with get a note."""
     alphabet: Literal["proteins", "nucleotides", "contigs", "texts"]  # type: ignore[assignment]
     """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), `contigs` of
     proteins and the bases between them, for gLM2 (`<+>MALTK<+>aatttaagg<->MLGID`, or GenBank), or
