@@ -49,8 +49,8 @@ def loaded(folder, **options):
     return encoder.load(resolved, [CPU], found)
 
 
-def tokens_of(folder, name, heavy, light):
-    """Return the ids that the authors' tokenizer gives for what their cards write."""
+def encoded(folder, name, heavy, light):
+    """Return what the authors' tokenizer gives for what their cards write."""
     import transformers
 
     heavy, light = (chain.translate(str.maketrans("UZOB", "XXXX")) for chain in (heavy, light))
@@ -61,7 +61,11 @@ def tokens_of(folder, name, heavy, light):
         pieces = [(piece, -1.0) for piece in T5_PIECES]
         tokenizer = transformers.T5Tokenizer(vocab=pieces, extra_ids=0)
         text = " ".join(heavy) + " </s> " + " ".join(light)
-    return tokenizer(text)["input_ids"]
+    return tokenizer(text, return_special_tokens_mask=True)
+
+
+def tokens_of(*chains):
+    return encoded(*chains)["input_ids"]
 
 
 def pairs_drawn(seed):
@@ -145,8 +149,9 @@ def test_the_mean_of_the_cards_counts_what_stands_between_the_chains(folders, tm
     (record,) = encoder.records(
         [written(tmp_path / "in.csv", {"a": (HEAVY, LIGHT)})], model.options
     )
-    tokens = tokens_of(folders[name], name, HEAVY, LIGHT)
-    assert model.vocabulary.tokens(record.payload).tolist() == tokens
+    theirs = encoded(folders[name], name, HEAVY, LIGHT)
+    assert model.vocabulary.tokens(record.payload).tolist() == theirs["input_ids"]
+    assert theirs["special_tokens_mask"].count(0) == len(HEAVY) + len(LIGHT) + 1
     (row,) = values_of(encoder, model, [record.payload], 512).to_pylist()
     assert len(row["residues_layer_3"]) == len(HEAVY) + len(LIGHT)
 
