@@ -21,8 +21,11 @@ from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
+    contigs,
     fasta,
+    joined,
     memory,
+    pairs,
     structures,
     texts,
     tracing,
@@ -84,7 +87,13 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
 REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
 """Without max_residues, a T5 cuts none."""
-REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
+REASONS = (
+    *structures.REASONS,
+    *regions.REASONS,
+    *texts.REASONS,
+    *contigs.REASONS,
+    *pairs.REASONS,
+)
 USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends, its config says no more, and its authors do
 not compute records whole."""
@@ -92,6 +101,8 @@ MOST_TOKENS = 4096
 """Of a record, where tokens have any length and the config sets no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
+PAIRING = ("bert", "t5")
+"""Model types of which some read pairs of chains, with what ends a sequence between them."""
 NUM_SPECIAL = 2
 """Special tokens that costs are reckoned with; a network may have one less."""
 
@@ -123,16 +134,24 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
+def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
-    words = vocabulary.of(folder, facts.config["model_type"], prefix, passes_rare)
+    model_type = facts.config["model_type"]
+    words = vocabulary.of(folder, model_type, options.prefix, passes_rare)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
             f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
         )
+    if options.alphabet == "contigs" and words.has_small_bases:
+        strands = [vocabulary.of(folder, model_type, prefix).first for prefix in ("<+>", "<->")]
+        ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
+        words = joined.with_joints(words._replace(first=()), ids)
+    reads_pairs = model_type in PAIRING and words.is_by_letter and not words.is_of_structure
+    if options.paired and reads_pairs:
+        words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
     return facts, words
 
 
@@ -141,7 +160,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
@@ -153,7 +172,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         )
         found = structures.added(found, structures.read(Path(options.structures), chosen))
     checked = _checked(found, options, facts, words)
-    if options.regions:
+    if joined.joints_of(options):
+        yield from joined.split(checked, options)
+    elif options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
     else:
         yield from checked
@@ -161,6 +182,11 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
     """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    if options.alphabet == "contigs":
+        found = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
+        return contigs.fitted(found, options)
+    if options.paired:
+        return pairs.read(inputs, options)
     if words.is_of_structure:
         return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
     if words.with_structure:
@@ -186,7 +212,7 @@ def _checked(
         record = record._replace(payload=payload, length=len(letters))
         most = options.max_residues
         if most is not None and len(letters) > most:
-            if options.long == "refuse":
+            if options.long == "refuse" or options.paired:
                 reason = LENGTH.reason(f"{len(letters):,} residues, at most {most:,}")
                 yield record._replace(payload=b"", reason=reason)
                 continue
@@ -209,10 +235,10 @@ def _checked(
 
 def cost(payload: bytes, options: Options) -> int:
     """Return about how many tokens are computed for a record."""
-    length = len(_parts(payload, options).letters)
-    length = min(length, options.max_residues or length)
+    parts = _parts(payload, options)
+    length = min(len(parts.letters), options.max_residues or len(parts.letters))
     tokens = -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
-    return min(tokens, options.max_tokens or tokens)
+    return joined.share(parts, options, min(tokens, options.max_tokens or tokens))
 
 
 def _parts(payload: bytes, options: Options) -> Parts:
@@ -227,7 +253,7 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     if "cls" in options.pools and not words.has_first:
         raise UserError(
             f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
@@ -242,12 +268,20 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def _settled(options: Options, folder: Path) -> Options:
     """Return `options` with the limits that the network in `folder` has."""
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     _refuse_other_alphabet(words, options.alphabet, folder)
     if options.structures and not words.with_structure:
         raise UserError(
             f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
             "structures out, or give a SaProt."
+        )
+    if joined.joints_of(options) and not words.joints:
+        option, what, model = "alphabet", "contigs", "a gLM2"
+        if options.paired:
+            option, what, model = "paired", "pairs of chains", "an IgBert or IgT5"
+        raise UserError(
+            f"options.{option}: the network in {folder} reads no {what}; give {model}, or leave "
+            "that out."
         )
     if options.regions and not words.is_by_letter:
         raise UserError(
@@ -342,7 +376,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     return columns.schema(options, facts.width, words.is_by_letter)
 
 
@@ -355,16 +389,16 @@ def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
     """Return the bytes of a payload that each vector of a token stands for; None where a token is
     a k-mer. `options` are resolved ones."""
-    _, words = _opened(weights.path, options.prefix)
+    _, words = _opened(weights.path, options)
     return tracing.spans(payload, options, words, weights.path)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
     parts = _parts(payload, options)
+    length = joined.num_own(parts, options)
     if parts.region:
-        return parts.tokens[1] - parts.tokens[0]
-    length = len(parts.letters)
+        return length
     return min(length, options.max_residues or length, options.max_tokens or length)
 
 
@@ -425,7 +459,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
     encoder = network(devices, weights.path, options.dtype, long if is_narrow else None)
@@ -453,12 +487,18 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
         raise RecordFailed("length", told)
     groups = padding.groups(tokens, words, batch_cost)
-    if model.options.regions:
+    if model.options.regions or model.options.parts:
         spans = [
-            [padding.Region(place, *parts[place].tokens) for place in places] for places in together
+            [
+                padding.Region(place, *each.tokens, each.tokens == (0, len(each.letters)))
+                for place, each in ((place, parts[place]) for place in places)
+            ]
+            for places in together
         ]
         groups = [group.of_regions(spans, len(words.first)) for group in groups]
-        num_own = [end - start for start, end in (each.tokens for each in parts)]
+        num_own = [joined.num_own(each, model.options) for each in parts]
+    elif words.joints:
+        num_own = [joined.num_own(each, model.options) for each in parts]
     else:
         num_own = [len(ids) - words.num_special for ids in tokens]
     if not all(num_own):
