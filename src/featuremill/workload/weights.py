@@ -194,7 +194,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     # A published model is found by its name, so its checkpoint may be deleted after the conversion.
     key = source.name
     if source.kind != "published":
-        key += f"-{files.digest_at(source.path)[:16]}"
+        key += f"-{files.digest_at(source.path, *source.others)[:16]}"
     folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
@@ -243,8 +243,8 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
     about_source = CheckpointFile(
         kind=source.kind,
         location=source.location,
-        sha256=files.digest_at(source.path),
-        bytes=files.bytes_at(source.path),
+        sha256=files.digest_at(source.path, *source.others),
+        bytes=sum(map(files.bytes_at, (source.path, *source.others))),
     )
     return WeightsFile(
         version=VERSION,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.inputs import TableOptions, regions, sequences, spelled
+from featuremill.inputs import regions, sequences, spelled
 from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import Parts, alike, parts_of
 from featuremill.kit.errors import UserError
@@ -144,11 +144,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         return
     found = _spelled(inputs, options, words)
     if options.structures:
-        chosen = TableOptions(
-            id_column=options.id_column if options.structure_column else "",
-            sequence_column=options.structure_column,
-        )
-        found = structures.added(found, structures.read(Path(options.structures), chosen))
+        found = structures.added(found, structures.read(options, options.id_column))
     checked = _checked(found, options, facts, words)
     if options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)

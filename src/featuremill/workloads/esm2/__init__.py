@@ -51,6 +51,7 @@ __all__ = [
     "cost",
     "embed",
     "load",
+    "loaded_mb",
     "memory_mb",
     "num_vectors",
     "prepare",
@@ -175,6 +176,12 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
 
 
+def loaded_mb(options: Options, device: Device, weights: Weights) -> float:
+    """Return the size of the loaded weights alone, in MiB."""
+    model = memory.model_of(weights)
+    return memory.weights_bytes(model, device.kind, options.dtype) / 2**20
+
+
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many residues of a protein, or of its region, get a vector."""
     parts = parts_of(payload)
@@ -199,8 +206,11 @@ def start_ahead(devices: Sequence[Device]) -> None:
         triton_cache.start_ahead()
 
 
-def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights, the layers spread over `devices` in their order."""
+def load(
+    options: Options, devices: Sequence[Device], weights: Weights | None, prefix: str = ""
+) -> Model:
+    """Return the encoder with its weights, the layers spread over `devices` in their order.
+    `prefix` stands before all names in the file of weights."""
     with loading.part("modules"):
         import torch
 
@@ -222,7 +232,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     num_rows = 0
     if devices[0].kind == "cuda":
         num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])
-    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype], num_rows)
+    dtype = DTYPES[options.dtype]
+    encoder = Encoder(weights.path, weights.metadata, places, dtype, num_rows, prefix)
     return Model(encoder, options, encoder.backend)
 
 

@@ -37,9 +37,13 @@ __all__ = [
     "PUBLISHED",
     "SUGGESTED",
     "bundled_names",
+    "OWNER",
+    "PUBLISHED_LICENSE",
+    "download",
     "is_path",
     "looks_like_path",
     "nearest",
+    "published",
     "refuse_missing",
     "stem_of",
 ]
@@ -157,6 +161,11 @@ def locate(model: str) -> Checkpoint:
     if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
         return Checkpoint("bundled", name, f"featuremill/{path.name}", path)
+    return published(name)
+
+
+def published(name: str) -> Checkpoint:
+    """Return the place of one of Meta's models, also before its download."""
     path = _hub_folder() / f"{name}.pt"
     if not path.is_file() and (folder := _cached(name)):
         return Checkpoint("published", name, f"{OWNER}{name}", folder)
@@ -176,7 +185,7 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
     the checkpoint first if needed."""
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
-        download(source)
+        download(source, PUBLISHED[source.name].gigabytes)
     from featuremill.workloads.esm2 import checkpoint, conversion
 
     _log.info("converting %s", source.path)
@@ -199,11 +208,11 @@ def _hub_folder() -> Path:
     ).expanduser()
 
 
-def download(source: Checkpoint) -> None:
-    """Download a published checkpoint as fair-esm does, to where fair-esm would find it."""
+def download(source: Checkpoint, gigabytes: float) -> None:
+    """Download a published checkpoint of about this size as fair-esm does, to where fair-esm would
+    find it."""
     import torch
 
-    gigabytes = PUBLISHED[source.name].gigabytes
     _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
     try:
         source.path.parent.mkdir(parents=True, exist_ok=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
 
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
+from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 from featuremill.workloads.scores import sources
 
 Marginal = Literal["wildtype", "masked", "mutant"]
@@ -25,18 +27,36 @@ LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
 """In the order of their columns, each with the passes that it is of."""
 TAKEN = ("id", "sample", "variant", "read_as", "reason")
 """Columns beside the scores of a listed variant."""
+NOT_PLAIN = re.compile(r"\W")
+"""What names of columns do not have, of the names of models."""
+ONE_OR_SEVERAL = {
+    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 2}]
+}
 
 
-class Options(TableOptions):
-    """Which variants of which proteins are scored, by which ESM-2 or ESM C, and how."""
+def _joined(value: Any) -> Any:
+    """Return several models as one text; of one in a list, that one."""
+    if not isinstance(value, list | tuple):
+        return value
+    if not value or not all(isinstance(each, str) for each in value):
+        raise ValueError("give the name or path of a model, or a list of them")
+    if twice := next((each for each in value if value.count(each) > 1), ""):
+        raise ValueError(f"{twice} stands twice; drop one")
+    return sources.BETWEEN.join(value)
 
-    EXECUTION = TableOptions.EXECUTION | {"variant_column", "batch_tokens"}
+
+class Options(TableOptions, StructureOptions):
+    """Which variants of which proteins are scored, by which network, and how."""
+
+    EXECUTION = TableOptions.EXECUTION | OF_TABLES | {"variant_column", "batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
-    model: str = "mill_t6_8M"
+    model: Annotated[str, BeforeValidator(_joined), WithJsonSchema(ONE_OR_SEVERAL)] = "mill_t6_8M"
     """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
-    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, of an ESM
-    C such as `esmc_300m`, or the path of weights of either with their language-model head."""
+    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`,
+    `esm1v_t33_650M_UR90S_1` (to `_5`) or `esm1b_t33_650M_UR50S`, of an ESM C such as `esmc_300m`,
+    or the path of weights of one of these or of a SaProt, with their language-model head. A list of
+    networks of one kind and size is an ensemble: scores of each, and their mean."""
     variants: Literal["none", "all", "listed"] = "all"
     """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
@@ -80,8 +100,8 @@ class Options(TableOptions):
     `max_residues`: masked and mutant passes in a window around the variant, the others in windows
     that overlap by half, where each residue is read in the one whose middle is nearest."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022
-    for ESM-2, 2046 for ESM C."""
+    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022,
+    and 2046 for ESM C. An ESM-1b or ESM-1v has positions for no more."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -101,6 +121,8 @@ class Options(TableOptions):
         no_matrix = self.log_probabilities == "none"
         self._refuse_idle("output_dtype", no_matrix, "log_probabilities: none")
         of_protein = (*self.likelihood, self.log_probabilities, self.positions)
+        if self.positions != "none" and len(self.networks) > 1:
+            raise ValueError("positions are of one network; leave them out, or give one model")
         if self.variants == "none" and set(of_protein) <= {"none"}:
             raise ValueError(
                 "variants: none leaves nothing to deliver; set likelihood, log_probabilities or "
@@ -113,6 +135,19 @@ class Options(TableOptions):
             raise ValueError(f"{name} has no effect with {because}; leave it out")
 
     @property
+    def networks(self) -> tuple[str, ...]:
+        """What stands behind the names of columns for each network; "" for one alone."""
+        names = sources.members(self.model)
+        if len(names) == 1:
+            return ("",)
+        return tuple(f"_{NOT_PLAIN.sub('_', name)}" for name in names)
+
+    @property
+    def mean(self) -> str:
+        """What stands behind the names of columns for the mean of several networks."""
+        return f"_mean_of_{len(self.networks)}"
+
+    @property
     def carried(self) -> tuple[str, ...]:
         """Columns of the table that come along; of settled options, all of them."""
         return self.columns or ()
@@ -120,7 +155,9 @@ class Options(TableOptions):
     @property
     def carried_as(self) -> list[str]:
         """Their names beside the scores."""
-        taken = {*TAKEN, *(f"{kind}_marginal" for kind in MARGINALS)}
+        suffixes = (*self.networks, self.mean)
+        scores = (f"{kind}_marginal{each}" for kind in MARGINALS for each in suffixes)
+        taken = {*TAKEN, *scores}
         return [f"table_{name}" if name in taken else name for name in self.carried]
 
     def delivers(self) -> set[Kind]:
@@ -146,7 +183,7 @@ class Options(TableOptions):
     @cached_property
     def limit(self) -> int:
         """Residues that are kept, or of a window."""
-        workload = esmc if sources.is_esm_c(self.model) else esm2
+        workload: Any = esmc if sources.is_esm_c(self.model) else esm2
         trained: int = workload.Options.model_fields["max_residues"].default
         return self.max_residues or trained
 

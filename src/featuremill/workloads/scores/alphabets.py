@@ -1,0 +1,60 @@
+"""What a network's own tokens are, beside ESM-2's, in which passes and scores are written.
+
+SaProt's tokens are a residue and the letter of its structure. A masked residue keeps its structure,
+and the probability of a residue is the sum over its tokens: as in `predict_mut` of SaProt's
+`model/saprot/saprot_foldseek_mutation_model.py`. Structures stay the wild type's.
+
+Shape legend: T tokens of a pass, R rows of the head, V tokens of the network, E those of ESM-2.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featuremill.workloads.esm2.folder import ALPHABET
+from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
+from featuremill.workloads.esm2.tokens import NUM_TOKENS, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_SPECIAL = len(SAPROT_TOKENS) - len(RESIDUES) * len(STRUCTURES)
+UNKNOWN = RESIDUES.index("#")
+NO_STRUCTURE = STRUCTURES.index("#")
+
+
+def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
+    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues between the two ends;
+    b"" where no structure is known."""
+    structures = np.full(len(tokens_T), NO_STRUCTURE)
+    if structure:
+        structures[1:-1] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
+    found: Tokens = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
+    found[0], found[-1] = tokens_T[0], tokens_T[-1]  # the same in both
+    return found
+
+
+def of_residues(log_probabilities_RV: Tensor) -> Tensor:
+    """Return log_probabilities_RE of each residue, whatever its structure."""
+    pairs = log_probabilities_RV[:, NUM_SPECIAL:].unflatten(1, (len(RESIDUES), len(STRUCTURES)))
+    return pairs.logsumexp(2)[:, _residues().tolist()]
+
+
+@cache
+def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return which of SaProt's residues each of ESM-2's tokens is: those without one of their own,
+    and the mask, are `#`."""
+    found = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
+    assert len(found) == NUM_TOKENS
+    return np.array(found)
+
+
+@cache
+def _number_of_structure() -> np.ndarray[Any, np.dtype[np.int64]]:
+    table = np.full(256, NO_STRUCTURE)
+    for number, letter in enumerate(STRUCTURES.encode()):
+        table[letter] = number
+    return table
