@@ -132,6 +132,8 @@ def test_an_esm_1_has_positions_for_1022_residues(elder, cache):
         computed(model, cache, [b"M"], long="full", **options)
     with pytest.raises(UserError, match=r"options.max_residues: an ESM-1. has positions for 1,0"):
         computed(model, cache, [b"M"], max_residues=1023, **options)
+    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+        scores.records([], scores.Options(model=model, long="full"))
 
 
 def test_names_of_esm_1_are_known_before_there_are_files():

@@ -157,7 +157,7 @@ def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Ite
     if words.is_of_structure:
         return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
     if words.with_structure:
-        return spelled(inputs, maker(structures.clean_pairs), options, fasta.__name__)
+        return structures.pairs(inputs, options)
     if words.has_3di:
         return spelled(inputs, maker(structures.clean_beside), options)
     return sequences(inputs, options)

@@ -7,7 +7,7 @@ has none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ from featuremill.workloads.encoder import fasta, foldseek, plddt
 from featuremill.workloads.encoder.plddt import Plddt
 from featuremill.workloads.encoder.structure_options import StructureOptions
 
-__all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "read"]
+__all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "pairs", "read"]
 LETTERS = "acdefghiklmnpqrstvwy"
 NONE = "#"
 PAIRS = re.compile("(?:[A-Z#][a-z#])+")
@@ -94,6 +94,11 @@ def clean_pairs(letters: str) -> Cleaned:
     if structure.reason or found.reason:
         return structure if structure.reason else found
     return found._replace(payload=Parts(found.payload, structure.payload).payload)
+
+
+def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
+    """Stream residues, with their structures where they stand in turns with them."""
+    return spelled(inputs, maker(clean_pairs), options, fasta.__name__)
 
 
 def clean_beside(letters: str) -> Cleaned:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ESM_C", "Architecture", "Sizes", "sizes_of"]
+__all__ = ["ESM_1B", "ESM_1V", "ESM_C", "SAPROT", "Architecture", "Sizes", "sizes_of"]
 
 
 class Architecture(NamedTuple):

@@ -33,6 +33,7 @@ from featuremill.workloads.esm2.folder import ESM2 as KIND_OF_ESM2
 from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, facts_of, unlike
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 
+__all__ = ["read"]
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}
 ARCH_OF_ESM_1 = "roberta_large"
 """What fair-esm's settings call ESM-1b and ESM-1v; ESM-1 and MSA Transformer have other names."""

@@ -15,11 +15,11 @@ from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.encoder import structures
 from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
-from featuremill.workloads.esm2.architecture import SAPROT, sizes_of
+from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
-from featuremill.workloads.scores import alphabets, ensemble, sources
+from featuremill.workloads.scores import alphabets, ensemble, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.listed import records, with_columns
+from featuremill.workloads.scores.listed import with_columns
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.variants import REASONS as OF_VARIANTS
 from featuremill.workloads.scores.variants import parts_of
@@ -28,8 +28,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from torch import Tensor
 
-    from featuremill.workload import Device, Weights
+    from pathlib import Path
+
+    from featuremill.workload import Device, Record, Weights
     from featuremill.workload.figures import Figure
+    from featuremill.workloads.esm2.architecture import Architecture
     from featuremill.workloads.esm2.transfer import Transfer
     from featuremill.workloads.scores.ensemble import Network, Networks
     from featuremill.workloads.scores.passes import Pass, Work
@@ -139,7 +142,7 @@ def caution(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, and name the model by its weights."""
     assert weights is not None
-    _refuse_beyond_positions(options, weights)
+    _refuse_beyond_positions(options, sizes_of(weights.metadata).architecture)
     settled = {
         "model": weights.name,
         "dtype": networks.dtype_on(device, options.dtype),
@@ -167,9 +170,15 @@ def _pack_tokens(options: Options, device: Device) -> int:
     return networks.batch_cost(options.of_esm2, device)
 
 
-def _refuse_beyond_positions(options: Options, weights: Weights) -> None:
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
+    if sources.is_esm_1(options.model):
+        _refuse_beyond_positions(options, ESM_1V)
+    return listed.records(inputs, options)
+
+
+def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
     """Raise UserError where the options ask for more residues than there are positions."""
-    architecture = sizes_of(weights.metadata).architecture
     most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
     if not architecture.num_positions:
         return

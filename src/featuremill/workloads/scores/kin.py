@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -48,15 +49,19 @@ class Kin(NamedTuple):
     kind: Kind
     published: tuple[str, ...]
     stem: str
-    """How the name of weights begins that nobody has published."""
+    """How the name of weights begins that nobody has published, as a pattern: the architecture's
+    name."""
 
     def takes(self, model: str) -> bool:
-        """Tell whether `model` is the name of such a network, or files of one; reads no weights."""
+        """Tell whether `model` is the name of such a network, converted or not, or files of one;
+        reads no weights."""
         if self._known(model):
             return True
         path = place_of(model)
         if not path.exists():
-            return self.kind is kin.SAPROT and is_name(model) and "saprot" in model.lower()
+            is_made = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
+            is_meant = self.kind is kin.SAPROT and "saprot" in model.lower()
+            return is_made or (is_meant and is_name(model))
         with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
             told = path if path.is_dir() else path.parent
             if (told / CONFIG).is_file():
@@ -120,7 +125,9 @@ class Kin(NamedTuple):
         sha256 = conversion.write(found, path)
         name = source.name
         if name not in self.published:
-            name = f"{self.stem}_t{found.sizes.num_layers}_w{found.sizes.width}-{sha256[:8]}"
+            sizes = found.sizes
+            stem = f"{sizes.architecture.name}_t{sizes.num_layers}_w{sizes.width}"
+            name = f"{stem}-{sha256[:8]}"
         metadata = found.metadata()
         if source.kind == "published":
             metadata["license"] = of_esm2.PUBLISHED_LICENSE
@@ -142,5 +149,5 @@ class Kin(NamedTuple):
         return Weights(self.name_of(model), Path(), "", found.metadata())
 
 
-ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1")
+ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
 SAPROT = Kin(kin.SAPROT, (), "saprot")

@@ -156,8 +156,7 @@ def locate(model: str) -> Checkpoint:
                 f"weights {each.name} --workload scores --output {each.name}.json first."
             )
     places = tuple(each.path for each in others)
-    location = BETWEEN.join(each.location for each in found)
-    return Checkpoint(kind, name_of(model), location, first.path, places, model)
+    return Checkpoint(kind, name_of(model), model, first.path, places)
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
@@ -168,7 +167,7 @@ def convert(source: Checkpoint, path: Path) -> Converted:
         return found
     made, parts = list[Converted](), list[Path]()
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".ensemble-") as folder:
-        for number, one in enumerate(members(source.model)):
+        for number, one in enumerate(members(source.location)):
             parts.append(Path(folder, f"{number}.safetensors"))
             made.append(_sources(one).convert(locate(one), parts[-1], has_head=True))
         _refuse_unlike(made)

@@ -12,7 +12,7 @@ from featuremill.inputs import letters, residues
 from featuremill.inputs.letters import Make
 from featuremill.kit.errors import UserError
 from featuremill.workload import Record
-from featuremill.workloads.encoder import fasta, structures
+from featuremill.workloads.encoder import structures
 from featuremill.workloads.encoder.structures import NOT_KNOWN
 from featuremill.workloads.scores import sources
 from featuremill.workloads.scores.options import Options
@@ -38,7 +38,7 @@ def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         _refuse_structures(options)
         yield from readers.proteins(inputs, options)
         return
-    found = readers.spelled(inputs, maker(options), options, fasta.__name__)
+    found = structures.pairs(inputs, options)
     for record, _ in paired(((record, None) for record in found), options):
         yield record
 
