@@ -79,7 +79,9 @@ class Reference:
         places = [int(part[1:-1]) - 1 for part in parts]
         found = self.rows(sequence, places if kind == "masked" else ())
         tokens = [(ALPHABET.get_idx(part[-1]), ALPHABET.get_idx(part[0])) for part in parts]
-        return sum(found[n, new] - found[n, old] for n, (new, old) in zip(places, tokens))
+        return sum(
+            found[n, new] - found[n, old] for n, (new, old) in zip(places, tokens, strict=True)
+        )
 
 
 @pytest.fixture(scope="module", params=["esm1b.pt", "esm1v.pt", "1b folder", "1v folder"])
@@ -237,7 +239,9 @@ def test_an_ensemble_costs_as_many_networks(five, cache):
 def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
     paths, _ = five
     other = save_elder(tmp_path / "esm1b_t4.pt", layers=4)
-    with pytest.raises(UserError, match=r"has architecture esm1v, and .* esm1b; the mean of scores"):
+    with pytest.raises(
+        UserError, match=r"has architecture esm1v, and .* esm1b; the mean of scores"
+    ):
         converted(scores.Options(model=[paths[0], str(other)]).model, cache)
     with pytest.raises(ValueError, match="stands twice; drop one"):
         scores.Options(model=[paths[0], paths[0]])
@@ -341,9 +345,7 @@ def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
     protein, structure = "MKXUOBZ-.A", "dpvqacdpvq"
     options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
     (row,) = computed(folder, cache, [f"{protein}\t{structure}".encode()], **options)
-    tokens = [
-        (a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)
-    ]
+    tokens = [(a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)]
     shares = probabilities(network, tokenizer, tokens)
     expected = [
         [float(torch.log(of(shares[1 + n], letter))) for letter in AMINO_ACIDS]

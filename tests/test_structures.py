@@ -1,4 +1,4 @@
-"""Structures for SaProt out of Foldseek's files, and pLDDT, for the workloads encoder and scores."""
+"""Structures for SaProt out of Foldseek's files, and pLDDT, of the workloads encoder and scores."""
 
 import gzip
 import json

@@ -89,7 +89,5 @@ def also_called(names: Iterable[str]) -> dict[str, str]:
         for other in called:
             meant.setdefault(other, set()).add(name)
     return {
-        other: min(found)
-        for other, found in meant.items()
-        if len(found) == 1 and other not in each
+        other: min(found) for other, found in meant.items() if len(found) == 1 and other not in each
     }

@@ -17,7 +17,7 @@ __all__ = ["Options"]
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
-class Options(ResidueOptions, SequenceOptions, StructureOptions):
+class Options(StructureOptions, ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
     EXECUTION = (

@@ -9,9 +9,7 @@ from pydantic import Field, model_validator
 from featuremill.workload import OptionFile, OptionFolder, WorkloadOptions
 
 __all__ = ["OF_TABLES", "StructureOptions"]
-OF_TABLES = frozenset(
-    {"structure_column", "plddt_column", "plddt_mask", "plddt_threshold"}
-)
+OF_TABLES = frozenset({"structure_column", "plddt_column", "plddt_mask", "plddt_threshold"})
 """They change what records are read as, so records with other letters are other ones."""
 
 

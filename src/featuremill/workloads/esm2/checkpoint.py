@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from featuremill.workloads.esm2 import kin, layout
 from featuremill.workloads.esm2.architecture import (
     ESM2,
     ESM_1B,
@@ -28,7 +29,6 @@ from featuremill.workloads.esm2.conversion import (
     refuse_other_sizes,
     width_of,
 )
-from featuremill.workloads.esm2 import kin, layout
 from featuremill.workloads.esm2.folder import ESM2 as KIND_OF_ESM2
 from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, facts_of, unlike
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal

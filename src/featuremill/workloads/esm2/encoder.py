@@ -1,8 +1,8 @@
 """The encoder over packed sequences, without padding, language-model head or attention maps.
 
-Numerics are those of fair-esm 2.0.0 (ESM-2, ESM-1b, ESM-1v) and of transformers 5.23 (ESM C) in fp32. In bf16 and
-fp16 only the matrix products and the tensors between them are narrow: residual stream, LayerNorm,
-rotary and softmax stay in fp32.
+Numerics are those of fair-esm 2.0.0 (ESM-2, ESM-1b, ESM-1v) and of transformers 5.23 (ESM C,
+SaProt) in fp32. In bf16 and fp16 only the matrix products and the tensors between them are narrow:
+residual stream, LayerNorm, rotary and softmax stay in fp32.
 
 Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
 head, P positions, f = d/2 pairs of a head.

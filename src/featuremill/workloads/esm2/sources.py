@@ -34,11 +34,11 @@ from featuremill.workloads.esm2.others import where_else
 
 __all__ = [
     "NUMBERS",
+    "OWNER",
     "PUBLISHED",
+    "PUBLISHED_LICENSE",
     "SUGGESTED",
     "bundled_names",
-    "OWNER",
-    "PUBLISHED_LICENSE",
     "download",
     "is_path",
     "looks_like_path",

@@ -1,8 +1,7 @@
-"""Scores of proteins and their variants from a language-model head: of ESM-2, ESM C, ESM-1b, ESM-1v
-or SaProt.
+"""Scores of proteins and their variants from the head of a protein language model.
 
-The engine of the workload esm2 computes all of them; here stand which passes a score takes, and
-what is read off them.
+The engine of the workload esm2 computes all of them: ESM-2, ESM C, ESM-1b, ESM-1v and SaProt. Here
+stand which passes a score takes, and what is read off them.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from featuremill.workloads.scores.variants import REASONS as OF_VARIANTS
 from featuremill.workloads.scores.variants import parts_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from torch import Tensor
-
-    from pathlib import Path
 
     from featuremill.workload import Device, Record, Weights
     from featuremill.workload.figures import Figure
@@ -320,7 +319,5 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
     every = [tensor.numpy() for tensor in result.transfer.wait()]
     found = np.concatenate([*every, np.empty((0, NUM_TOKENS), np.float32)])
     bounds = np.cumsum([passes.num_rows(work) for work in result.works])
-    of_networks = [
-        np.split(rows, bounds[:-1]) for rows in np.split(found, model.networks.num)
-    ]
+    of_networks = [np.split(rows, bounds[:-1]) for rows in np.split(found, model.networks.num)]
     return columns.batch(result.works, of_networks, model.options)

@@ -39,8 +39,9 @@ def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
 
 def of_residues(log_probabilities_RV: Tensor) -> Tensor:
     """Return log_probabilities_RE of each residue, whatever its structure."""
-    pairs = log_probabilities_RV[:, NUM_SPECIAL:].unflatten(1, (len(RESIDUES), len(STRUCTURES)))
-    return pairs.logsumexp(2)[:, _residues().tolist()]
+    pairs = log_probabilities_RV[:, NUM_SPECIAL:]
+    found: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
+    return found[:, _residues().tolist()]
 
 
 @cache

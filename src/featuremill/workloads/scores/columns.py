@@ -104,7 +104,7 @@ def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
             for pairs in of_networks
         ]
         if len(each) > 1:
-            scores.append(np.mean(each, axis=0, dtype=np.float64).astype(np.float32))
+            scores.append(np.stack(each).astype(np.float64).mean(0).astype(np.float32))
         scores += each
     struct = schema(options).field(VARIANTS).type.value_type
     columns = [pa.array(names, pa.string()), *map(numbers, scores)]

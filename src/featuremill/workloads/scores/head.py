@@ -39,7 +39,9 @@ class Head:
         with safe_open(path, framework="pt") as file:
 
             def get(name: str) -> tuple[Tensor, Tensor]:
-                parts = (file.get_tensor(f"{prefix}head.{name}.{part}") for part in ("weight", "bias"))
+                parts = (
+                    file.get_tensor(f"{prefix}head.{name}.{part}") for part in ("weight", "bias")
+                )
                 weight, bias = (part.to(device, torch.float32) for part in parts)
                 return weight, bias
 

@@ -37,7 +37,7 @@ ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1
 """What fair-esm and, behind `facebook/`, Hugging Face call the published ones."""
 SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
 """Layers, heads, width and feed forward of each of them."""
-GIGABYTES_OF_ESM_1 = 7.3
+GIGABYTES_OF_ESM_1 = 7.8
 """About that is each checkpoint on Meta's server: it has the state of training, too."""
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
 """In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
 from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 from featuremill.workloads.scores import sources
+from featuremill.workloads.scores.model_option import ModelOptions
 
 Marginal = Literal["wildtype", "masked", "mutant"]
 Likelihood = Literal["pseudo", "one_pass"]
@@ -27,36 +27,14 @@ LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
 """In the order of their columns, each with the passes that it is of."""
 TAKEN = ("id", "sample", "variant", "read_as", "reason")
 """Columns beside the scores of a listed variant."""
-NOT_PLAIN = re.compile(r"\W")
-"""What names of columns do not have, of the names of models."""
-ONE_OR_SEVERAL = {
-    "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 2}]
-}
 
 
-def _joined(value: Any) -> Any:
-    """Return several models as one text; of one in a list, that one."""
-    if not isinstance(value, list | tuple):
-        return value
-    if not value or not all(isinstance(each, str) for each in value):
-        raise ValueError("give the name or path of a model, or a list of them")
-    if twice := next((each for each in value if value.count(each) > 1), ""):
-        raise ValueError(f"{twice} stands twice; drop one")
-    return sources.BETWEEN.join(value)
-
-
-class Options(TableOptions, StructureOptions):
+class Options(StructureOptions, ModelOptions):
     """Which variants of which proteins are scored, by which network, and how."""
 
     EXECUTION = TableOptions.EXECUTION | OF_TABLES | {"variant_column", "batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
-    model: Annotated[str, BeforeValidator(_joined), WithJsonSchema(ONE_OR_SEVERAL)] = "mill_t6_8M"
-    """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
-    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`,
-    `esm1v_t33_650M_UR90S_1` (to `_5`) or `esm1b_t33_650M_UR50S`, of an ESM C such as `esmc_300m`,
-    or the path of weights of one of these or of a SaProt, with their language-model head. A list of
-    networks of one kind and size is an ensemble: scores of each, and their mean."""
     variants: Literal["none", "all", "listed"] = "all"
     """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
@@ -100,8 +78,8 @@ class Options(TableOptions, StructureOptions):
     `max_residues`: masked and mutant passes in a window around the variant, the others in windows
     that overlap by half, where each residue is read in the one whose middle is nearest."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022,
-    and 2046 for ESM C. An ESM-1b or ESM-1v has positions for no more."""
+    """Residues that are kept, or of a window. If not given, what the network was trained with: 2046
+    for ESM C, 1022 for the others; an ESM-1b or ESM-1v has positions for no more."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -133,19 +111,6 @@ class Options(TableOptions, StructureOptions):
     def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
         if is_idle and getattr(self, name) != type(self).model_fields[name].default:
             raise ValueError(f"{name} has no effect with {because}; leave it out")
-
-    @property
-    def networks(self) -> tuple[str, ...]:
-        """What stands behind the names of columns for each network; "" for one alone."""
-        names = sources.members(self.model)
-        if len(names) == 1:
-            return ("",)
-        return tuple(f"_{NOT_PLAIN.sub('_', name)}" for name in names)
-
-    @property
-    def mean(self) -> str:
-        """What stands behind the names of columns for the mean of several networks."""
-        return f"_mean_of_{len(self.networks)}"
 
     @property
     def carried(self) -> tuple[str, ...]:

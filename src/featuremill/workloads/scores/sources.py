@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -152,8 +151,9 @@ def locate(model: str) -> Checkpoint:
     for each in found:
         if kind == "local" and each.kind == "published" and not each.path.exists():
             raise UserError(
-                f"{each.name}: it is not on this machine, and stands beside files; type featuremill "
-                f"weights {each.name} --workload scores --output {each.name}.json first."
+                f"{each.name}: it is not on this machine, and stands beside files; type "
+                f"featuremill weights {each.name} --workload scores --output {each.name}.json "
+                "first."
             )
     places = tuple(each.path for each in others)
     return Checkpoint(kind, name_of(model), model, first.path, places)
@@ -214,8 +214,8 @@ def _refuse_unlike(found: Sequence[Any]) -> None:
             there = other.metadata.get(fact)
             if fact not in ("dtype", "license") and there != value:
                 raise UserError(
-                    f"options.model: {first.name} has {fact} {value}, and {other.name} {there}; the "
-                    "mean of scores is of networks of one kind and size, so score these two in "
+                    f"options.model: {first.name} has {fact} {value}, and {other.name} {there}; "
+                    "the mean of scores is of networks of one kind and size, so score these two in "
                     "runs of their own."
                 )
 
@@ -233,7 +233,7 @@ def _join(parts: Sequence[Path], path: Path) -> str:
         for name, entry in entries.items():
             offsets = [end + offset for offset in entry["data_offsets"]]
             whole[f"{number}.{name}"] = entry | {"data_offsets": offsets}
-        end += os.path.getsize(part) - starts[-1]
+        end += part.stat().st_size - starts[-1]
     text = json.dumps(whole, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     with path.open("wb") as file:

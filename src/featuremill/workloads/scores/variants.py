@@ -1,9 +1,9 @@
 """Variants: how tables write them, how payloads hold them, and why one cannot be scored.
 
-A payload is the protein's letters, where its structure is known with a tab and its 3Di letters; behind
-them, after a line break, its distinct listed variants
-with a space between, whose substitutions stand in the order of their positions. Where the rows of
-the table are not these texts one for one, they follow as JSON after another line break.
+A payload is the protein's letters, where its structure is known with a tab and its 3Di letters;
+behind them, after a line break, its distinct listed variants with a space between, whose
+substitutions stand in the order of their positions. Where the rows of the table are not these texts
+one for one, they follow as JSON after another line break.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class Changed(NamedTuple):
 
 
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
-    """Return the payload of a protein with the variants of `rows`; `letters` may have a structure."""
+    """Return the payload of a protein with the variants of `rows`; `letters` may have a structure
+    behind them."""
     listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
