@@ -6,13 +6,17 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from elder_models import (
+from bench.elders import (
     ALPHABET,
     SAPROT_RESIDUES,
     SAPROT_STRUCTURES,
+    elder_log_probabilities,
     elder_of_hugging_face,
     fair_esm_of,
+    of_residue,
     saprot,
+    saprot_probabilities,
+    saprot_score,
     save_elder,
 )
 
@@ -63,16 +67,8 @@ class Reference:
     def __init__(self, network):
         self.network = network
 
-    def _logits(self, tokens):
-        with torch.inference_mode():
-            found = self.network(tokens)
-        return found["logits"] if isinstance(found, dict) else found.logits
-
     def rows(self, sequence, masked=()):
-        _, _, tokens = ALPHABET.get_batch_converter()([("protein", sequence)])
-        for place in masked:
-            tokens[0, 1 + place] = ALPHABET.mask_idx
-        return torch.log_softmax(self._logits(tokens), -1)[0, 1:-1].numpy()
+        return elder_log_probabilities(self.network, sequence, tuple(masked))
 
     def marginal(self, kind, sequence, variant):
         parts = variant.split(":")
@@ -92,7 +88,7 @@ def elder(request, cache):
         path = save_elder(cache / f"{request.param[:5]}_t3.pt", has_norm=has_norm)
         return Reference(fair_esm_of(path)), str(path)
     folder = cache / request.param.replace(" ", "_")
-    return Reference(elder_of_hugging_face(folder, has_norm)), str(folder)
+    return Reference(elder_of_hugging_face(folder, has_norm=has_norm)), str(folder)
 
 
 def test_an_esm_1_scores_variants_as_the_authors_script_does(elder, cache):
@@ -272,32 +268,6 @@ def pairs(cache):
     return *saprot(folder), str(folder)
 
 
-def authors_score(network, tokenizer, combined, variant):
-    """Return SaProt's score of a variant, by the definition of its `predict_mut`: the new
-    residue's share of all tokens over the old one's, with the residues masked as `#`."""
-    tokens = [combined[n : n + 2] for n in range(0, len(combined), 2)]
-    parts = [(part[0], int(part[1:-1]), part[-1]) for part in variant.split(":")]
-    for _, position, _ in parts:
-        tokens[position - 1] = "#" + tokens[position - 1][1]
-    shares = probabilities(network, tokenizer, tokens)
-    return sum(
-        float(torch.log(of(shares[position], new) / of(shares[position], old)))
-        for old, position, new in parts
-    )
-
-
-def probabilities(network, tokenizer, tokens):
-    given = tokenizer(" ".join(tokens), return_tensors="pt")
-    assert given["input_ids"].shape[1] == len(tokens) + 2
-    with torch.inference_mode():
-        return network(**given).logits.softmax(-1)[0]
-
-
-def of(shares, residue):
-    start = 5 + len(SAPROT_STRUCTURES) * SAPROT_RESIDUES.index(residue)
-    return shares[start : start + len(SAPROT_STRUCTURES)].sum()
-
-
 STRUCTURE = "dpvqacdpv#acdpvqacdp#q"
 
 
@@ -311,7 +281,7 @@ def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
         letters = f"{PROTEIN}\t{structure}".encode()
         (row,) = computed(folder, cache, [payload_of(letters, NAMES)], **options)
         for each in row["variants"]:
-            expected = authors_score(network, tokenizer, combined, each["variant"])
+            expected = saprot_score(network, tokenizer, combined, each["variant"])
             off = max(off, abs(each["masked_marginal"] - expected))
     print(f"largest difference {off:.1e}")
     assert off < 1e-5
@@ -326,17 +296,17 @@ def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, 
     letters = f"{PROTEIN}\t{STRUCTURE}".encode()
     (row,) = computed(folder, cache, [payload_of(letters, ["M1A"])], **options)
     window = [a + b for a, b in zip(PROTEIN[:12], STRUCTURE, strict=False)]
-    shares = probabilities(network, tokenizer, window)
-    expected = [[float(torch.log(of(shares[1], letter))) for letter in AMINO_ACIDS]]
+    shares = saprot_probabilities(network, tokenizer, window)
+    expected = [[float(torch.log(of_residue(shares[1], letter))) for letter in AMINO_ACIDS]]
     np.testing.assert_allclose(row["log_probabilities"][:1], expected, atol=1e-5)
-    wild = float(torch.log(of(shares[1], "A") / of(shares[1], "M")))
+    wild = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
     assert row["variants"][0]["wildtype_marginal"] == pytest.approx(wild, abs=1e-5)
-    shares = probabilities(network, tokenizer, [f"A{STRUCTURE[0]}", *window[1:]])
-    mutant = float(torch.log(of(shares[1], "A") / of(shares[1], "M")))
+    shares = saprot_probabilities(network, tokenizer, [f"A{STRUCTURE[0]}", *window[1:]])
+    mutant = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
     assert row["variants"][0]["mutant_marginal"] == pytest.approx(mutant, abs=1e-5)
     last = [a + b for a, b in zip(PROTEIN[10:], STRUCTURE[10:], strict=True)]
-    shares = probabilities(network, tokenizer, last)
-    expected = [[float(torch.log(of(shares[12], letter))) for letter in AMINO_ACIDS]]
+    shares = saprot_probabilities(network, tokenizer, last)
+    expected = [[float(torch.log(of_residue(shares[12], letter))) for letter in AMINO_ACIDS]]
     np.testing.assert_allclose(row["log_probabilities"][-1:], expected, atol=1e-5)
 
 
@@ -346,9 +316,9 @@ def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
     options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
     (row,) = computed(folder, cache, [f"{protein}\t{structure}".encode()], **options)
     tokens = [(a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)]
-    shares = probabilities(network, tokenizer, tokens)
+    shares = saprot_probabilities(network, tokenizer, tokens)
     expected = [
-        [float(torch.log(of(shares[1 + n], letter))) for letter in AMINO_ACIDS]
+        [float(torch.log(of_residue(shares[1 + n], letter))) for letter in AMINO_ACIDS]
         for n in range(len(protein))
     ]
     np.testing.assert_allclose(row["log_probabilities"], expected, atol=1e-5)

@@ -9,7 +9,7 @@ import pytest
 from Bio.PDB import MMCIFIO, PDBIO
 from Bio.PDB.StructureBuilder import StructureBuilder
 from Bio.SeqUtils import seq3
-from elder_models import saprot as save_saprot
+from bench.elders import saprot as save_saprot
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import cpu
