@@ -56,7 +56,8 @@ def save_elder(
     model.embed_tokens.weight *= 0.2
     for name, parameter in model.named_parameters():
         if not name.startswith(("embed", "contact_head")):
-            parameter += torch.randn_like(parameter) * 0.05
+            scale = 0.35 / parameter.shape[-1] ** 0.5
+            parameter += torch.randn_like(parameter) * scale
     state = {
         ("encoder." if k.startswith("lm_head") else "encoder.sentence_encoder.") + k: v
         for k, v in model.state_dict().items()
