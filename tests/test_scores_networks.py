@@ -312,7 +312,7 @@ def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, 
 
 def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
     network, tokenizer, folder = pairs
-    protein, structure = "MKXUOBZ-.AC", "dpvqacdpvqg"  # Cg has the number of ESM-2's mask
+    protein, structure = "MKXUOBZ-.AC", "dpvqacdpvqh"  # Ch has the number of ESM-2's mask
     options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
     (row,) = computed(folder, cache, [f"{protein}\t{structure}".encode()], **options)
     tokens = [(a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)]
