@@ -1,7 +1,9 @@
 """The networks of the workload scores beside ESM-2 and ESM C: each held against its authors' own
 program, or their arithmetic on transformers' network."""
 
+import gc
 import itertools
+import weakref
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from bench.elders import (
     save_elder,
 )
 
+import featuremill
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights as weights_verb
@@ -209,9 +212,20 @@ def test_networks_that_do_not_fit_together_are_loaded_one_at_a_time(
         together = computed(paths, cache, payloads, **options)
     assert "5 networks, all loaded at a time: about" in caplog.text
     monkeypatch.setattr(ensemble, "free_memory_mb", lambda: 100)
+    load, before = ensemble.Networks._load, []
+
+    def alone(networks, number):
+        gc.collect()
+        assert not any(known() for known in before), "two are loaded"
+        found = load(networks, number)
+        before.append(weakref.ref(found.encoder))
+        return found
+
+    monkeypatch.setattr(ensemble.Networks, "_load", alone)
     apart = computed(paths, cache, payloads, budget=60, **options)
     assert "5 networks, one loaded at a time: about" in caplog.text
     assert apart == together
+    assert len(before) > 5
 
 
 def test_an_ensemble_costs_as_many_networks(five, cache):
@@ -255,6 +269,18 @@ def test_another_file_of_an_ensemble_is_noticed(cache, tmp_path):
     save_elder(paths[1], seed=9, has_norm=False)
     assert weights_verb.json_of(model, "scores") != before
     assert converted(model, cache).sha256 != sha256
+
+
+def test_an_ensemble_is_computed_in_memory(five, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    given = {"model": five[0][:2], "dtype": "fp32"}
+    table = featuremill.compute({"a": PROTEIN, "b": "MKT"}, "scores", given)
+    first = table.loc["b", "variants"][0]
+    names = ("mean_of_2", *(f"esm1v_t33_650M_UR90S_{seed}" for seed in (1, 2)))
+    assert list(first) == ["variant", *(f"wildtype_marginal_{name}" for name in names)]
+    expected = [reference.marginal("wildtype", "MKT", "M1A") for reference in five[1][:2]]
+    assert first["wildtype_marginal_mean_of_2"] == pytest.approx(np.mean(expected), abs=1e-5)
 
 
 # SaProt

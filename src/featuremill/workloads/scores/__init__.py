@@ -264,12 +264,14 @@ def run(model: Model, batch: Batch) -> Result:
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
     slabs = Slabs(batch.pack_tokens * NUM_TOKENS * 4, 1)
-    found = (
-        _log_probabilities(network, batch, some)
-        for network in model.networks.each()
-        for some in _packs(batch)
-    )
-    return Result(Transfer(found, slabs), batch.works)
+    return Result(Transfer(_of_networks(model, batch), slabs), batch.works)
+
+
+def _of_networks(model: Model, batch: Batch) -> Iterator[Tensor]:
+    for network in model.networks.each():
+        for some in _packs(batch):
+            yield _log_probabilities(network, batch, some)
+        del network  # before the next one is loaded
 
 
 def _packs(batch: Batch) -> Iterator[list[Pass]]:
