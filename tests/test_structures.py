@@ -33,10 +33,10 @@ def model(tmp_path_factory):
 
 
 def descriptor(path, rows):
-    """Write what Foldseek does: name, residues, letters and three coordinates a residue."""
+    """Write what Foldseek does: name, residues, letters and ten numbers a residue."""
     with path.open("w") as file:
         for name, residues, letters in rows:
-            numbers = ",".join(f"{n / 10:.1f}" for n in range(3 * len(residues)))
+            numbers = ",".join(f"{n / 10:.1f}" for n in range(10 * len(residues)))
             file.write(f"{name}\t{residues}\t{letters}\t{numbers}\n")
     return path
 
@@ -195,8 +195,29 @@ def test_a_table_with_names_of_columns_is_no_descriptor(tmp_path):
     for text in ("id\tsequence\tstructure\n", "ID\tAA\tSS\nx\tMK\tDD\n", "a\tMKT\tDDDD\n", "\n"):
         (tmp_path / "t.tsv").write_text(text)
         assert not foldseek.takes(tmp_path / "t.tsv")
-    (tmp_path / "t.tsv").write_text(f"a\t{RESIDUES}\t{LETTERS}\n")  # as cut -f 1-3 leaves it
+    coordinates = ",".join(["1.5"] * 12)
+    for text in (f"a\t{RESIDUES}\t{LETTERS}\n", f"a\tMKTA\tDDDD\t{coordinates}\n"):
+        (tmp_path / "t.tsv").write_text(text)  # the first as cut -f 1-3 leaves it
+        assert foldseek.takes(tmp_path / "t.tsv")
+    with gzip.open(tmp_path / "t.tsv.gz", "wt") as file:
+        file.write(text)
+    assert foldseek.takes(tmp_path / "t.tsv.gz")
+    descriptor(tmp_path / "t.tsv", [("a.pdb", "MKTA", "DDDD")])
     assert foldseek.takes(tmp_path / "t.tsv")
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("8ac8.cif_A", ("8ac8", ".cif", "A")),
+        ("8ac8-assembly1.cif.gz_A-2", ("8ac8-assembly1", ".cif.gz", "A-2")),
+        ("AF-P12345-F1-model_v4.pdb", ("AF-P12345-F1-model_v4", ".pdb", "")),
+        ("my_model_B", ("my_model", "", "B")),
+        ("P12345", ("P12345", "", "")),
+    ],
+)
+def test_a_name_of_foldseek_is_taken_apart(name, parts):
+    assert foldseek.named(name) == parts
 
 
 @pytest.mark.parametrize(

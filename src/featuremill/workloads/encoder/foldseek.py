@@ -1,7 +1,8 @@
 """What `foldseek structureto3didescriptor` writes: a line a chain, without names of columns.
 
 A line has, with a tab between, the name (the file's, and the chain behind `_`; then maybe a title),
-the residues, their 3Di letters, and the coordinates of their C-alpha atoms.
+the residues, their 3Di letters, and numbers: ten of each residue, which its letter was made of, or
+coordinates (Foldseek's `src/strucclustutils/structureto3didescriptor.cpp`).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import NamedTuple
 from featuremill.inputs import source
 from featuremill.kit.ids import accession
 
-NAME = re.compile(
-    r"(?P<stem>.+?)(?P<suffix>\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)?(?:_(?P<chain>\w{1,4}))?"
-)
+OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))?")
+BARE = re.compile(r"(.+)()_(\w{1,4})")
+NUMBERS_A_RESIDUE = (3, 10)
 LEAST_RESIDUES = 9
-"""Of a line without coordinates: names of columns are shorter, or not of one length."""
+"""Of a line without numbers: names of columns are shorter, or not of one length."""
 
 
 class Chain(NamedTuple):
@@ -43,7 +44,7 @@ class Named(NamedTuple):
 
 def named(name: str) -> Named:
     """Return the parts of a name."""
-    match = NAME.fullmatch(name)
+    match = OF_FILE.fullmatch(name) or BARE.fullmatch(name)
     return Named(*(part or "" for part in match.groups())) if match else Named(name, "", "")
 
 
@@ -60,8 +61,9 @@ def takes(path: Path) -> bool:
         return False
     if not all(field.isascii() and field.isalpha() and field.isupper() for field in fields[1:3]):
         return False
-    numbers = fields[3].split(",") if len(fields) > 3 else []
-    return len(numbers) == 3 * len(fields[1]) or len(fields[1]) >= LEAST_RESIDUES
+    length, num_numbers = len(fields[1]), fields[3].count(",") + 1 if len(fields) > 3 else 0
+    is_whole = num_numbers in (length * each for each in NUMBERS_A_RESIDUE)
+    return is_whole or length >= LEAST_RESIDUES
 
 
 def read(path: Path) -> Iterator[Chain]:
