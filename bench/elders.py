@@ -1,5 +1,5 @@
-"""fair-esm's ESM-1b and ESM-1v and transformers' SaProt with random weights, and what their authors'
-programs make of variants.
+"""fair-esm's ESM-1b and ESM-1v and transformers' SaProt with random weights, and what the programs
+of their authors make of variants.
 
 Benchmark and tests share it; nothing here knows of either.
 """
@@ -78,9 +78,7 @@ def fair_esm_of(path: Path) -> Any:
     return network.eval().requires_grad_(False)
 
 
-def elder_log_probabilities(
-    network: Any, sequence: str, masked: tuple[int, ...] = ()
-) -> Numbers:
+def elder_log_probabilities(network: Any, sequence: str, masked: tuple[int, ...] = ()) -> Numbers:
     """Return log-probabilities (residues, 33) of a sequence with these places masked, as
     `predict.py` of fair-esm's examples computes them, by fair-esm's or transformers' network."""
     _, _, tokens = ALPHABET.get_batch_converter()([("protein", sequence)])

@@ -6,10 +6,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from bench.elders import saprot as save_saprot
 from Bio.PDB import MMCIFIO, PDBIO
 from Bio.PDB.StructureBuilder import StructureBuilder
 from Bio.SeqUtils import seq3
-from bench.elders import saprot as save_saprot
 
 from featuremill.base.errors import UserError
 from featuremill.lease.devices import cpu

@@ -16,7 +16,7 @@ import numpy as np
 
 from featuremill.workloads.esm2.folder import ALPHABET
 from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
-from featuremill.workloads.esm2.tokens import NUM_TOKENS, Tokens
+from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS, Tokens
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,13 +27,14 @@ NO_STRUCTURE = STRUCTURES.index("#")
 
 
 def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
-    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues between the two ends;
-    b"" where no structure is known."""
+    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues among them; b"" where
+    no structure is known. Those of the two ends are the same in both."""
+    is_residue = tokens_T > EOS
     structures = np.full(len(tokens_T), NO_STRUCTURE)
     if structure:
-        structures[1:-1] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
-    found: Tokens = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
-    found[0], found[-1] = tokens_T[0], tokens_T[-1]  # the same in both
+        structures[is_residue] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
+    pairs = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
+    found: Tokens = np.where(is_residue, pairs, tokens_T)
     return found
 
 
