@@ -70,7 +70,8 @@ def of_authors(network: object, tokenizer: object, tokens: list[str]) -> Callabl
 
     def compute() -> Found:
         found: Found = {}
-        for place, (old, structure) in enumerate(tokens):
+        for place, token in enumerate(tokens):
+            old, structure = token[0], token[1]
             masked = [*tokens[:place], f"#{structure}", *tokens[place + 1 :]]
             shares = elders.saprot_probabilities(network, tokenizer, masked)[1 + place]
             own = elders.of_residue(shares, old)
