@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.inputs import TableOptions, regions, sequences, spelled
+from featuremill.inputs import regions, sequences, spelled
 from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import Parts, alike, parts_of
 from featuremill.kit.errors import UserError
@@ -166,11 +166,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         return
     found = _spelled(inputs, options, words)
     if options.structures:
-        chosen = TableOptions(
-            id_column=options.id_column if options.structure_column else "",
-            sequence_column=options.structure_column,
-        )
-        found = structures.added(found, structures.read(Path(options.structures), chosen))
+        found = structures.added(found, structures.read(options, options.id_column))
     checked = _checked(found, options, facts, words)
     if joined.joints_of(options):
         yield from joined.split(checked, options)
@@ -190,7 +186,7 @@ def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Ite
     if words.is_of_structure:
         return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
     if words.with_structure:
-        return spelled(inputs, maker(structures.clean_pairs), options, fasta.__name__)
+        return structures.pairs(inputs, options)
     if words.has_3di:
         return spelled(inputs, maker(structures.clean_beside), options)
     return sequences(inputs, options)

@@ -9,20 +9,22 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from featuremill.inputs import SequenceOptions
-from featuremill.workload import OptionFile, OptionWeights
+from featuremill.workload import OptionWeights
 from featuremill.workload.networks import ResidueOptions
+from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 
 __all__ = ["Options"]
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
-class Options(ResidueOptions, SequenceOptions):
+class Options(StructureOptions, ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
     EXECUTION = (
         ResidueOptions.EXECUTION
         | SequenceOptions.EXECUTION
-        | {"letters_per_token", "structure_column", "text_column"}
+        | OF_TABLES
+        | {"letters_per_token", "text_column"}
         | {"heavy_column", "light_column", "chain_column"}
     )
     POOLS = ("mean", "mean_all", "max", "std", "cls", "last")
@@ -86,13 +88,6 @@ class Options(ResidueOptions, SequenceOptions):
     """With texts, and in causal networks whose tokens have any length: tokens of a record that the
     network sees, special ones included. If not given, as many as its positions hold or it was
     trained with, and 4,096 at most. `long` says what happens to records of more."""
-    structures: OptionFile | None = None
-    """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
-    record without one gets `#` for each residue, and a note. Inputs of residues and 3Di letters in
-    turns (`MdKpTv`) need none."""
-    structure_column: str = ""
-    """With `structures`: the column of a table that holds the letters. If not given, it is found as
-    `sequence_column` is."""
     prefix: str = ""
     """The token in front of each sequence. If not given, what the authors have there for features:
     `[NLU]` for Ankh 3 (also `[S2S]`), `<AA2fold>` for ProstT5, `<+>` for gLM2 (`<->`: the other
@@ -105,7 +100,6 @@ class Options(ResidueOptions, SequenceOptions):
     @model_validator(mode="after")
     def _of_structures(self) -> Self:
         """Refuse what has no effect, or no meaning, with structures or without."""
-        self._refuse_idle("structure_column", self.structures is None, "no structures")
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
         for name in ("max_residues", "sequence_column", "regions"):

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
-from featuremill.inputs.residues import protein
+from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
-from featuremill.workloads.scores import variants
+from featuremill.workloads.scores import structured, variants
 from featuremill.workloads.scores.options import Options
-from featuremill.workloads.scores.variants import Changed, Row, WrongError
+from featuremill.workloads.scores.variants import Changed, Row, WrongError, letters_of
 
 log = logging.getLogger("featuremill.scores")
 NAMES = (
@@ -150,10 +149,13 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
     options = with_columns(options)
     if options.variants != "listed":
-        for record in proteins(inputs, options):
+        for record in structured.proteins(inputs, options):
             yield _sized(record, options)
         return
-    found = _of_file(inputs, options) if options.variants_file else _long(inputs, options)
+    if options.variants_file:
+        found = _of_file(inputs, options)
+    else:
+        found = structured.paired(_long(inputs, options), options)
     is_told = False
     for record, cells in found:
         made, problem = _with_variants(record, cells, options)
@@ -167,7 +169,7 @@ def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record,
     """Yield the proteins of `inputs`, each with its cells of `options.variants_file`."""
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
-    for record in proteins(inputs, options):
+    for record in structured.proteins(inputs, options):
         yield record, listed.of(record.id)
     listed.refuse_strangers()
 
@@ -198,6 +200,7 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, li
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
+    make = structured.maker(options)
     for path in inputs:
         names = names_in_table(path, "variants")
         chosen = columns.Named(options.id_column, options.sequence_column)
@@ -211,7 +214,7 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, li
             text = str(values.get(letters) or "")
             key = (row.line,) if row.reason else (row.id, text)
             if key not in of_protein:
-                of_protein[key] = (protein(row.id, "", text, row.source, row.line), [])
+                of_protein[key] = (make(row.id, "", text, row.source, row.line), [])
             if cell := _cell(values, column, options.carried, row.line):
                 of_protein[key][1].append(cell)
         yield from of_protein.values()
@@ -223,7 +226,7 @@ def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> t
     sized = _sized(record, options)
     if record.reason:
         return sized, ""
-    letters, found, every, first = record.payload, list[Row](), list[Changed](), ""
+    letters, found, every, first = letters_of(record.payload), list[Row](), list[Changed](), ""
     notes = [sized.note]
     several = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
     if several:
@@ -254,7 +257,7 @@ def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> t
         told = f"{num_refused:,} of {len(found):,}, the first is {first}{hint}"
         problem = f"variants without a score: {told}"
     note = "; ".join(filter(None, (*notes, problem)))
-    return sized._replace(payload=variants.payload_of(letters, found), note=note), problem
+    return sized._replace(payload=variants.payload_of(record.payload, found), note=note), problem
 
 
 def _hint(rows: Sequence[Row], every: Sequence[Changed], letters: bytes) -> str:
@@ -270,7 +273,7 @@ def _hint(rows: Sequence[Row], every: Sequence[Changed], letters: bytes) -> str:
 
 
 def _sized(record: Record, options: Options) -> Record:
-    length = len(record.payload)
+    length = len(letters_of(record.payload))
     note = record.note
     if options.width(length) < length:
         is_cut = options.long == "truncate"

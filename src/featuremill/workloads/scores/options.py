@@ -12,7 +12,9 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
+from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 from featuremill.workloads.scores import sources
+from featuremill.workloads.scores.model_option import ModelOptions
 
 Marginal = Literal["wildtype", "masked", "mutant"]
 Likelihood = Literal["pseudo", "one_pass"]
@@ -27,16 +29,12 @@ TAKEN = ("id", "sample", "variant", "read_as", "reason")
 """Columns beside the scores of a listed variant."""
 
 
-class Options(TableOptions):
-    """Which variants of which proteins are scored, by which ESM-2 or ESM C, and how."""
+class Options(StructureOptions, ModelOptions):
+    """Which variants of which proteins are scored, by which network, and how."""
 
-    EXECUTION = TableOptions.EXECUTION | {"variant_column", "batch_tokens"}
+    EXECUTION = TableOptions.EXECUTION | OF_TABLES | {"variant_column", "batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
-    model: str = "mill_t6_8M"
-    """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
-    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, of an ESM
-    C such as `esmc_300m`, or the path of weights of either with their language-model head."""
     variants: Literal["none", "all", "listed"] = "all"
     """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
@@ -80,8 +78,8 @@ class Options(TableOptions):
     `max_residues`: masked and mutant passes in a window around the variant, the others in windows
     that overlap by half, where each residue is read in the one whose middle is nearest."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022
-    for ESM-2, 2046 for ESM C."""
+    """Residues that are kept, or of a window. If not given, what the network was trained with: 2046
+    for ESM C, 1022 for the others; an ESM-1b or ESM-1v has positions for no more."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -101,6 +99,8 @@ class Options(TableOptions):
         no_matrix = self.log_probabilities == "none"
         self._refuse_idle("output_dtype", no_matrix, "log_probabilities: none")
         of_protein = (*self.likelihood, self.log_probabilities, self.positions)
+        if self.positions != "none" and len(self.networks) > 1:
+            raise ValueError("positions are of one network; leave them out, or give one model")
         if self.variants == "none" and set(of_protein) <= {"none"}:
             raise ValueError(
                 "variants: none leaves nothing to deliver; set likelihood, log_probabilities or "
@@ -120,7 +120,9 @@ class Options(TableOptions):
     @property
     def carried_as(self) -> list[str]:
         """Their names beside the scores."""
-        taken = {*TAKEN, *(f"{kind}_marginal" for kind in MARGINALS)}
+        suffixes = (*self.networks, self.mean)
+        scores = (f"{kind}_marginal{each}" for kind in MARGINALS for each in suffixes)
+        taken = {*TAKEN, *scores}
         return [f"table_{name}" if name in taken else name for name in self.carried]
 
     def delivers(self) -> set[Kind]:
@@ -146,7 +148,7 @@ class Options(TableOptions):
     @cached_property
     def limit(self) -> int:
         """Residues that are kept, or of a window."""
-        workload = esmc if sources.is_esm_c(self.model) else esm2
+        workload: Any = esmc if sources.is_esm_c(self.model) else esm2
         trained: int = workload.Options.model_fields["max_residues"].default
         return self.max_residues or trained
 

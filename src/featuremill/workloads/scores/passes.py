@@ -27,6 +27,7 @@ from featuremill.workloads.scores.variants import (
     Row,
     parts_of,
     rows_of,
+    structure_of,
     substitutions,
 )
 
@@ -40,6 +41,8 @@ class Pass(NamedTuple):
     tokens: Tokens
     rows: Places
     """The tokens whose log-probabilities are wanted."""
+    structure: bytes = b""
+    """The 3Di letters of its residues; b"" where none is known."""
 
 
 class Work(NamedTuple):
@@ -64,6 +67,8 @@ class Work(NamedTuple):
     has_mutants: bool
     rows: list[Row]
     """Of the table, each with its variant; none where all are scored."""
+    structure: bytes = b""
+    """The 3Di letters of the residues; b"" where none is known."""
 
 
 def num_passes(payload: bytes, options: Options) -> int:
@@ -129,6 +134,7 @@ def work_of(payload: bytes, options: Options) -> Work:
         masked_of_V,
         has_mutants,
         rows_of(payload) if options.variants == "listed" else [],
+        structure_of(payload)[: len(seen)],
     )
 
 
@@ -138,13 +144,14 @@ def passes(work: Work) -> Iterator[Pass]:
     starts_R = _nearest_starts(work.wildtype, length, width)
     for start in np.unique(starts_R).tolist():
         rows = work.wildtype[starts_R == start] - start + 1
-        yield Pass(tokenize(work.letters, (start, start + width)), rows)
+        tokens = tokenize(work.letters, (start, start + width))
+        yield Pass(tokens, rows, work.structure[start : start + width])
     for places in work.masked:
         start = _start_around(places[0], places[-1], length, width)
         tokens = tokenize(work.letters, (start, start + width))
         rows = np.array(places) - start + 1
         tokens[rows] = MASK
-        yield Pass(tokens, rows)
+        yield Pass(tokens, rows, work.structure[start : start + width])
     if work.has_mutants:
         tokens_S = tokens_of(work.letters_S.tobytes())
         for begin, end in zip(work.bounds, work.bounds[1:], strict=False):
@@ -153,7 +160,7 @@ def passes(work: Work) -> Iterator[Pass]:
             tokens = tokenize(work.letters, (start, start + width))
             rows = places_S - start + 1
             tokens[rows] = tokens_S[begin:end]
-            yield Pass(tokens, rows)
+            yield Pass(tokens, rows, work.structure[start : start + width])
 
 
 def num_rows(work: Work) -> int:

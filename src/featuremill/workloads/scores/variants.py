@@ -1,8 +1,9 @@
 """Variants: how tables write them, how payloads hold them, and why one cannot be scored.
 
-A payload is the protein's letters; behind them, after a line break, its distinct listed variants
-with a space between, whose substitutions stand in the order of their positions. Where the rows of
-the table are not these texts one for one, they follow as JSON after another line break.
+A payload is the protein's letters, where its structure is known with a tab and its 3Di letters;
+behind them, after a line break, its distinct listed variants with a space between, whose
+substitutions stand in the order of their positions. Where the rows of the table are not these texts
+one for one, they follow as JSON after another line break.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class Changed(NamedTuple):
 
 
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
-    """Return the payload of a protein with the variants of `rows`."""
+    """Return the payload of a protein with the variants of `rows`; `letters` may have a structure
+    behind them."""
     listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
@@ -119,7 +121,17 @@ def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
 def parts_of(payload: bytes) -> tuple[bytes, list[str]]:
     """Return the letters of a payload and its distinct listed variants."""
     letters, *more = payload.split(b"\n", 2)
-    return letters, more[0].decode().split() if more else []
+    return letters_of(letters), more[0].decode().split() if more else []
+
+
+def letters_of(payload: bytes) -> bytes:
+    """Return the letters alone of the first line of a payload."""
+    return payload.partition(b"\t")[0]
+
+
+def structure_of(payload: bytes) -> bytes:
+    """Return the 3Di letters of a payload; b"" where no structure is known."""
+    return payload.partition(b"\n")[0].partition(b"\t")[2]
 
 
 def rows_of(payload: bytes) -> list[Row]:
