@@ -15,8 +15,9 @@ from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb, start_ahead
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.listed import records, with_columns
+from featuremill.workloads.scores.listed import records
 from featuremill.workloads.scores.options import Options
+from featuremill.workloads.scores.tables import SETTLED, with_columns
 from featuremill.workloads.scores.variants import REASONS, parts_of
 
 if TYPE_CHECKING:
@@ -110,8 +111,7 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = options.width(len(letters)) + NUM_SPECIAL
-    return max(1, passes.num_passes(payload, options)) * num_tokens
+    return passes.count(payload, options).tokens or options.width(len(letters)) + NUM_SPECIAL
 
 
 def weights(options: Options) -> str:
@@ -131,7 +131,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "model": weights.name,
         "dtype": networks.dtype_on(device, options.dtype),
         "max_residues": None if options.long == "full" else options.limit,
-        "columns": with_columns(options).columns,
+        **with_columns(options).model_dump(include=SETTLED),
     }
     return Options.model_validate(options.model_dump() | settled)
 
