@@ -184,11 +184,13 @@ def num_vectors(payload: bytes, options: Options) -> int:
 def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
-    """Return heat maps of the first proteins, with their highest and lowest variants."""
-    from featuremill.workloads.scores import heat_maps
+    """Return how the scores agree with measured ones, and heat maps of the first proteins."""
+    from featuremill.workloads.scores import agreement_figure, heat_maps
     from featuremill.workloads.scores.columns import VARIANTS
 
-    return heat_maps.figures(read) if VARIANTS in columns else []
+    if VARIANTS not in columns:
+        return []
+    return [*agreement_figure.figures(read), *heat_maps.figures(read)]
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import SequenceMatcher
 from itertools import pairwise, takewhile
 from typing import NamedTuple
 
@@ -93,7 +94,8 @@ def read(part: str) -> Indel | None:
 
 def of_sequence(letters: str, mutated: str) -> list[Edit]:
     """Return what makes `mutated` of a protein: substitutions where both are of one length, else
-    one change of all between their common beginning and their common end."""
+    one change of all between their common beginning and their common end, or what differs between
+    these, where that is most of the protein."""
     if len(letters) == len(mutated):
         pairs = enumerate(zip(letters, mutated, strict=True))
         return [Edit(place, place + 1, new) for place, (old, new) in pairs if old != new]
@@ -101,7 +103,15 @@ def of_sequence(letters: str, mutated: str) -> list[Edit]:
     ends = min(len(letters), len(mutated)) - start
     num_behind = min(ends, _num_equal(letters[::-1], mutated[::-1]))
     stop = len(letters) - num_behind
-    return [Edit(start, stop, mutated[start : len(mutated) - num_behind])]
+    new = mutated[start : len(mutated) - num_behind]
+    if 2 * max(stop - start, len(new)) <= len(letters):
+        return [Edit(start, stop, new)]
+    alike = SequenceMatcher(None, letters[start:stop], new, autojunk=False)
+    return [
+        Edit(start + first, start + last, new[begin:end])
+        for what, first, last, begin, end in alike.get_opcodes()
+        if what != "equal"
+    ]
 
 
 def _num_equal(one: str, other: str) -> int:

@@ -253,8 +253,9 @@ def of_sequence(text: str, letters: bytes, options: Options) -> str:
         told = f"{clipped(text)!r} differs from the protein at more than half of its residues"
         raise WrongError(NOT_ONE.reason(told, NOT_WHOLE))
     _refuse_indels(len(sequence) != len(was), clipped(text), options)
-    if found[-1].start >= options.seen(len(letters)):
-        told = f"a change of residue {found[-1].start + 1}, of {options.limit}"
+    last = min(found[-1].start, len(letters) - 1)
+    if last >= options.seen(len(letters)):
+        told = f"a change of residue {last + 1}, of {options.limit}"
         raise WrongError(BEYOND.reason(told, TRUNCATED))
     return _as_payload(found, text, was, options)
 
