@@ -17,7 +17,7 @@ MOST_PROTEINS = 20
 MOST_LETTERS = 40
 PIXELS = 16
 TERMS = (
-    ("Spearman", "1 where scores and measured scores have the same order, 0 where neither tells"),
+    ("Spearman", "1 where scores and measured scores have the same order, 0 by chance"),
     ("AUC", "how often a fit variant has a higher score than one that is not; 0.5 is chance"),
     ("NDCG", "how near the tenth with the highest scores is to the best measured tenth"),
 )
@@ -84,7 +84,7 @@ def figure(rows: Sequence[_Row], measured: str) -> Figure:
 def _told(name: str, found: Sequence[Agreement]) -> str:
     """Return a sentence about one score."""
     if not found:
-        return f"{name} has no figures; variant_metrics.tsv says why."
+        return f"{name} has no figures; variant_metrics.tsv has the reason."
     figures = []
     for key, called in (("spearman", "Spearman"), ("auc", "AUC"), ("ndcg", "NDCG")):
         numbers = [number for each in found if (number := getattr(each, key)) is not None]
