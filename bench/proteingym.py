@@ -132,6 +132,8 @@ def main() -> None:
     print(f"{told}, mill_t6_8M; {cpu().name}, {torch.get_num_threads()} threads")
     with tempfile.TemporaryDirectory() as cache:
         for kind, (names, theirs) in jobs.items():
+            if not names:
+                continue
             ways: dict[str, Compute] = {"ProteinGym's with fair-esm": theirs}
             ways |= {
                 f"featuremill {dtype}": ours(kind, dtype, Path(cache)) for dtype in shape.dtypes
