@@ -18,8 +18,8 @@ from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
 from featuremill.workloads.scores import alphabets, ensemble, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.listed import with_columns
 from featuremill.workloads.scores.options import Options
+from featuremill.workloads.scores.tables import SETTLED, with_columns
 from featuremill.workloads.scores.variants import REASONS as OF_VARIANTS
 from featuremill.workloads.scores.variants import parts_of
 
@@ -118,8 +118,8 @@ def cost(payload: bytes, options: Options) -> int:
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = options.width(len(letters)) + NUM_SPECIAL
-    return max(1, passes.num_passes(payload, options)) * num_tokens * len(options.networks)
+    num_tokens = passes.count(payload, options).tokens
+    return (num_tokens or options.width(len(letters)) + NUM_SPECIAL) * len(options.networks)
 
 
 def weights(options: Options) -> str:
@@ -146,7 +146,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
         "model": weights.name,
         "dtype": networks.dtype_on(device, options.dtype),
         "max_residues": None if options.long == "full" else options.limit,
-        "columns": with_columns(options).columns,
+        **with_columns(options).model_dump(include=SETTLED),
     }
     return Options.model_validate(options.model_dump() | settled)
 
@@ -181,7 +181,7 @@ def _refuse_beyond_positions(options: Options, architecture: Architecture) -> No
     most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
     if not architecture.num_positions:
         return
-    if options.long == "full":
+    if options.long == "full" or (options.long == "proteingym" and options.has_whole_passes):
         raise UserError(
             f"options.long: an {architecture.title} has positions for {most:,} residues only; set "
             "long: truncate or chunk."
@@ -235,11 +235,13 @@ def num_vectors(payload: bytes, options: Options) -> int:
 def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
-    """Return heat maps of the first proteins, with their highest and lowest variants."""
-    from featuremill.workloads.scores import heat_maps
+    """Return how the scores agree with measured ones, and heat maps of the first proteins."""
+    from featuremill.workloads.scores import agreement_figure, heat_maps
     from featuremill.workloads.scores.columns import VARIANTS
 
-    return heat_maps.figures(read) if VARIANTS in columns else []
+    if VARIANTS not in columns:
+        return []
+    return [*agreement_figure.figures(read), *heat_maps.figures(read)]
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from featuremill.kit.reasons import NOT_FINITE
 from featuremill.workload.arrays import lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
-from featuremill.workloads.scores.options import LIKELIHOODS, Options
+from featuremill.workloads.scores.options import LIKELIHOODS, MARGINALS, Options
 from featuremill.workloads.scores.passes import Work
 from featuremill.workloads.scores.variants import AMINO_ACIDS
 
@@ -19,6 +19,8 @@ VARIANTS = "variants"
 """The column by which the output `variant_scores` finds its rows."""
 POSITIONS = "positions"
 """The same for `position_scores`."""
+MEASURED, CLASS = pa.float64(), pa.int8()
+"""The types of a measured score and of its class beside a variant: no other column has them."""
 MATRIX = "log_probabilities"
 POSITION = pa.struct(
     {
@@ -41,11 +43,12 @@ def schema(options: Options) -> pa.Schema:
     """Return the columns; `options` are resolved ones."""
     fields: dict[str, pa.DataType] = {}
     if kinds := options.kinds:
-        names = [f"{kind}_marginal{each}" for kind in kinds for each in _of_scores(options)]
+        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in _of_scores(options)]
         row = {"variant": pa.string(), **dict.fromkeys(names, pa.float32())}
         if options.variants == "listed":
             others = dict.fromkeys(options.carried_as, pa.string())
-            row |= {"read_as": pa.string(), **others, "reason": pa.string()}
+            measured = zip(options.measured.values(), (MEASURED, CLASS), strict=False)
+            row |= {"read_as": pa.string(), **others, **dict(measured), "reason": pa.string()}
         fields[VARIANTS] = pa.list_(pa.struct(row))
     for kind in LIKELIHOODS:
         if kind in options.likelihood:
@@ -107,7 +110,7 @@ def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
             scores.append(np.stack(each).astype(np.float64).mean(0).astype(np.float32))
         scores += each
     struct = schema(options).field(VARIANTS).type.value_type
-    columns = [pa.array(names, pa.string()), *map(numbers, scores)]
+    columns = [pa.array(names, pa.string()), *map(_known, scores)]
     if options.variants == "listed":
         return _rows(works, columns, struct)
     return _lists(columns, struct, [len(work.names) for work in works])
@@ -125,14 +128,32 @@ def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructT
     num_others = len(struct) - len(columns) - len(("read_as", "reason"))
     others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others
     texts = [[row.text for row in rows], *others, [row.reason or None for row in rows]]
-    variants, *more = (pa.array(text, pa.string()) for text in texts)
+    fields = [struct[0], *list(struct)[-1 - num_others :]]
+    variants, *more = (_texts(text, field.type) for text, field in zip(texts, fields, strict=True))
     return _lists([variants, *scores, read_as, *more], struct, [len(work.rows) for work in works])
+
+
+def _known(scores: Rows) -> pa.Array:
+    """Return scores with null in place of NaN."""
+    import pyarrow.compute as pc
+
+    array = numbers(scores)
+    return pc.if_else(pc.is_nan(array), None, array) if np.isnan(scores).any() else array
+
+
+def _texts(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """Return values of a table, which are texts, as the type that their column has."""
+    if kind == pa.string():
+        return pa.array(values, kind)
+    read = float if kind == MEASURED else int
+    return pa.array([None if value is None else read(value) for value in values], kind)
 
 
 def _likelihoods(pairs: Pairs, source: str) -> tuple[Numbers, Numbers]:
     """Return the log-likelihood of each protein, and exp(-log-likelihood / residues)."""
     every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
-    sums = np.array([passes.own(*each).sum(dtype=np.float64) for each in every])
+    each = [passes.own(work.letters, rows).sum(dtype=np.float64) for work, rows in every]
+    sums = np.array(each)
     lengths = np.array([len(work.letters) for work, _ in pairs])
     return sums, np.exp(-sums / lengths)
 
@@ -144,7 +165,7 @@ def _positions(pairs: Pairs, source: str) -> pa.Array:
     columns = [
         numbers(np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])),
         pa.array(list(letters), pa.string()),
-        numbers(np.concatenate([passes.own(*each) for each in every])),
+        numbers(np.concatenate([passes.own(work.letters, rows) for work, rows in every])),
         numbers(np.concatenate([passes.entropies(rows) for _, rows in every])),
     ]
     return _lists(columns, POSITION, lengths)
