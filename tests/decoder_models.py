@@ -50,6 +50,38 @@ NETWORKS = {
                  "eos_token_id": 0},
 }  # fmt: skip
 """Of each kind, with what is peculiar to it: windows, scaled rotations, bent scores, tied heads."""
+GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
+EXPERTS = SIZES | {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
+                   "moe_intermediate_size": 48}  # fmt: skip
+RECURRENT = {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8, "bos_token_id": 0,
+             "eos_token_id": 0}  # fmt: skip
+OTHERS = {
+    "olmo2": SIZES,
+    "granite": SIZES,
+    "starcoder2": SIZES | {"sliding_window": 8},
+    "stablelm": SIZES,
+    "cohere": SIZES,
+    "smollm3": SIZES | {"no_rope_layers": [1, 0, 1]},
+    "phi": SIZES | {"num_key_value_heads": 4},
+    "falcon": {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
+               "bos_token_id": 0, "eos_token_id": 0},
+    "gptj": GPT | {"n_positions": 256, "rotary_dim": 8},
+    "opt": {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "ffn_dim": 96,
+            "word_embed_proj_dim": 64, "max_position_embeddings": 256, "pad_token_id": 1,
+            "bos_token_id": 0, "eos_token_id": 0},
+    "bloom": {"hidden_size": 64, "n_layer": 3, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
+    "mixtral": EXPERTS,
+    "qwen3_moe": EXPERTS,
+    "gpt_oss": EXPERTS | {"sliding_window": 8},
+    "mamba": RECURRENT,
+    "bamba": SIZES | {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8,
+                      "mamba_n_groups": 1, "attn_layer_indices": [1]},
+    "xlm": {"emb_dim": 64, "n_layers": 3, "n_heads": 4},
+    "jamba": SIZES | {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+                      "mamba_d_state": 8, "mamba_dt_rank": 8, "pad_token_id": 0},
+}  # fmt: skip
+"""Of those that transformers tells of, one of each way: positions that are turned, a table, or
+slopes of the scores; experts, sinks, and states in place of keys and values."""
 
 
 def write(folder: Path, name: str, *, has_bos: bool = True, **more) -> Path:
@@ -58,7 +90,7 @@ def write(folder: Path, name: str, *, has_bos: bool = True, **more) -> Path:
 
     vocabulary = tokenizer(has_bos)
     size = vocabulary.get_vocab_size()
-    config = transformers.CONFIG_MAPPING[name](vocab_size=size, **(NETWORKS[name] | more))
+    config = transformers.CONFIG_MAPPING[name](vocab_size=size, **((NETWORKS | OTHERS)[name] | more))
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -124,7 +124,8 @@ def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
-    words = vocabulary.of(folder, facts.config["model_type"], prefix, passes_rare)
+    kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
+    words = vocabulary.of(folder, kind, prefix, passes_rare, is_causal)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
@@ -417,7 +418,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     facts, words = _opened(weights.path, options.prefix)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
-    encoder = network(devices, weights.path, options.dtype, long if is_narrow else None)
+    encoder = network(devices, weights.path, options.dtype, long)
     check.padding(encoder, words, short, long, options.dtype)
     if is_narrow:
         check.precision(encoder, long, options.dtype)

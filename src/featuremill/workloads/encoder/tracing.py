@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.inputs.payloads import parts_of
-from featuremill.workloads.encoder import decoders
 
 if TYPE_CHECKING:
     from featuremill.workloads.encoder.architectures import Facts
@@ -28,7 +27,7 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
     State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
     been through the final norm, and no hook has that.
     """
-    if facts.config["model_type"] not in decoders.PREFIXES:
+    if not facts.architecture.is_causal:
         return None
     found: dict[str, str] = {}
     for layer in map(int, options.layers):

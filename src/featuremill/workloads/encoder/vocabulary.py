@@ -18,7 +18,7 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import decoders, spiece, structures
+from featuremill.workloads.encoder import spiece, structures
 
 __all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -131,7 +131,13 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = False) -> Vocabulary:
+def of(
+    folder: Path,
+    model_type: str,
+    prefix: str = "",
+    passes_rare: bool = False,
+    is_causal: bool = False,
+) -> Vocabulary:
     """Return the vocabulary in `folder`, of an encoder of this type, with the token `prefix` in
     front of each sequence; "": with the one that its authors have there, if any. U, Z, O and B are
     X to a BERT or T5, unless its authors pass them (`passes_rare`).
@@ -147,7 +153,7 @@ def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = Fals
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
     prefix = _prefix(found, prefix, folder)
     first, last = _around(found, model_type, prefix)
-    if model_type in decoders.PREFIXES:  # whose tokens see nothing behind them, and none is unknown
+    if is_causal:  # whose tokens see nothing behind them, and none is unknown
         pad = unknown = min(found.ids.values())
     else:
         pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
