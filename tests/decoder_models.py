@@ -51,8 +51,7 @@ NETWORKS = {
 }  # fmt: skip
 """Of each kind, with what is peculiar to it: windows, scaled rotations, bent scores, tied heads."""
 GPT = {"n_embd": 64, "n_layer": 3, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0}
-EXPERTS = SIZES | {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2,
-                   "moe_intermediate_size": 48}  # fmt: skip
+EXPERTS = SIZES | {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2}
 RECURRENT = {"hidden_size": 64, "num_hidden_layers": 3, "state_size": 8, "bos_token_id": 0,
              "eos_token_id": 0}  # fmt: skip
 OTHERS = {
@@ -71,7 +70,7 @@ OTHERS = {
             "bos_token_id": 0, "eos_token_id": 0},
     "bloom": {"hidden_size": 64, "n_layer": 3, "n_head": 4, "bos_token_id": 0, "eos_token_id": 0},
     "mixtral": EXPERTS,
-    "qwen3_moe": EXPERTS,
+    "qwen3_moe": EXPERTS | {"moe_intermediate_size": 48},
     "gpt_oss": EXPERTS | {"sliding_window": 8},
     "mamba": RECURRENT,
     "bamba": SIZES | {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8,

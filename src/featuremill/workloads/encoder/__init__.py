@@ -369,7 +369,7 @@ def weights_ahead(options: Options) -> Weights:
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    told = memory.size_told(architectures.facts_of(folder))._asdict()
+    told = memory.size_told(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
 
 
@@ -377,7 +377,7 @@ def _size(weights: Weights) -> memory.Size:
     """Return the encoder's size, of weights that are taken as they are by its config."""
     if weights.metadata:
         return memory.size_of(weights)
-    return memory.size_told(architectures.facts_of(weights.path))
+    return memory.size_told(weights.path)
 
 
 def weights_mb(weights: Weights) -> float:

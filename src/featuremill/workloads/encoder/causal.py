@@ -10,7 +10,7 @@ Shape legend: B sequences, H heads, K heads of keys, T tokens, D width of a head
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from featuremill.kit.errors import UserError, is_device_error, is_out_of_memory
 from featuremill.kit.text import one_line
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from featuremill.workloads.encoder.architectures import Encoder
 
-__all__ = ["NotProven", "filled", "prove", "tried"]
+__all__ = ["NotProven", "counted", "filled", "prove", "tried"]
 HEADS = (
     *("lm_head.", "embed_out.", "score.", "classifier."),
     *("vision_tower.", "multi_modal_projector.", "language_model.lm_head."),
@@ -81,6 +81,41 @@ def filled(
             if name.startswith(own)
         },
     }
+
+
+class Counted(NamedTuple):
+    """What transformers tells of a network's size."""
+
+    products: int
+    """Numbers of the products, each of which is a module; without the head."""
+    others: int
+    """All others, without the head: experts are one tensor, and no module."""
+    head: int
+    """Those of the head; 0 where it is the embedding."""
+    lays_out_scores: bool
+    """Whether attention goes by the plain sums, which have all scores at once."""
+
+
+def counted(config: Mapping[str, Any]) -> Counted:
+    """Return the size of the network of a folder's config, which gets no memory."""
+    import torch
+    import transformers
+    from transformers.pytorch_utils import Conv1D
+
+    made = decoders.made(config)
+    kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(made)]
+    with torch.device("meta"):
+        whole = kind(made)
+    head = whole.get_output_embeddings()
+    is_tied = head is None or bool(made.tie_word_embeddings)
+    heads = 0 if is_tied else sum(each.numel() for each in head.parameters())
+    every = sum(each.numel() for each in {*whole.parameters()}) - heads
+    products = sum(
+        each.weight.numel()
+        for each in whole.modules()
+        if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
+    )
+    return Counted(products, every - products, heads, _attention_of(kind, made) == PLAIN)
 
 
 def _attention_of(kind: Any, made: Any) -> str:

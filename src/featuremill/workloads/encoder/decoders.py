@@ -25,7 +25,7 @@ KNOWN = (
 USUAL = (
     *("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
     *("max_position_embeddings", "vocab_size", "hidden_act", "rope_parameters"),
-    "attn_logit_softcapping",
+    *("attn_logit_softcapping", "moe_intermediate_size", "num_experts_per_tok", "state_size"),
 )
 """Keys that transformers has for any network, whatever its config calls them."""
 SPELLED_OUT = "__float__"
