@@ -75,6 +75,8 @@ OTHERS = {
     "mamba": RECURRENT,
     "bamba": SIZES | {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8,
                       "mamba_n_groups": 1, "attn_layer_indices": [1]},
+    "recurrent_gemma": SIZES | {"lru_width": 64, "attention_window_size": 8, "pad_token_id": 0,
+                                "num_key_value_heads": 1},
     "xlm": {"emb_dim": 64, "n_layers": 3, "n_heads": 4},
     "jamba": SIZES | {"num_experts": 2, "attn_layer_period": 2, "attn_layer_offset": 1,
                       "mamba_d_state": 8, "mamba_dt_rank": 8, "pad_token_id": 0},

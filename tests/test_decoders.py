@@ -211,6 +211,8 @@ def test_a_text_without_a_token_fails_as_an_empty_one(folders, tmp_path):
         ({"model": "gpt2", "long": "full"}, "id,text\na,b\n", "positions for 256 tokens"),
         ({"pool": "cls", "model": "gpt2"}, "id,text\na,b\n", "no special token at the beginning"),
         ({"model": "protbert"}, "id,text\na,b\n", "is of letters or k-mers"),
+        ({"chat": True}, "id,text\na,b\n", "this model has no chat template"),
+        ({"chat": True, "alphabet": "proteins"}, ">a\nMKT\n", "chat has no effect"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_a_sentence(desk, folders, options, text, words):
@@ -240,6 +242,90 @@ def test_proteins_are_read_by_a_causal_network(desk):
     assert relative_l2(found.loc["b", "mean_layer_3"], states[-1][1:].mean(0)) <= FP32_L2
     notes = pd.read_csv(desk.folder / "results/my/notes.tsv", sep="\t")
     assert notes["id"].tolist() == ["a"]
+
+
+# A chat template
+
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n"
+    "{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> it is {{ strftime_now('%Y') }}\n{% endif %}"
+)
+
+
+def with_template(folder, template):
+    (folder / "chat_template.jinja").write_text(template)
+    path = folder / "tokenizer_config.json"
+    told = json.loads(path.read_text()) | {"bos_token": "<|begin|>"}
+    path.write_text(json.dumps(told))
+
+
+def test_with_a_chat_template_a_text_has_the_tokens_that_transformers_has(desk):
+    """Special tokens that a text spells stay text, and the year is always the same."""
+    folder = desk.folder / "network"
+    with_template(folder, CHAT)
+    texts = [*TEXTS, "a <|begin|> in it", "  spaces around\n"]
+    table = pd.DataFrame({"id": [f"t{n}" for n in range(len(texts))], "text": texts})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    pools = ["mean", "mean_all", "last", "max"]
+    run(desk, ["texts.csv"], chat=True, pool=pools, per_residue=True, output_dtype="float32")
+    found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
+    template = CHAT.replace("{{ strftime_now('%Y') }}", "2025")
+    before = len(words("<|begin|><|user|>\n", add_special_tokens=False)["input_ids"])
+    behind = len(words("\n<|assistant|> it is 2025\n", add_special_tokens=False)["input_ids"])
+    for id, text in zip(table["id"], texts, strict=True):
+        message = [{"role": "user", "content": text.strip()}]
+        ids = words.apply_chat_template(
+            message,
+            tokenize=True,
+            add_generation_prompt=True,
+            sanitize_control_tokens=True,
+            chat_template=template,
+        )["input_ids"]
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+        own = states[before : len(ids) - behind]
+        assert words.decode(ids[before : len(ids) - behind]) == text.strip()
+        expected = {"mean": own.mean(0), "mean_all": states.mean(0), "last": states[-1],
+                    "max": own.max(0)}  # fmt: skip
+        for pool, vector in expected.items():
+            assert relative_l2(found.loc[id, f"{pool}_layer_3"], vector) <= FP32_L2, (id, pool)
+        assert relative_l2(np.stack(found.loc[id, "tokens_layer_3"]), own) <= FP32_L2
+
+
+def test_a_text_whose_tokens_are_also_the_template_s_is_refused_before_anything_is_computed(desk):
+    with_template(desk.folder / "network", "DN{{ messages[0]['content'] }}")
+    words = Tokenizer.from_file(str(desk.folder / "network/tokenizer.json"))
+    assert words.encode("DNA x").tokens[1] == "DNA"
+    table = pd.DataFrame({"id": ["a", "b"], "text": ["A kinase " * 3, "a kinase"]})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    run(desk, ["texts.csv"], chat=True, max_tokens=60)
+    failed = pd.read_csv(desk.folder / "results/my/failed.tsv", sep="\t")
+    assert failed["id"].tolist() == ["a"]
+    assert "no place in the chat template: a token is of the text" in failed["reason"][0]
+
+
+def test_a_long_text_is_cut_within_its_template(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    with_template(tmp_path / "network", CHAT)
+    model = loaded(tmp_path / "network", chat=True, max_tokens=40, pool="last")
+    batch = encoder.prepare(model, ["DNA ".encode() * 90], 1000)
+    (group,) = batch.groups
+    words, ids = model.vocabulary, group.tokens_BT[0].tolist()
+    assert len(ids) == 40 and batch.num_own == [40 - words.num_special]
+    assert ids[: len(words.first)] == list(words.first)
+    assert ids[-len(words.last) :] == list(words.last)
+
+
+def test_where_letters_of_a_message_are_is_told_of_its_own_tokens(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    with_template(tmp_path / "network", CHAT)
+    options, found = asked(tmp_path / "network", chat=True)
+    payload = "  Größe ≥ 3\n".encode()
+    told = [payload[each].decode() for each in encoder.spans(payload, options, found)]
+    assert "".join(told) == "Größe ≥ 3"
 
 
 # Folders as they are published

@@ -179,13 +179,19 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
 
 
 def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place):
-    """Each token anew from the whole text before it, with no cache."""
-    from llguidance import LLMatcher
-
+    """With no cache."""
     model = loaded()
     (first, *_) = payloads(place / "notes.csv")
     (row,) = values_of(llm_json, model, [first], 1).to_pylist()
     (one,) = llm_json.prepare(model, [first], 1)
+    assert row["json"] == reply_without_state(model, one)
+    assert row["tokens_in"] == len(one.tokens)
+
+
+def reply_without_state(model, one):
+    """Return the likeliest reply, each token of it anew from the whole text before it."""
+    from llguidance import LLMatcher
+
     engine = model.engine
     matcher = LLMatcher(engine._words, replies.grammar(replies.read("schema.json")))
     tokens = list(one.tokens)
@@ -196,8 +202,7 @@ def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place)
         allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]
         tokens.append(max(np.flatnonzero(allowed), key=lambda token: logits[token]).item())
         assert matcher.consume_token(tokens[-1])
-    reply = model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
-    assert row["json"] == reply and row["tokens_in"] == len(one.tokens)
+    return model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
@@ -270,17 +275,36 @@ def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
                 assert float((ours - logits).norm() / logits.norm()) <= 1e-5
 
 
-def test_a_network_whose_state_is_no_keys_and_values_gets_a_row_at_a_time():
-    import transformers
+KEPT = {
+    "mistral": "several rows at once",
+    "gemma2": "several rows at once",
+    "gemma3_text": "several rows at once",
+    "bloom": "past_key_values",
+    "jamba": "past_key_values",
+    "mamba": "cache_params",
+    "recurrent_gemma": "",
+}
 
-    from featuremill.workloads.llm_json import slots
 
-    config = transformers.MambaConfig(
-        vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4
-    )
-    network = transformers.MambaForCausalLM(config).eval()
-    with torch.inference_mode():
-        assert not slots.can_take(network, 128)
+@pytest.mark.parametrize("name", KEPT)
+def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, name):
+    """Windows are of 8 tokens, and prompts longer. A network whose state is not keys and values
+    alone computes one row at a time, and one that keeps nothing of use the whole text."""
+    write(place / "other", name)
+    schema_of(place, sure={"type": "boolean"}, word={"type": "string", "maxLength": 12})
+    given = payloads(place / "notes.csv")[:3]
+    found = {}
+    for rows in (1, 3):
+        wanted = asked(model="other", chat=False, batch_rows=rows, context=512, max_tokens=120)
+        resolved = llm_json.resolve(wanted, CPU, weights_of("other"))
+        model = llm_json.load(resolved, [CPU], weights_of("other"))
+        found[rows] = values_of(llm_json, model, given, 10**9).to_pylist()
+    assert found[1] == found[3] and all(row["reason"] is None for row in found[1])
+    for asked_one, row in zip(llm_json.prepare(model, given, 1), found[1], strict=True):
+        assert reply_without_state(model, asked_one) == row["json"]
+    engine = model.engine
+    assert KEPT[name] == (engine._keeps if engine._is_alone else "several rows at once")
+    assert ("keeps nothing of a text" in caplog.text) == (KEPT[name] == "")
 
 
 def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):

@@ -120,12 +120,12 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
+def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
     kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
-    words = vocabulary.of(folder, kind, prefix, passes_rare, is_causal)
+    words = vocabulary.of(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
@@ -139,7 +139,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
@@ -225,7 +225,7 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     if "cls" in options.pools and not words.has_first:
         raise UserError(
             f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
@@ -240,7 +240,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def _settled(options: Options, folder: Path) -> Options:
     """Return `options` with the limits that the network in `folder` has."""
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     _refuse_other_alphabet(words, options.alphabet, folder)
     if options.structures and not words.with_structure:
         raise UserError(
@@ -332,7 +332,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     return columns.schema(options, facts.width, words.is_by_letter)
 
 
@@ -345,7 +345,7 @@ def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
     """Return the bytes of a payload that each vector of a token stands for; None where a token is
     a k-mer. `options` are resolved ones."""
-    _, words = _opened(weights.path, options.prefix)
+    _, words = _opened(weights.path, options)
     return tracing.spans(payload, options, words, weights.path)
 
 
@@ -415,7 +415,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
     encoder = network(devices, weights.path, options.dtype, long)

@@ -59,7 +59,11 @@ class Options(ResidueOptions, SequenceOptions):
     alphabet: Literal["proteins", "nucleotides", "texts"]  # type: ignore[assignment]
     """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), or `texts`:
     rows of tables, and .txt files, each of which is one text, for a network whose folder has a
-    tokenizer.json. A chat template is not applied."""
+    tokenizer.json."""
+    chat: bool = False
+    """With `alphabet: texts`: each text is one message of a user in the chat template of the
+    folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of the
+    text's own tokens, `mean_all` of all, and `last` is the token before the reply."""
     text_column: str = "text"
     """With `alphabet: texts`: the column of tables that holds them."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -88,7 +92,8 @@ class Options(ResidueOptions, SequenceOptions):
         self._refuse_idle("structure_column", self.structures is None, "no structures")
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
-        self._refuse_idle("text_column", is_of_letters, f"alphabet: {self.alphabet}")
+        for name in ("text_column", "chat"):
+            self._refuse_idle(name, is_of_letters, f"alphabet: {self.alphabet}")
         for name in ("max_residues", "sequence_column", "regions"):
             self._refuse_idle(name, not is_of_letters, "alphabet: texts")
         if self.structures and self.alphabet != "proteins":

@@ -39,7 +39,7 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
     """Return the bytes of a payload that each of its own tokens stands for; None where they are
-    k-mers."""
+    k-mers, or others in a chat template than alone."""
     if words.is_by_letter:
         parts = parts_of(payload)
         begin, end = parts.tokens if parts.region else (0, len(parts.letters))
@@ -53,6 +53,10 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    encoded = tokenizer.encode(text, add_special_tokens=False)
+    begun = len(text) - len(text.lstrip()) if options.chat else 0
+    encoded = tokenizer.encode(text.strip() if options.chat else text, add_special_tokens=False)
+    if options.chat and encoded.ids != words.own(payload).tolist():
+        return None  # by the template, its tokens are others than alone
     most = options.max_tokens - words.num_special if options.max_tokens else None
-    return [slice(ends[begin], ends[end]) for begin, end in encoded.offsets[:most]]
+    found = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
+    return [slice(ends[begin], ends[end]) for begin, end in found]
