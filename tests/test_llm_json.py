@@ -4,12 +4,15 @@ import csv
 import gc
 import json
 import os
+import re
 import runpy
 import shutil
+import signal
 import sys
 import tarfile
 import time
 import types
+from pathlib import Path
 from types import MappingProxyType
 
 import jsonschema
@@ -24,7 +27,7 @@ from conftest import ROOT
 from decoder_models import NETWORKS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Desk
+from programs import Desk, wait_for
 from pypi import fetched
 from real_llm import smollm2
 
@@ -1019,6 +1022,39 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
     _, failed = computed(place, environment)
     expected = {"invalid": "reply not valid", "cut off": "reply cut off"}
     assert set(failed.values()) == {expected.get(what, "error in the workload")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, environment):
+    """Whoever computes is killed as soon as a batch is committed: two rows of the next are live."""
+    notes(place, [[f"n{number}", f"note {number} of a visit"] for number in range(200)])
+    schema_of(place, sure={"type": "boolean"}, days={"type": "integer", "maximum": 99, "minimum": 0})
+    options = {"batch_rows": 2, "max_tokens": 32}
+    desk = Desk(place, environment)
+    store = place / "results" / "llm_json" / "store"
+
+    def commits():
+        return sum(path.read_bytes().count(b"commit") for path in store.rglob("*.log"))
+
+    found = []
+    for is_killed in (False, True):
+        shutil.rmtree(place / "results", ignore_errors=True)
+        config_of(place, options=options)
+        if is_killed:
+            process = desk.start("featuremill", "run", "config.yaml", start_new_session=True)
+            wait_for(lambda: commits() or process.poll() is not None, 300)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            assert commits(), "it ended before it was killed"
+        desk.type("featuremill", "run", "config.yaml")
+        lines = (place / "results/llm_json/rows.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+    assert found[0] == found[1]
+    assert [line["id"] for line in found[1]] == [f"n{number}" for number in range(200)]
+    logs = (place / "results/llm_json/logs").rglob("*.log")
+    resumed = re.search(r"(\d+) of (\d+) batches resumed", "".join(map(Path.read_text, logs)))
+    assert 0 < int(resumed[1]) < int(resumed[2])
 
 
 @pytest.fixture(scope="module")
