@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from decoder_models import NETWORKS, OTHERS, TEXTS, write
+from decoder_models import NETWORKS, OTHERS, TEXTS, TRUE, write
 from encoder_models import all_layers
 from encoder_models import write as write_encoder
 from esm2_models import relative_l2
@@ -466,6 +466,26 @@ def test_numbers_that_json_has_not_are_read_from_a_config(folders):
     folder = folders("bamba")
     assert "__float__" in (folder / "config.json").read_text()
     assert asked(folder)[0].max_tokens == 512
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TRUE)
+def test_a_network_of_a_published_one_s_width_is_that_of_transformers(tmp_path, name):
+    """Two layers, in sharded files: 2 GB of numbers at most, which live twice."""
+    layers = {"n_layer" if name == "gpt2" else "num_hidden_layers": 2}
+    folder = write(tmp_path / name, name, spread=0.02, shard="100MB", **TRUE[name], **layers)
+    assert len([*folder.glob("*.safetensors")]) > 1
+    texts = TEXTS[:4]
+    expected = theirs(folder, texts)
+    model, far = loaded(folder), 0.0
+    for most_filling in (0.0, 1.0):
+        found = all_layers(model, texts, most_filling)
+        for ours, (_, states) in zip(found, expected, strict=True):
+            far = max(far, *map(relative_l2, ours, states))
+    print(f"{name}: relative L2 {far:.1e} at most")
+    shutil.rmtree(folder)
+    assert far <= FP32_L2
 
 
 @pytest.mark.slow
