@@ -90,7 +90,7 @@ def test_fp16_leaves_wide_what_it_cannot_hold_and_attention_is_always_ours(folde
     folder = copy("prott5")
     edit_config(folder, attn_implementation="eager", dtype="float16")
     model = loaded(folder, "prott5", dtype="fp16")
-    parts = model.encoder._network.state_dict()
+    parts = model.encoder.network.state_dict()
     kinds = {name.split(".")[-2]: tensor.dtype for name, tensor in parts.items()}
     assert kinds["wo"] == kinds["layer_norm"] == torch.float32 and kinds["wi"] == torch.float16
     assert "featuremill_t5" in model.backend
@@ -435,7 +435,10 @@ def words_for_a_vocabulary(folder):
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda f: edit_config(f, model_type="opt"), "its model_type is 'opt', and known ones are"),
+        (
+            lambda f: edit_config(f, model_type="bart"),
+            "'bart', no network whose tokens see those before them alone",
+        ),
         (
             lambda f: edit_config(f, model_type="E1"),
             "'E1', and its network is in its authors' pack",

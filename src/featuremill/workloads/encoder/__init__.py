@@ -138,18 +138,18 @@ def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
-    model_type = facts.config["model_type"]
-    words = vocabulary.of(folder, model_type, options.prefix, passes_rare)
+    kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
+    words = vocabulary.of(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
             f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
         )
     if options.alphabet == "contigs" and words.has_small_bases:
-        strands = [vocabulary.of(folder, model_type, prefix).first for prefix in ("<+>", "<->")]
+        strands = [vocabulary.of(folder, kind, prefix).first for prefix in ("<+>", "<->")]
         ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
         words = joined.with_joints(words._replace(first=()), ids)
-    reads_pairs = model_type in PAIRING and words.is_by_letter and not words.is_of_structure
+    reads_pairs = kind in PAIRING and words.is_by_letter and not words.is_of_structure
     if options.paired and reads_pairs:
         words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
     return facts, words
@@ -409,7 +409,7 @@ def weights_ahead(options: Options) -> Weights:
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    told = memory.size_told(architectures.facts_of(folder))._asdict()
+    told = memory.size_told(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
 
 
@@ -417,7 +417,7 @@ def _size(weights: Weights) -> memory.Size:
     """Return the encoder's size, of weights that are taken as they are by its config."""
     if weights.metadata:
         return memory.size_of(weights)
-    return memory.size_told(architectures.facts_of(weights.path))
+    return memory.size_told(weights.path)
 
 
 def weights_mb(weights: Weights) -> float:
@@ -458,7 +458,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     facts, words = _opened(weights.path, options)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
-    encoder = network(devices, weights.path, options.dtype, long if is_narrow else None)
+    encoder = network(devices, weights.path, options.dtype, long)
     check.padding(encoder, words, short, long, options.dtype)
     if is_narrow:
         check.precision(encoder, long, options.dtype)

@@ -66,7 +66,7 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
     """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), `contigs` of
     proteins and the bases between them, for gLM2 (`<+>MALTK<+>aatttaagg<->MLGID`, or GenBank), or
     `texts`: rows of tables, and .txt files, each of which is one text, for a network whose folder
-    has a tokenizer.json. A chat template is not applied."""
+    has a tokenizer.json."""
     paired: bool = False
     """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, two rows
     of an id (`chain_column`), or records whose ids end in `_H` and `_L`. Pairs of more than
@@ -82,6 +82,10 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
     parts: bool = False
     """Also deliver vectors of each element of a contig, `<id>/<element>`, or of each chain of a
     pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
+    chat: bool = False
+    """With `alphabet: texts`: each text is one message of a user in the chat template of the
+    folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of the
+    text's own tokens, `mean_all` of all, and `last` is the token before the reply."""
     text_column: str = "text"
     """With `alphabet: texts`: the column of tables that holds them."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -102,9 +106,10 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
         """Refuse what has no effect, or no meaning, with structures or without."""
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
+        for name in ("text_column", "chat"):
+            self._refuse_idle(name, is_of_letters, f"alphabet: {self.alphabet}")
         for name in ("max_residues", "sequence_column", "regions"):
             self._refuse_idle(name, not is_of_letters, "alphabet: texts")
-        self._refuse_idle("text_column", is_of_letters, f"alphabet: {self.alphabet}")
         self._check_parts()
         if self.structures and self.alphabet != "proteins":
             raise ValueError(

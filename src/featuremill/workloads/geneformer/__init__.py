@@ -53,6 +53,7 @@ __all__ = [
     "load",
     "memory_mb",
     "num_vectors",
+    "options_of_model",
     "prepare",
     "records",
     "resolve",
@@ -127,13 +128,18 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
+def _facts_of(folder: Path) -> Facts:
     facts = architectures.facts_of(folder)
     if facts.architecture is not architectures.BERT:
         raise UserError(
             f"options.model: {folder}: this is a {facts.architecture.name}, and a Geneformer is a "
             "bert; give the folder of one."
         )
+    return facts
+
+
+def _opened(options: Options, folder: Path) -> tuple[Facts, Genes]:
+    facts = _facts_of(folder)
     known = genes.of(options, facts)
     if "cls" in options.pool and not known.words.has_first:
         raise UserError("options.pool: V1 has no <cls>; take mean.")
@@ -183,15 +189,22 @@ def weights(options: Options) -> str:
     return options.model
 
 
+def options_of_model(model: str) -> Options:
+    """Return options without the files of genes, which say nothing of the memory."""
+    return Options.model_construct(model=model, vocabulary="", medians="")
+
+
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Resolve version and dtype, and count layers from 0."""
     assert weights is not None
-    facts, known = _opened(options, weights.path)
-    settled = {
-        "version": known.version,
-        "layers": networks.layers_from_0(options.layers, facts.num_layers),
+    settled: dict[str, Any] = {
+        "layers": networks.layers_from_0(options.layers, _facts_of(weights.path).num_layers),
         "dtype": networks.dtype_on(device, options.dtype),
     }
+    if not options.vocabulary:  # of `options_of_model`
+        return options.model_copy(update=settled)
+    _, known = _opened(options, weights.path)
+    settled["version"] = known.version
     if options.perturb != "none" and options.shift == "auto":
         is_by_genes = known.version == "V1" and options.pool == ("auto",)
         settled["shift"] = "genes" if is_by_genes else "pooled"
