@@ -135,6 +135,9 @@ def test_an_esm_1_has_positions_for_1022_residues(elder, cache):
         computed(model, cache, [b"M"], max_residues=1023, **options)
     with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
         scores.records([], scores.Options(model=model, long="full"))
+    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+        scores.records([], scores.Options(model=model, long="proteingym"))
+    scores.records([], scores.Options(model=model, long="proteingym", marginals="masked_additive"))
 
 
 def test_names_of_esm_1_are_known_before_there_are_files():
@@ -334,6 +337,28 @@ def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, 
     shares = saprot_probabilities(network, tokenizer, last)
     expected = [[float(torch.log(of_residue(shares[12], letter))) for letter in AMINO_ACIDS]]
     np.testing.assert_allclose(row["log_probabilities"][-1:], expected, atol=1e-5)
+
+
+def test_saprot_reads_structures_in_windows_of_proteingym(pairs, cache):
+    network, tokenizer, folder = pairs
+    options = {"dtype": "fp32", "variants": "listed", "marginals": "masked_additive"}
+    options |= {"long": "proteingym", "max_residues": 8}
+    letters = f"{PROTEIN}\t{STRUCTURE}".encode()
+    names = ["M1A", "K16A", "Q22Y"]
+    (row,) = computed(folder, cache, [payload_of(letters, names)], **options)
+    # Ten tokens: the first window has the start, the last one the end, the others neither.
+    windows = [(0, 9, True, False), (10, 20, False, False), (13, 22, False, True)]
+    for each, (start, end, has_first, has_last) in zip(row["variants"], windows, strict=True):
+        old, place, new = each["variant"][0], int(each["variant"][1:-1]) - 1, each["variant"][-1]
+        tokens = [a + b for a, b in zip(PROTEIN, STRUCTURE, strict=True)]
+        tokens[place] = f"#{STRUCTURE[place]}"
+        given = tokenizer.convert_tokens_to_ids(tokens[start:end])
+        given = [0] * has_first + given + [2] * has_last
+        with torch.inference_mode():
+            logits = network(input_ids=torch.tensor([given])).logits
+        shares = logits.softmax(-1)[0, has_first + place - start]
+        expected = float(torch.log(of_residue(shares, new) / of_residue(shares, old)))
+        assert each["masked_additive_marginal"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
