@@ -446,6 +446,22 @@ def test_measured_columns_come_along_as_numbers(write):
         scores.with_columns(scores.Options(variants="listed", **given))
 
 
+def test_a_table_of_inputs_may_have_whole_sequences_and_measured_scores(write):
+    rows = ["a,MKTAYI,MTAYI,1", "b,MIVEQC,MIVEQCG,NA", "a,MKTAYI,MKTGYI,2"]
+    table = write("in.csv", "\n".join(["id,sequence,mutated_sequence,fitness", *rows, ""]))
+    one, two = read(table, marginals="pseudo", measured_column="fitness")
+    told = [[(row.variant, row.others) for row in variants.rows_of(r.payload)] for r in (one, two)]
+    assert told == [[("K2del", ("1",)), ("A4G", ("2",))], [("C6delinsCG", (None,))]]
+
+
+@pytest.mark.parametrize(("limit", "note"), [(6, ""), (5, "longer than 5 residues, in windows")])
+def test_a_protein_that_is_read_in_windows_of_proteingym_has_a_note(write, limit, note):
+    listed = write("v.csv", "variant\nK2A\n")
+    options = {"marginals": "masked_additive", "long": "proteingym", "max_residues": limit}
+    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed), **options)
+    assert record.note == note
+
+
 # whole runs
 
 
