@@ -2,12 +2,16 @@
 
     python -m bench.proteingym
     python -m bench.proteingym --residues 300 --variants 500 --indels 2 --dtypes fp32
+    python -m bench.proteingym --figures    # needs: pip install --no-deps proteingym==1.3
 
 A deep mutational scan: variants of one protein with one to three substitutions, and some deletions,
 by the bundled network. ProteinGym's `baselines/esm/compute_fitness.py` takes a pass for each token
 of the protein (`masked-marginals`), or of each variant (`pseudo-ppl`; here each residue is read
 where it is masked, where that script reads its neighbour). Passes alternate; printed are the median
 of the seconds and of the processor's seconds, and how far scores are from the peer's at most.
+
+With `--figures`, the figures of `variant_metrics` beside those of the package proteingym, of random
+scores without ties.
 """
 
 from __future__ import annotations
@@ -17,7 +21,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -31,6 +37,7 @@ from featuremill.lease.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, scores
+from featuremill.workloads.scores import agreement
 from featuremill.workloads.scores.edits import is_indel, mutated
 from featuremill.workloads.scores.options import MARGINALS
 from featuremill.workloads.scores.variants import AMINO_ACIDS, Row, payload_of, substitutions
@@ -116,6 +123,31 @@ def drawn(residues: int, num_variants: int, num_indels: int) -> tuple[str, list[
     return sequence, variants, ends
 
 
+def compare_figures() -> None:
+    """Print how far our figures are from those of ProteinGym's package at most."""
+    import pandas as pd
+
+    package = find_spec("proteingym")
+    if package is None or not package.submodule_search_locations:
+        raise SystemExit("--figures needs: pip install --no-deps proteingym==1.3")
+    # Its file: `import proteingym` fails in 1.3, which lacks its utils.
+    path = Path(package.submodule_search_locations[0], "performance_DMS_benchmarks.py")
+    peer = run_path(str(path))
+    calculated = [peer[name] for name in ("calc_ndcg", "calc_toprecall")]
+    generator = np.random.default_rng(0)
+    off = {"ndcg": 0.0, "top_recall": 0.0}
+    for number in range(10, 3000, 37):
+        measured = generator.standard_normal(number)
+        found = measured + generator.standard_normal(number) * 2
+        table = pd.DataFrame({"measured": measured, "found": found})
+        theirs = [calc(table["measured"], table["found"]) for calc in calculated]
+        ours = (agreement.ndcg(measured, found), agreement.top_recall(measured, found))
+        for name, one, other in zip(off, theirs, ours, strict=True):
+            off[name] = max(off[name], abs(float(one) - other))
+    for name, largest in off.items():
+        print(f"{name:12} at most {largest:.1g} off")
+
+
 def main() -> None:
     """Measure, and print a line for each way."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -124,7 +156,11 @@ def main() -> None:
     parser.add_argument("--indels", type=int, default=2)
     parser.add_argument("--passes", type=int, default=3)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DTYPES)
+    parser.add_argument("--figures", action="store_true")
     shape = parser.parse_args()
+    if shape.figures:
+        compare_figures()
+        return
     sequence, variants, indels = drawn(shape.residues, shape.variants, shape.indels)
     peer = Peer()
     jobs = {"masked_additive": (variants, peer.additive), "pseudo": (indels, peer.pseudo)}

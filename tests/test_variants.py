@@ -373,8 +373,8 @@ def test_figures_are_those_of_scipy_and_scikit_learn(has_ties, has_classes):
         assert one.ndcg == pytest.approx(ndcg_score([gains], [found], k=number // 10))
         if not has_ties:
             assert one.ndcg == pytest.approx(of_definition(measured, found))
-        top = measured > np.percentile(measured, 90)
-        also = found > np.percentile(found.astype(float), 90)
+        top = measured >= np.percentile(measured, 90)
+        also = found >= np.percentile(found.astype(float), 90)
         assert one.top_recall == pytest.approx((top & also).sum() / top.sum())
 
 
@@ -400,9 +400,7 @@ def test_what_cannot_be_told_is_empty_and_why_is_said():
     one = agreed(ten, ten, [0, 1, *[None] * 8])
     assert (one.remark, one.auc) == ("8 have no class; no MCC, as no score is below the median", 1)
     one = agreed([*[0] * 5, *[1] * 5], ten)
-    assert (one.top_recall, one.remark) == (
-        *(None, "no top recall, as no measured score is above the tenth at the top"),
-    )
+    assert (one.top_recall, one.remark) == (pytest.approx(0.2), "")
     one = agreed([1, 2, 3, None, 5], [1, 3, 2, 4, None])
     assert one[1:5] == (3, 1, 1, pytest.approx(0.5))
 
@@ -444,6 +442,22 @@ def test_measured_columns_come_along_as_numbers(write):
         plain = write("p.csv", "mutant,fit\nK2A,1\n")
         given = {"variants_file": str(plain), "measured_class_column": "fit"}
         scores.with_columns(scores.Options(variants="listed", **given))
+
+
+def test_a_table_of_inputs_may_have_whole_sequences_and_measured_scores(write):
+    rows = ["a,MKTAYI,MTAYI,1", "b,MIVEQC,MIVEQCG,NA", "a,MKTAYI,MKTGYI,2"]
+    table = write("in.csv", "\n".join(["id,sequence,mutated_sequence,fitness", *rows, ""]))
+    one, two = read(table, marginals="pseudo", measured_column="fitness")
+    told = [[(row.variant, row.others) for row in variants.rows_of(r.payload)] for r in (one, two)]
+    assert told == [[("K2del", ("1",)), ("A4G", ("2",))], [("C6delinsCG", (None,))]]
+
+
+@pytest.mark.parametrize(("limit", "note"), [(6, ""), (5, "longer than 5 residues, in windows")])
+def test_a_protein_that_is_read_in_windows_of_proteingym_has_a_note(write, limit, note):
+    listed = write("v.csv", "variant\nK2A\n")
+    options = {"marginals": "masked_additive", "long": "proteingym", "max_residues": limit}
+    (record,) = read(write("in.fa", ">a\nMKTAYI\n"), variants_file=str(listed), **options)
+    assert record.note == note
 
 
 # whole runs

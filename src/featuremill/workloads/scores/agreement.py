@@ -117,8 +117,6 @@ def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) 
     else:
         found["ndcg"] = ndcg(measured_V, scores_V)
         found["top_recall"] = top_recall(measured_V, scores_V)
-        if found["top_recall"] is None:
-            remarks.append("no top recall, as no measured score is above the tenth at the top")
     return {**found, "remark": "; ".join(remarks)}
 
 
@@ -163,11 +161,9 @@ def ndcg(measured_V: Numbers, scores_V: Numbers) -> float:
     return float(gained / (np.sort(gains_V)[::-1] @ discounts_V))
 
 
-def top_recall(measured_V: Numbers, scores_V: Numbers) -> float | None:
-    """Return which share of variants above the 90th percentile of measured scores is above that of
-    scores as well; None where there are none."""
+def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
+    """Return which share of variants at or above the 90th percentile of measured scores is at or
+    above that of scores as well."""
     level = 100 - 100 / TOP
-    is_top_V = measured_V > np.percentile(measured_V, level)
-    if not is_top_V.any():
-        return None
-    return float((scores_V > np.percentile(scores_V, level))[is_top_V].mean())
+    is_top_V = measured_V >= np.percentile(measured_V, level)
+    return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())

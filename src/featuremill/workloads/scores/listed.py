@@ -12,6 +12,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
+from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import edits, structured, tables, variants
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import Cell
@@ -224,7 +225,7 @@ def _hint(rows: Sequence[Row], every: Sequence[Change], letters: bytes) -> str:
 def _sized(record: Record, options: Options) -> Record:
     length = len(letters_of(record.payload))
     note = record.note
-    if options.width(length) < length or options.masked_tokens(length) < length:
+    if min(options.width(length), options.masked_tokens(length) - NUM_SPECIAL) < length:
         is_cut = options.long == "truncate"
         how = "truncated (full for option long computes all)" if is_cut else "in windows"
         cut = f"longer than {options.limit} residues, {how}"
