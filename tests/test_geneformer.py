@@ -831,6 +831,21 @@ class TestTheContractOfShifts(Surrounded):
     options = MappingProxyType(FILES | {"dtype": "fp32", "perturb": "overexpress"})
 
 
+@pytest.mark.slow
+class TestTheContractOfVectorsOfGenes(Surrounded):
+    options = MappingProxyType(FILES | {"dtype": "fp32", "gene_vectors": True})
+    tolerance = 1e-3
+
+
+@pytest.mark.slow
+class TestTheContractOfShiftsOfGenes(Surrounded):
+    options = MappingProxyType(
+        FILES
+        | {"dtype": "fp32", "perturb": "overexpress", "genes": KNOWN[:9], "gene_shifts": True}
+        | {"overexpress_absent": True}
+    )
+
+
 # Real cells and the true shape
 
 HUMAN = "transcriptformer-0.6.1/test/data/human_val.h5ad"
