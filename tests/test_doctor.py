@@ -201,6 +201,7 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
         (tmp_path / "my.yaml").write_text(told)
         path = None if model else Path("my.yaml")
         asked = argparse.Namespace(config=path, set=None, model=model, workload=None)
+        asked.results = Path("results")
         wanted = findings.wanted(asked)
         return wanted.need(wanted.weights(), gpu)
 

@@ -323,11 +323,8 @@ def test_the_wheel_holds_the_workflow(wheel):
     folders = ("workflow", "envs", "config", "profiles", "docs")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     there = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
-    assert workflow == {
-        "Snakefile",
-        "README.md",
-        *(path.relative_to(ROOT).as_posix() for path in there),
-    }
+    expected = {path.relative_to(ROOT).as_posix() for path in there}
+    assert workflow == {"Snakefile", "README.md", *expected}
 
 
 @pytest.mark.slow

@@ -10,8 +10,7 @@ from featuremill.workload import EstimatesMemory, Weights, optional, plugin_erro
 
 
 def memory_mb(run: Run, device: Device, weights: Weights | None, costliest: int = 0) -> int:
-    """Return the peak in MiB of a job of which the costliest record costs that; 0 where nobody
-    knows."""
+    """Return the peak in MiB of a job whose costliest record costs that; 0 if nobody knows."""
     workload, name = run.module, run.workload
     if not (weights and isinstance(workload, EstimatesMemory)):
         return 0
