@@ -33,7 +33,7 @@ from featuremill.workload import RecordFailed, option_files
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
-from featuremill.workloads.contacts import attention, columns, contact_maps, sources
+from featuremill.workloads.contacts import attention, columns, contact_maps, sources, tiles
 
 CPU = cpu()
 PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", "MK", "X-.UZO", *demo_proteins(3, 300)]
@@ -150,8 +150,8 @@ def test_attention_is_that_of_each_head_of_each_layer(network, cache):
 def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache, monkeypatch):
     reference, name = network
     protein = PROTEINS[-1]
-    monkeypatch.setitem(attention.TILE_BYTES, "cpu", 4 * 7 * len(protein))
-    assert len(attention._tiles(0, slice(0, len(protein) + 2), "cpu")) > 10
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 4 * 7 * len(protein))
+    assert len(tiles.of(0, slice(0, len(protein) + 2), "cpu")) > 10
     (row,) = computed(name, cache, [protein.encode()])
     np.testing.assert_allclose(row["contact_map"], theirs(reference, protein), rtol=0, atol=1e-5)
     settled, _, found = ready(name, cache)
@@ -159,6 +159,20 @@ def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache
     assert len(spread.encoder.stages) == 2
     (again,) = values_of(contacts, spread, [protein.encode()], 4096).to_pylist()
     assert again == row
+
+
+def test_the_number_of_threads_changes_no_bit(network, cache):
+    _, name = network
+    _, loaded, _ = ready(name, cache)
+    payloads, before = payloads_of(PROTEINS), torch.get_num_threads()
+    found = []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(values_of(contacts, loaded, payloads, 4096))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equals(found[1]) and found[0].equals(found[2])
 
 
 def test_bf16_stays_near_fp32(cache, network):
@@ -370,6 +384,17 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
         assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
 
 
+def test_what_memory_is_needed_is_known_without_torch():
+    code = (
+        "import sys; from featuremill.lease.devices import cpu\n"
+        "from featuremill.workloads import contacts as c\n"
+        "o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
+        "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[1] == "False"
+
+
 def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
     monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
     for model in ("mill_t6_8M", "esm2_t33_650M_UR50D"):
@@ -436,6 +461,10 @@ def test_attention_is_of_the_proteins_that_are_named(tmp_path):
     one, other, bad = contacts.records([path], options)
     assert (one.payload, one.length) == (b"MKTAYI\n", 6) and other == plain[1] and bad.reason
     assert contacts.cost(one.payload, options) == 8 and contacts.cost(other.payload, options) == 10
+    other_path = tmp_path / "more.fa"
+    other_path.write_text(">d\nMKTA\n")
+    named = contacts.Options(**asked, attention_of="d")
+    assert [r.payload for r in contacts.records([path, other_path], named)][-1] == b"MKTA\n"
     with pytest.raises(UserError, match=r"^options.attention_of: no protein of the inputs is call"):
         list(contacts.records([path], contacts.Options(**asked, attention_of=["b", "P3530"])))
 

@@ -5,6 +5,7 @@ The workload esm2 has the network; here stands what is read off its attention.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,7 @@ from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.contacts import sources as CHECKPOINTS
 from featuremill.workloads.contacts.options import Options
+from featuremill.workloads.contacts.tiles import TILE_BYTES
 from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
@@ -208,14 +210,12 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     Beside what the network takes, each token of a batch has a row of sums and one of probabilities,
     as long as its protein, and a number for each head of each layer.
     """
-    from featuremill.workloads.contacts import attention
-
     sizes = sizes_of(weights.metadata)
     longest = min(batch_cost, options.seen(batch_cost) + NUM_SPECIAL)
     of_heads = 2 * sizes.num_layers * sizes.num_heads
     num_bytes = 4 * batch_cost * (2 * longest + of_heads) + 4 * 4 * longest**2
-    num_bytes += 4 * attention.TILE_BYTES[device.kind]
-    slack = CPU_SLACK if device.kind == "cpu" else 1
+    num_lanes, slack = (os.cpu_count() or 1, CPU_SLACK) if device.kind == "cpu" else (1, 1)
+    num_bytes += 4 * TILE_BYTES[device.kind] * num_lanes
     of_network = esm2.memory_mb(options.of_esm2, device, weights, batch_cost)
     return of_network + round(slack * num_bytes / 2**20)
 

@@ -21,15 +21,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from featuremill.workloads.contacts import tiles
 from featuremill.workloads.contacts.regression import Regression
+from featuremill.workloads.contacts.tiles import Tile
 from featuremill.workloads.esm2 import lanes
 from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.packing import Packed
-
-TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
-"""Probabilities that are computed at once: on a CPU a core's cache holds them."""
-MOST_TILES = 32
-"""Of one sequence, as each has sums of columns of its own."""
 
 
 class Sums(NamedTuple):
@@ -43,16 +40,6 @@ class Sums(NamedTuple):
     def to(self, device: torch.device) -> Sums:
         """Return the same on `device`, by way of the host."""
         return Sums(*(tensor.cpu().to(device) for tensor in self))
-
-
-class Tile(NamedTuple):
-    """Some rows of a sequence."""
-
-    number: int
-    """Of the sequence in its pack."""
-    place: int
-    """Of the tile in its sequence."""
-    rows: slice
 
 
 class Watch:
@@ -101,17 +88,17 @@ class Watch:
         if self._sums and self._sums[0].weighted_LL.device != device:
             self._sums = [sums.to(device) for sums in self._sums]
         parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
-        tiles = [_tiles(number, part, device.type) for number, part in enumerate(parts)]
+        every = [tiles.of(number, part, device.type) for number, part in enumerate(parts)]
         columns = [
             torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
-            for some, part in zip(tiles, parts, strict=True)
+            for some, part in zip(every, parts, strict=True)
         ]
 
         def attend_tile(tile: Tile) -> None:
             part = parts[tile.number]
             self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.number])
 
-        _each(attend_tile, [tile for some in tiles for tile in some], device)
+        _each(attend_tile, [tile for some in every for tile in some], device)
         for sums, columns_KHL in zip(self._sums, columns, strict=False):
             # Always in this order, so that no thread changes a bit.
             sums.margins_NHL[self._layer] += columns_KHL.sum(0)[:, 1:-1]
@@ -124,7 +111,7 @@ class Watch:
         """Write the context of a tile; add its probabilities up."""
         length, _, num_heads, head_dim = qkv_L3Hd.shape
         rows = tile.rows
-        together = _heads_at_once(rows.stop - rows.start, length, qkv_L3Hd.device.type)
+        together = tiles.heads_at_once(rows.stop - rows.start, length, qkv_L3Hd.device.type)
         first, last = max(rows.start, 1), min(rows.stop, length - 1)  # without BOS and EOS
         inner, residues = slice(first - rows.start, last - rows.start), slice(first - 1, last - 1)
         for head in range(0, num_heads, together):
@@ -165,9 +152,19 @@ class Watch:
     def contacts(self) -> Iterator[Tensor]:
         """Yield probabilities_LL of each sequence of the pack, once all layers were computed."""
         assert self._regression is not None and self._layer == self._shape[0]
-        sums, self._sums = self._sums, []
-        while sums:
-            yield self._contacts(sums.pop(0))
+        sums, self._sums = dict(enumerate(self._sums)), []
+        if sums[0].weighted_LL.device.type != "cpu":
+            for number in list(sums):
+                yield self._contacts(sums.pop(number))
+            return
+        # Each in one lane: several threads at one product would round by their number.
+        found: dict[int, Tensor] = {}
+
+        def finish(number: int) -> None:
+            found[number] = self._contacts(sums.pop(number))
+
+        lanes.each(finish, list(sums))
+        yield from (found[number] for number in sorted(found))
 
     def _contacts(self, sums: Sums) -> Tensor:
         assert self._regression is not None
@@ -182,24 +179,10 @@ class Watch:
         return upper_LL + upper_LL.triu(1).t()
 
 
-def _tiles(number: int, part: slice, kind: str) -> list[Tile]:
-    """Return the tiles of a sequence; they depend on its length only."""
-    length = part.stop - part.start
-    step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
-    return [
-        Tile(number, place, slice(start, min(start + step, length)))
-        for place, start in enumerate(range(0, length, step))
-    ]
-
-
-def _heads_at_once(num_rows: int, length: int, kind: str) -> int:
-    return max(1, TILE_BYTES[kind] // (4 * num_rows * length))
-
-
-def _each(compute: Callable[[Tile], None], tiles: Sequence[Tile], device: torch.device) -> None:
+def _each(compute: Callable[[Tile], None], pieces: Sequence[Tile], device: torch.device) -> None:
     """Compute every tile, on a CPU each in one of the lanes."""
     if device.type == "cpu":
-        lanes.each(compute, tiles)
+        lanes.each(compute, pieces)
         return
-    for tile in tiles:
-        compute(tile)
+    for piece in pieces:
+        compute(piece)
