@@ -117,7 +117,9 @@ def write(folder: Path, name: str, *, has_bos=True, spread=0.1, shard="100KB", *
 
     vocabulary = tokenizer(has_bos)
     size = vocabulary.get_vocab_size()
-    config = transformers.CONFIG_MAPPING[name](vocab_size=size, **((NETWORKS | OTHERS)[name] | more))
+    config = transformers.CONFIG_MAPPING[name](
+        vocab_size=size, **((NETWORKS | OTHERS)[name] | more)
+    )
     model = transformers.AutoModelForCausalLM.from_config(config).eval()
     numbers = torch.Generator().manual_seed(0)
     with torch.no_grad():

@@ -1029,7 +1029,9 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
 def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, environment):
     """Whoever computes is killed as soon as a batch is committed: two rows of the next are live."""
     notes(place, [[f"n{number}", f"note {number} of a visit"] for number in range(200)])
-    schema_of(place, sure={"type": "boolean"}, days={"type": "integer", "maximum": 99, "minimum": 0})
+    schema_of(
+        place, sure={"type": "boolean"}, days={"type": "integer", "maximum": 99, "minimum": 0}
+    )
     options = {"batch_rows": 2, "max_tokens": 32}
     desk = Desk(place, environment)
     store = place / "results" / "llm_json" / "store"
@@ -1043,7 +1045,7 @@ def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, 
         config_of(place, options=options)
         if is_killed:
             process = desk.start("featuremill", "run", "config.yaml", start_new_session=True)
-            wait_for(lambda: commits() or process.poll() is not None, 300)
+            wait_for(lambda ended=process.poll: commits() or ended() is not None, 300)
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             assert commits(), "it ended before it was killed"
