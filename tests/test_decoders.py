@@ -311,7 +311,7 @@ def test_a_long_text_is_cut_within_its_template(folders, tmp_path):
     shutil.copytree(folders("llama"), tmp_path / "network")
     with_template(tmp_path / "network", CHAT)
     model = loaded(tmp_path / "network", chat=True, max_tokens=40, pool="last")
-    batch = encoder.prepare(model, ["DNA ".encode() * 90], 1000)
+    batch = encoder.prepare(model, [b"DNA " * 90], 1000)
     (group,) = batch.groups
     words, ids = model.vocabulary, group.tokens_BT[0].tolist()
     assert len(ids) == 40 and batch.num_own == [40 - words.num_special]

@@ -1045,7 +1045,7 @@ def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, 
         config_of(place, options=options)
         if is_killed:
             process = desk.start("featuremill", "run", "config.yaml", start_new_session=True)
-            wait_for(lambda: commits() or process.poll() is not None, 300)
+            wait_for(lambda ended=process.poll: commits() or ended() is not None, 300)
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             assert commits(), "it ended before it was killed"

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from pydantic import ValidationError
-
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
 from featuremill.config import project
@@ -308,14 +306,7 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
     weights_verb.refuse_missing(arguments.model, name)
     if isinstance(workload, AskedByModel):
         return Wanted(name, workload.options_of_model(arguments.model))
-    try:
-        return Wanted(name, workload.Options.model_validate({"model": arguments.model}))
-    except ValidationError as error:
-        lacking = ", ".join(str(one["loc"][-1]) for one in error.errors() if one["loc"])
-        raise UserError(
-            f"workload {name} has to know more than the model ({lacking}); write a config, and "
-            "give it with --config."
-        ) from None
+    return Wanted(name, workload.Options.model_validate({"model": arguments.model}))
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

@@ -499,9 +499,11 @@ def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype
 
     for encoder.cast_to in (None, dtype):
         try:
-            return causal.tried(lambda: encoder.last_layer(tokens_T))
+            causal.tried(lambda: encoder.last_layer(tokens_T))
         except causal.NotProven as error:
             why = error
+        else:
+            return
     raise UserError(
         f"{folder}: this {encoder.name} is not computed in 16 bits here, as {why}; set dtype: fp32."
     )

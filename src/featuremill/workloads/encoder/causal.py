@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from featuremill.kit.errors import UserError, is_device_error, is_out_of_memory
+from featuremill.kit.errors import is_device_error, is_out_of_memory
 from featuremill.kit.text import one_line
 from featuremill.workloads.encoder import decoders
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-
-    from featuremill.workloads.encoder.architectures import Encoder
 
 __all__ = ["NotProven", "counted", "filled", "prove", "tried"]
 HEADS = (
@@ -40,7 +38,7 @@ half alone and with the other half behind it."""
 
 def filled(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> tuple[Any, dict[str, set[str]]]:
+) -> tuple[torch.nn.Module, dict[str, set[str]]]:
     """Return the network of a folder's config with its weights in the widest number type of these;
     and which tensors are missing, unexpected or of another shape."""
     import torch
@@ -67,10 +65,10 @@ def filled(
             ignore_mismatched_sizes=True,
         )
     except RuntimeError:
-        return None, {PARTS: {"one is missing, unexpected or of another shape"}}
+        return torch.nn.Module(), {PARTS: {"one is missing, unexpected or of another shape"}}
     finally:
         transformers.utils.logging.set_verbosity(loud)
-    network = whole.base_model
+    network: torch.nn.Module = whole.base_model
     own = next(f"{name}." for name, module in whole.named_modules() if module is network)
     return network, {
         "missing": {name for name in told["missing_keys"] if name.startswith(own)},
@@ -153,14 +151,15 @@ def tried(compute: Callable[[], Result]) -> Result:
         raise NotProven(f"it fails at an example ({told})") from None
 
 
-def prove(encoder: Encoder, tokens_T: Tensor) -> None:
-    """Compute an example in fp32 whole, half, and by the plain sums, and compare each layer.
+def prove(encoder: Any, tokens_T: Tensor) -> None:
+    """Compute an example in fp32 whole, half, and by the plain sums, and compare each layer. The
+    `encoder` is one of `architectures`.
 
     Raises:
         NotProven: it cannot be computed, the states are not there as other networks have them, or
             they differ.
     """
-    config: Any = encoder.network.config
+    config = encoder.network.config
     layers, half = range(encoder.num_layers + 1), max(1, len(tokens_T) // 2)
     own = config._attn_implementation
     whole = tried(lambda: encoder.hidden_states(tokens_T[None], None, layers))

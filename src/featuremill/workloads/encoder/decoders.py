@@ -16,7 +16,7 @@ from featuremill.kit.text import one_line
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KNOWN", "NOT_GATED", "unchanged_up_to"]
+__all__ = ["KNOWN", "NOT_GATED", "of_text", "unchanged_up_to", "why_not"]
 KNOWN = (
     *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "phi3"),
     *("gpt2", "gpt_neox"),

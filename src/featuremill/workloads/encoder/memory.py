@@ -1,6 +1,7 @@
 """How much memory an encoder takes, from its config and the tokens of a batch, before it runs.
 
-No torch, but for a network that only transformers knows. tests/test_encoder_workload.py holds it against measured peaks on a CPU.
+No torch, but for a network that transformers tells of.
+tests/test_encoder_workload.py holds it against measured peaks on a CPU.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     ):  # pages of the file that are read count as well, unless used as they lie there
         is_wide = size.file_number_bytes == FLOAT_BYTES
         read = 0 if is_wide and options.dtype == "fp32" else size.num_product_numbers
-        is_read = size.has_experts and options.dtype != "fp32" or not is_wide
+        is_read = (size.has_experts and options.dtype != "fp32") or not is_wide
         read += size.num_other_numbers * is_read
         held += read * size.file_number_bytes
     kept = 1 if options.layers == (size.layers,) else size.layers + 1

@@ -84,8 +84,8 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
     pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
     chat: bool = False
     """With `alphabet: texts`: each text is one message of a user in the chat template of the
-    folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of the
-    text's own tokens, `mean_all` of all, and `last` is the token before the reply."""
+    folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of
+    the text's own tokens, `mean_all` of all, and `last` is the token before the reply."""
     text_column: str = "text"
     """With `alphabet: texts`: the column of tables that holds them."""
     max_tokens: int | None = Field(default=None, ge=1)

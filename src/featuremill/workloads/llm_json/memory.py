@@ -1,6 +1,7 @@
 """How much memory a language model takes, from its config and the options, before it is loaded.
 
-No torch, but for a network that only transformers knows. tests/test_llm_json_memory.py holds it against what torch allocates.
+No torch, but for a network that transformers tells of.
+tests/test_llm_json_memory.py holds it against what torch allocates.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ Shape legend: R rows, K heads of keys, T tokens of a slot, D width of a head.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import weakref
 from collections.abc import Sequence
@@ -90,14 +91,12 @@ def kept_by(network: Any) -> str:
     whole = Alone(network, "").give(0, row)
     for name in STATES:
         alone = Alone(network, name)
-        try:
+        with contextlib.suppress(Exception):  # whatever a network does with what is not its state
             alone.give(0, row[:3])
             alone.step(row[3:4])
             last = alone.step(row[4:])[0]
-        except Exception:  # whatever a network does with a state that is not its own
-            continue
-        if float((last - whole).norm()) <= bound * float(whole.norm()):
-            return name
+            if float((last - whole).norm()) <= bound * float(whole.norm()):
+                return name
     return ""
 
 
