@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = Format(
-    "embeddings.h5ad",
-    "anndata, scanpy",
-    400,
-    "pooled",
-    also_called=("anndata", "scanpy"),
+    "embeddings.h5ad", "anndata, scanpy", 400, "pooled", also_called=("anndata", "scanpy")
 )
 BYTES_A_TEXT = 64
 """What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""

@@ -38,14 +38,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NUMBERS",
+    "OWNER",
     "PUBLISHED",
+    "PUBLISHED_LICENSE",
     "SUGGESTED",
     "bundled_names",
+    "download",
     "is_path",
     "locate",
     "looks_like_path",
     "name_of",
     "nearest",
+    "published",
     "read",
     "refuse_missing",
     "stem_of",
@@ -165,6 +169,11 @@ def locate(model: str) -> Checkpoint:
     if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
         return Checkpoint("bundled", name, f"featuremill/{path.name}", path)
+    return published(name)
+
+
+def published(name: str) -> Checkpoint:
+    """Return the place of one of Meta's models, also before its download."""
     path = _hub_folder() / f"{name}.pt"
     if not path.is_file() and (folder := _cached(name)):
         return Checkpoint("published", name, f"{OWNER}{name}", folder)
@@ -189,7 +198,7 @@ def read(source: Checkpoint, has_head: bool = False) -> Opened:
     """Return the weights of `source`, as `convert` writes them."""
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
-        download(source)
+        download(source, PUBLISHED[source.name].gigabytes)
     from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)
@@ -218,11 +227,11 @@ def _hub_folder() -> Path:
     ).expanduser()
 
 
-def download(source: Checkpoint) -> None:
-    """Download a published checkpoint as fair-esm does, to where fair-esm would find it."""
+def download(source: Checkpoint, gigabytes: float) -> None:
+    """Download a published checkpoint of about this size as fair-esm does, to where fair-esm would
+    find it."""
     import torch
 
-    gigabytes = PUBLISHED[source.name].gigabytes
     _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
     try:
         source.path.parent.mkdir(parents=True, exist_ok=True)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
 """The workload's column."""
-OF_SCORES = re.compile(r"variants|positions|log_probabilities|(pseudo|one_pass)_\w+")
+OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
 """All columns that the workload may deliver."""
 FORMAT = Format(
     "variant_scores.tsv",
