@@ -1,4 +1,4 @@
-"""Contacts of proteins from the attention of ESM-2, with the regression of its authors.
+"""Contacts of proteins from the attention of ESM-2 or ESM-1b, with the regression of its authors.
 
 The workload esm2 has the network; here stands what is read off its attention.
 """
@@ -20,8 +20,9 @@ from featuremill.workloads.contacts import sources as CHECKPOINTS
 from featuremill.workloads.contacts.options import Options
 from featuremill.workloads.contacts.tiles import TILE_BYTES
 from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
-from featuremill.workloads.esm2.architecture import sizes_of
+from featuremill.workloads.esm2.architecture import ESM_1V, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
+from featuremill.workloads.scores.kin import refuse_beyond_positions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from featuremill.workload.figures import Figure
     from featuremill.workloads.contacts.attention import Watch
     from featuremill.workloads.contacts.columns import Attention
+    from featuremill.workloads.esm2.architecture import Architecture
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.transfer import Transfer
@@ -119,10 +121,17 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     attention is wanted a mark in their payload.
 
     Raises:
-        UserError: none is called as `attention_of` has it.
+        UserError: none is called as `attention_of` has it, or the network has no such positions.
     """
+    if CHECKPOINTS.is_esm_1(options.model):
+        _refuse_beyond_positions(options, ESM_1V)
     found: Iterator[Record] = esm2.records(inputs, options.of_esm2)
     return _marked(found, options.attention_of) if options.attention_of else found
+
+
+def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
+    is_whole = options.long == "full"
+    refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate")
 
 
 def _marked(found: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
@@ -153,7 +162,7 @@ def weights(options: Options) -> str:
 
 def options_of_model(model: str) -> Options:
     """Return the options of a question about `model`: attention where there is no regression."""
-    if model in CHECKPOINTS.bundled_names():
+    if CHECKPOINTS.has_none(model):
         return Options(model=model, pairs="none", maps=False, attention_of=(model,))
     return Options(model=model)
 
@@ -167,13 +176,17 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
     """Settle the dtype for `device`, and name the model by its weights.
 
     Raises:
-        UserError: contacts are wanted, and the weights are here and have no regression.
+        UserError: contacts are wanted, and the weights are here and have no regression, or the
+            network has no such positions.
     """
     assert weights is not None
+    architecture = sizes_of(weights.metadata).architecture
+    _refuse_beyond_positions(options, architecture)
     has_none = weights.metadata.get(CHECKPOINTS.HAS_REGRESSION) == "no"
     if has_none and options.needs_regression and not options.regression:
+        why = " (none was published for ESM-1v)" * (architecture is ESM_1V)
         raise UserError(
-            f"options.model: {options.model} has no regression for contacts; put fair-esm's "
+            f"options.model: {options.model} has no regression for contacts{why}; put fair-esm's "
             "<name>-contact-regression.pt beside the .pt, name one with regression, or set pairs: "
             "none and maps: false with attention_of, for attention alone."
         )
@@ -195,7 +208,7 @@ def batch_cost(options: Options, device: Device) -> int:
 
 def weights_ahead(options: Options) -> Weights:
     """Return what is known of the model before it is converted."""
-    return esm2.weights_ahead(options.of_esm2)
+    return CHECKPOINTS.weights_ahead(options.model)
 
 
 def weights_mb(weights: Weights) -> float:

@@ -14,15 +14,16 @@ from featuremill.workloads.contacts import sources
 
 
 class Options(TableOptions):
-    """Which contacts of which proteins are delivered, by which ESM-2."""
+    """Which contacts of which proteins are delivered, by which network."""
 
     EXECUTION = TableOptions.EXECUTION | {"batch_tokens"}
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
     model: str
-    """The network: an ESM-2 of Meta's such as `esm2_t33_650M_UR50D` (downloaded once, with its
-    regression), the `.pt` of fair-esm with `<name>-contact-regression.pt` beside it, or the folder
-    of a model from Hugging Face that has a `contact_head`. `mill_t6_8M` has no regression: it gives
+    """The network: an ESM-2 of Meta's such as `esm2_t33_650M_UR50D`, or `esm1b_t33_650M_UR50S`
+    (downloaded once, with its regression), the `.pt` of fair-esm with
+    `<name>-contact-regression.pt` beside it, or the folder of a model from Hugging Face that has a
+    `contact_head`. `mill_t6_8M` and ESM-1v have no regression: without `regression` they give
     attention alone."""
     regression: OptionFile | None = None
     """A file with the regression: `contact_head.regression.weight`, a number for each head of each
@@ -54,7 +55,8 @@ class Options(TableOptions):
     """Proteins of more than `max_residues`: `truncate` keeps the first residues, `full` computes
     the whole protein. There are no windows: residues of two windows would have no contacts."""
     max_residues: int = Field(default=1022, ge=1)
-    """Residues that the network sees; ESM-2 was trained with up to 1022."""
+    """Residues that the network sees; ESM-2 was trained with up to 1022, and an ESM-1b or ESM-1v
+    has positions for no more."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -88,8 +90,8 @@ class Options(TableOptions):
             raise ValueError(
                 "pairs: none and maps: false leave nothing to deliver; set attention_of with them"
             )
-        bundled = self.model in sources.bundled_names()
-        if bundled and self.needs_regression and not self.regression:
+        has_none = sources.has_none(self.model)
+        if has_none and self.needs_regression and not self.regression:
             raise ValueError(
                 f"{self.model} has no regression for contacts; set model: esm2_t33_650M_UR50D, or "
                 "set pairs: none and maps: false with attention_of, for its attention alone"

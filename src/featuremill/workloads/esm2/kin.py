@@ -1,6 +1,6 @@
-"""ESM-1b, ESM-1v and SaProt, as their files show them: the engine computes them for scores.
+"""ESM-1b, ESM-1v and SaProt, as their files show them.
 
-Imports no torch.
+The engine computes them for scores, and the first two for contacts. Imports no torch.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ __all__ = [
     "SUGGESTED",
     "bundled_names",
     "download",
+    "hub_folder",
     "is_path",
     "locate",
     "looks_like_path",
@@ -174,7 +175,7 @@ def locate(model: str) -> Checkpoint:
 
 def published(name: str) -> Checkpoint:
     """Return the place of one of Meta's models, also before its download."""
-    path = _hub_folder() / f"{name}.pt"
+    path = hub_folder() / f"{name}.pt"
     if not path.is_file() and (folder := _cached(name)):
         return Checkpoint("published", name, f"{OWNER}{name}", folder)
     return Checkpoint("published", name, URL.format(name=name), path)
@@ -219,7 +220,7 @@ def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
     return Converted(name, sha256, metadata)
 
 
-def _hub_folder() -> Path:
+def hub_folder() -> Path:
     """Return the folder in which fair-esm, through torch.hub, keeps its downloads."""
     cache = environment.XDG_CACHE_HOME.text() or Path.home() / ".cache"
     return Path(

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.kit.errors import UserError
 from featuremill.workload import UnitWork, networks
 from featuremill.workloads import esm2
 from featuremill.workloads.encoder import structures
 from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
 from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
-from featuremill.workloads.scores import alphabets, ensemble, listed, sources
+from featuremill.workloads.scores import alphabets, ensemble, kin, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import SETTLED, with_columns
@@ -81,8 +80,6 @@ REMEDIES = {
     "shorter records": "long: truncate",
     "less written": "listed variants, or no log_probabilities",
 }
-FIRST_POSITION = 2
-"""Of the rows of a table of positions, those before the first token's."""
 USUAL_PASS = 450
 """Tokens of a pass, for the share of attention: the cost of a record tells only all of its passes
 together."""
@@ -177,20 +174,9 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
-    """Raise UserError where the options ask for more residues than there are positions."""
-    most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
-    if not architecture.num_positions:
-        return
-    if options.long == "full" or (options.long == "proteingym" and options.has_whole_passes):
-        raise UserError(
-            f"options.long: an {architecture.title} has positions for {most:,} residues only; set "
-            "long: truncate or chunk."
-        )
-    if options.max_residues and options.max_residues > most:
-        raise UserError(
-            f"options.max_residues: an {architecture.title} has positions for {most:,} residues "
-            "only; give at most that."
-        )
+    is_whole = options.long == "full"
+    is_whole |= options.long == "proteingym" and options.has_whole_passes
+    kin.refuse_beyond_positions(architecture, is_whole, options.max_residues, "truncate or chunk")
 
 
 def weights_ahead(options: Options) -> Weights:

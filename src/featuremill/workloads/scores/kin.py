@@ -10,9 +10,9 @@ import json
 import logging
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import refuse_unreadable
@@ -27,10 +27,15 @@ from featuremill.workload.hugging_face import (
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import kin
 from featuremill.workloads.esm2 import sources as of_esm2
-from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Sizes
+from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Architecture, Sizes
 from featuremill.workloads.esm2.folder import Kind, facts_of
+from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.esmc.sources import header
 
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.conversion import Checkpoint as Opened
+
+__all__ = ["ESM_1", "ESM_1B_NAME", "refuse_beyond_positions"]
 _log = logging.getLogger("featuremill.weights")
 ESM_1B_NAME = "esm1b_t33_650M_UR50S"
 ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)))
@@ -41,6 +46,8 @@ GIGABYTES_OF_ESM_1 = 7.8
 """About that is each checkpoint on Meta's server: it has the state of training, too."""
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
 """In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
+FIRST_POSITION = 2
+"""Of the rows of a table of positions, those before the first token's."""
 
 
 class Kin(NamedTuple):
@@ -92,6 +99,18 @@ class Kin(NamedTuple):
         """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
         return self._known(model) or of_esm2.stem_of(model)
 
+    def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
+        """Raise UserError for a name that is, of all `names`, nearest to one of these; `others`
+        says in words which more there are."""
+        if not of_esm2.is_path(model) or of_esm2.looks_like_path(model) or self.takes(model):
+            return
+        if (near := of_esm2.nearest(model, names)) in self.published:
+            raise UserError(
+                f"there is no model {model!r}; did you mean {near!r}? There are "
+                f"{', '.join(self.published)}, {others}, or give the path of a checkpoint, or of a "
+                "folder from Hugging Face."
+            )
+
     def refuse_missing(self, model: str) -> None:
         """Raise UserError where `model` is not here, or is a folder of another network."""
         if self._known(model):
@@ -115,25 +134,34 @@ class Kin(NamedTuple):
 
     def convert(self, source: Checkpoint, path: Path, has_head: bool = True) -> Converted:
         """Write the weights of `source` to `path`, with the language-model head or without."""
+        return self.write(source, self.read(source, has_head), path)
+
+    def read(self, source: Checkpoint, has_head: bool = False) -> Opened:
+        """Return the weights of `source`, as `convert` writes them; download them if needed."""
         refuse_without_packages(esm2.Options)
         if source.kind == "published" and not source.path.exists():
             of_esm2.download(source, GIGABYTES_OF_ESM_1)
-        from featuremill.workloads.esm2 import checkpoint, conversion
+        from featuremill.workloads.esm2 import checkpoint
 
         _log.info("converting %s", source.path)
-        found = checkpoint.read(source.path, has_head, self.kind)
-        sha256 = conversion.write(found, path)
+        return checkpoint.read(source.path, has_head, self.kind)
+
+    def write(self, source: Checkpoint, opened: Opened, path: Path) -> Converted:
+        """Write the weights `opened`, of `source`, to `path`."""
+        from featuremill.workloads.esm2 import conversion
+
+        sha256 = conversion.write(opened, path)
         name = source.name
         if name not in self.published:
-            sizes = found.sizes
+            sizes = opened.sizes
             stem = f"{sizes.architecture.name}_t{sizes.num_layers}_w{sizes.width}"
             name = f"{stem}-{sha256[:8]}"
-        metadata = found.metadata()
+        metadata = opened.metadata()
         if source.kind == "published":
             metadata["license"] = of_esm2.PUBLISHED_LICENSE
         return Converted(name, sha256, metadata)
 
-    def weights_ahead(self, model: str) -> Weights:
+    def weights_ahead(self, model: str, has_head: bool = True) -> Weights:
         """Return what is known of the model before it is converted."""
         if name := self._known(model):
             architecture = ESM_1B if name == ESM_1B_NAME else ESM_1V
@@ -145,9 +173,29 @@ class Kin(NamedTuple):
             raise UserError(
                 f"{model}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
             ) from None
-        found = checkpoint.read(self.locate(model).path, True, self.kind)
+        found = checkpoint.read(self.locate(model).path, has_head, self.kind)
         return Weights(self.name_of(model), Path(), "", found.metadata())
 
 
 ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
 SAPROT = Kin(kin.SAPROT, (), "saprot")
+
+
+def refuse_beyond_positions(
+    architecture: Architecture, is_whole: bool, max_residues: int | None, instead: str
+) -> None:
+    """Raise UserError where options ask for more residues than there are positions: for whole
+    proteins, or for `max_residues`. `instead` is what `long` may be."""
+    most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
+    if not architecture.num_positions:
+        return
+    if is_whole:
+        raise UserError(
+            f"options.long: an {architecture.title} has positions for {most:,} residues only; set "
+            f"long: {instead}."
+        )
+    if max_residues and max_residues > most:
+        raise UserError(
+            f"options.max_residues: an {architecture.title} has positions for {most:,} residues "
+            "only; give at most that."
+        )

@@ -42,7 +42,9 @@ BETWEEN = " + "
 """What stands between the models of an ensemble."""
 NUM_NETWORKS = "networks"
 """How many an ensemble has, in its metadata."""
-NAMES = (*of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)
+NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)
+ALL = (NAMES, "those of ESM-2 and ESM C (docs/scores.md)")
+"""Names, and words for those that are not of an ESM-1."""
 BLOCK = 2**24
 
 
@@ -80,7 +82,7 @@ def _sources(model: str) -> Any:
         return of_esm2
     if looks_like_path(model):
         return of_esmc if of_esmc.takes(model) else of_esm2
-    near = nearest(model, [*of_esm2.bundled_names(), *NAMES])
+    near = nearest(model, NAMES)
     return of_esmc if near in of_esmc.NAMES else of_esm2
 
 
@@ -96,27 +98,15 @@ def name_of(model: str) -> str:
     Of an ensemble it has a digest of the members, and of size and time of those that are files.
     """
     if BETWEEN not in model:
-        _refuse_unknown(model)
+        ESM_1.refuse_nearly_named(model, *ALL)
         return f"{_sources(model).name_of(model)}-lm_head"
     each = members(model)
     for one in each:
-        _refuse_unknown(one)
+        ESM_1.refuse_nearly_named(one, *ALL)
     names = [str(_sources(one).name_of(one)) for one in each]
     told = [(one, *_stamps(one)) for one in each]
     digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
     return f"{names[0]}-and-{len(each) - 1}-more-{digest[:8]}-lm_head"
-
-
-def _refuse_unknown(model: str) -> None:
-    """Raise UserError for a name that is nearly one of an ESM-1b or ESM-1v."""
-    if not of_esm2.is_path(model) or looks_like_path(model) or ESM_1.takes(model):
-        return
-    if (near := nearest(model, [*of_esm2.bundled_names(), *NAMES])) in ESM_1.published:
-        raise UserError(
-            f"there is no model {model!r}; did you mean {near!r}? There are "
-            f"{', '.join(ESM_1.published)}, those of ESM-2 and ESM C (docs/scores.md), or give the "
-            "path of a checkpoint, or of a folder from Hugging Face."
-        )
 
 
 def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
