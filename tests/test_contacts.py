@@ -199,6 +199,7 @@ def test_bf16_stays_near_fp32(cache, network):
         {"pairs": "top"},
         {"pairs": "top", "pairs_per_residue": 0.2, "min_separation": 12},
         {"min_probability": 1.0},
+        {"pairs": "top", "pairs_per_residue": float("inf"), "min_separation": 1},
     ],
 )
 def test_pairs_are_the_likeliest_of_the_map(network, cache, options):
@@ -217,7 +218,8 @@ def test_pairs_are_the_likeliest_of_the_map(network, cache, options):
             columns=["i", "j", "residue_i", "residue_j", "probability"],
         ).sort_values("probability", ascending=False, kind="stable")
         if asked.pairs == "top":
-            expected = every.head(max(1, round(asked.pairs_per_residue * len(protein))))
+            most = min(asked.pairs_per_residue * len(protein), len(every))
+            expected = every.head(max(1, round(most)))
         else:
             expected = every[every["probability"] >= np.float32(asked.min_probability)]
         told = pd.DataFrame(row["contacts"], columns=every.columns)
@@ -252,6 +254,44 @@ def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
     values = values_of(contacts, loaded, payloads_of(PROTEINS[:3]), 4096)
     one, bad, other = values["reason"].to_pylist()
     assert (one, other) == (None, None) and "not finite" in bad
+
+
+@pytest.mark.parametrize("alone", [{}, {"pairs": "none", "maps": False}])
+def test_attention_that_is_not_finite_fails_alone(network, cache, monkeypatch, alone):
+    _, name = network
+    real = attention.Watch.attention
+
+    def spoiled(self):
+        found = real(self)
+        found[1][0, 0, 0, 0] = float("nan")
+        return found
+
+    monkeypatch.setattr(attention.Watch, "attention", spoiled)
+    _, loaded, _ = ready(name, cache, attention_of="a", **alone)
+    payloads = [payload + contacts.WITH_ATTENTION for payload in payloads_of(PROTEINS[:3])]
+    values = values_of(contacts, loaded, payloads, 4096)
+    one, bad, other = values["reason"].to_pylist()
+    assert (one, other) == (None, None) and "not finite" in bad
+
+
+def test_for_attention_alone_no_other_protein_is_computed(network, cache, monkeypatch):
+    _, name = network
+    alone = {"attention_of": "a", "pairs": "none", "maps": False}
+    settled, loaded, _ = ready(name, cache, **alone)
+    payloads = payloads_of(PROTEINS[:4])
+    payloads[2] += contacts.WITH_ATTENTION
+    assert [contacts.cost(payload, settled) for payload in payloads] == [1, 1, 3, 1]
+    batch = contacts.prepare(loaded, payloads, 4096)
+    assert batch.pack.bounds == [0, 3]
+    with_contacts, _, _ = ready(name, cache, attention_of="a")
+    assert contacts.cost(payloads[0], with_contacts) == len(PROTEINS[0]) + 2
+    values = values_of(contacts, loaded, payloads, 4096)["attention"]
+    assert [len(each) > 0 for each in values] == [False, False, True, False]
+    (expected,) = values_of(contacts, loaded, payloads[2:3], 4096)["attention"].to_pylist()
+    assert values[2].as_py() == expected
+    monkeypatch.setattr(loaded.encoder, "representations", None)
+    others = values_of(contacts, loaded, payloads[:2], 4096)
+    assert others["attention"].to_pylist() == [[], []] and "reason" not in others.schema.names
 
 
 def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkeypatch):
@@ -465,6 +505,8 @@ def test_attention_is_of_the_proteins_that_are_named(tmp_path):
     other_path.write_text(">d\nMKTA\n")
     named = contacts.Options(**asked, attention_of="d")
     assert [r.payload for r in contacts.records([path, other_path], named)][-1] == b"MKTA\n"
+    twice = contacts.Options(**asked, attention_of=["sp|P35309|A", "P35309"])
+    assert [r.payload for r in contacts.records([path], twice)] == [b"MKTAYI\n", b"ACDEFGHIKL", b""]
     with pytest.raises(UserError, match=r"^options.attention_of: no protein of the inputs is call"):
         list(contacts.records([path], contacts.Options(**asked, attention_of=["b", "P3530"])))
 
@@ -539,6 +581,40 @@ def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path):
     export = [*words, "export", "results/my", "--to", "contacts_h5"]
     done = subprocess.run(export, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and "contacts_h5 needs maps: true" in done.stderr
+
+
+def test_each_id_of_each_sample_has_its_own_map(surroundings, tmp_path):
+    one, other, third = "MKTAYIAKQRQ", "ACDEFGHIKLMNPQRST", "MKVLAYPPEM"
+    sheet = {
+        "L1": {"a/b": one, "dup1": other, "dup2": other, ".": "MKTAY", "bad": "M1", "x%2Fy": third},
+        "S1": {"dup1": other, "x/y": one, "x%2Fy": other},
+    }
+    for name, proteins in sheet.items():
+        text = "".join(f">{id}\n{protein}\n" for id, protein in proteins.items())
+        (tmp_path / f"{name}.fa").write_text(text)
+    (tmp_path / "samples.tsv").write_text("sample\tfile\nL1\tL1.fa\nS1\tS1.fa\n")
+    (tmp_path / "my.yaml").write_text(
+        "run: my\nsamples: samples.tsv\nworkload: contacts\noptions:\n"
+        f"  model: {surroundings}/fair.pt\n  dtype: fp32\n  output_dtype: float32\n"
+        "  pairs: top\n  min_separation: 1\n  attention_of: [dup1, a/b, bad]\n"
+        "outputs: [contacts_tsv, contacts_h5, attention_h5]\n"
+    )
+    words = [sys.executable, "-m", "featuremill", "run", "my.yaml", "--cores", "1", "--quiet"]
+    subprocess.run(words, cwd=tmp_path, check=True)
+    folder, reference = tmp_path / "results" / "my", random_network()
+    listed = pd.read_csv(folder / "contacts.tsv", sep="\t").groupby("id")
+    with h5py.File(folder / "contacts.h5") as maps, h5py.File(folder / "attention.h5") as of_heads:
+        for name, proteins in sheet.items():
+            own = {dataset.attrs["original_id"]: dataset[:] for dataset in maps[name].values()}
+            assert own.keys() == proteins.keys() - {"bad"}
+            for id, found in own.items():
+                expected = theirs(reference, proteins[id])
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+                pairs = listed.get_group(f"{name}/{id}")
+                told = found[pairs["i"] - 1, pairs["j"] - 1]
+                np.testing.assert_allclose(pairs["probability"], told, rtol=1e-5)
+            wanted = {dataset.attrs["original_id"] for dataset in of_heads[name].values()}
+            assert wanted == {"dup1", "a/b"} & proteins.keys()
 
 
 def test_contacts_of_sequences_in_memory(surroundings):

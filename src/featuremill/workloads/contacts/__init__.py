@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.kit.errors import UserError
-from featuremill.kit.ids import Matcher
+from featuremill.kit.ids import Matcher, accession
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped
 from featuremill.workload import Record, RecordFailed, networks
@@ -102,9 +103,12 @@ class Model(NamedTuple):
 class Batch(NamedTuple):
     """Proteins packed for the encoder, on the host."""
 
-    pack: Packed
+    pack: Packed | None
+    """None where nothing is wanted of these proteins."""
     proteins: list[bytes]
-    """The residues that are seen."""
+    """The residues of each, cut to what the network may see."""
+    is_seen: list[bool]
+    """Whether a protein is in the pack."""
     with_attention: list[bool]
 
 
@@ -143,16 +147,24 @@ def _marked(found: Iterator[Record], names: Sequence[str]) -> Iterator[Record]:
         else:
             length = len(record.payload)
             yield record._replace(payload=record.payload + WITH_ATTENTION, length=length)
-    if unmatched := wanted.unmatched:
+    met = {accession(id) for id in wanted.id_of.values()}  # of an id that is named as well
+    if strangers := [name for name in wanted.unmatched if name not in met]:
         raise UserError(
-            f"{place}: no protein of the inputs is called {clipped(unmatched[0])!r}; write the id "
+            f"{place}: no protein of the inputs is called {clipped(strangers[0])!r}; write the id "
             "or the accession as the inputs have it, or take it out."
         )
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens to compute for a protein."""
+    """Return the tokens to compute for a protein; 1 where nothing is."""
+    if not _is_seen(payload, options):
+        return 1
     return options.seen(len(payload.rstrip())) + NUM_SPECIAL
+
+
+def _is_seen(payload: bytes, options: Options) -> bool:
+    """Tell whether the network computes a protein: all, or those whose attention is wanted."""
+    return options.needs_regression or payload.endswith(WITH_ATTENTION)
 
 
 def weights(options: Options) -> str:
@@ -274,11 +286,15 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     proteins = [letters[: options.seen(len(letters))] for letters in proteins]
     with_attention = [payload.endswith(WITH_ATTENTION) for payload in payloads]
     _refuse_too_many(model, [len(letters) for letters in proteins], with_attention)
-    sequences = [tokenize(letters, (0, len(letters))) for letters in proteins]
+    is_seen = [_is_seen(payload, options) for payload in payloads]
+    if not any(is_seen):
+        return Batch(None, proteins, is_seen, with_attention)
+    seen = list(compress(proteins, is_seen))
+    sequences = [tokenize(letters, (0, len(letters))) for letters in seen]
     pack = packing.pack(sequences, batch_cost, encoder.device)
     if encoder.device.type != "cpu":
         pack = pack.each(lambda tensor: tensor.pin_memory())
-    return Batch(pack, proteins, with_attention)
+    return Batch(pack, proteins, is_seen, with_attention)
 
 
 def _refuse_too_many(model: Model, lengths: Sequence[int], with_attention: Sequence[bool]) -> None:
@@ -301,13 +317,18 @@ def run(model: Model, batch: Batch) -> Result:
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
     encoder, watch = model.encoder, model.watch
+    if batch.pack is None:
+        return Result(Transfer((), Slabs(0, 1)), batch.proteins, [None] * len(batch.proteins))
     dtype = getattr(torch, model.options.output_dtype)
-    watch.begin(batch.pack, batch.with_attention, dtype, encoder.device)
+    wanted = list(compress(batch.with_attention, batch.is_seen))
+    watch.begin(batch.pack, wanted, dtype, encoder.device)
     for _ in encoder.representations(batch.pack.to(encoder.device), (encoder.num_layers,)):
         pass  # attention is looked at on the way
     num_bytes = 4 * sum(len(letters) ** 2 for letters in batch.proteins)
     contacts = watch.contacts() if model.options.needs_regression else iter(())
-    attentions = [maps if maps is None else maps.numpy() for maps in watch.attention()]
+    maps = iter(watch.attention())
+    found = [next(maps) if is_seen else None for is_seen in batch.is_seen]
+    attentions = [each if each is None else each.numpy() for each in found]
     return Result(Transfer(contacts, Slabs(num_bytes, 1)), batch.proteins, attentions)
 
 

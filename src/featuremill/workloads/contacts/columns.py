@@ -65,8 +65,13 @@ def batch(
     if options.attention_of:
         arrays.append(_attentions(attentions, options))
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
-    wrong = [None if np.isfinite(each).all() else NOT_FINITE.reason() for each in maps]
+    found = zip(maps or attentions, attentions, strict=True)
+    wrong = [None if _are_finite(*each) else NOT_FINITE.reason() for each in found]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
+
+
+def _are_finite(*matrices: Map | Attention | None) -> bool:
+    return all(np.isfinite(each).all() for each in matrices if each is not None)
 
 
 def pairs_of(found: Map, options: Options) -> tuple[Any, Any, Any]:
@@ -75,7 +80,8 @@ def pairs_of(found: Map, options: Options) -> tuple[Any, Any, Any]:
     of_pair = found[first, second]
     order = np.argsort(-of_pair, kind="stable")
     if options.pairs == "top":
-        order = order[: max(1, round(options.pairs_per_residue * len(found)))]
+        most = min(options.pairs_per_residue * len(found), len(order))
+        order = order[: max(1, round(most))]
     else:
         order = order[: np.count_nonzero(of_pair >= options.min_probability)]
     return first[order], second[order], of_pair[order]
