@@ -190,8 +190,11 @@ def test_the_name_of_an_esm_1_is_known_before_there_are_files(capsys, monkeypatc
         assert ahead.metadata["architecture"] == "esm1b"
     place = sources.locate(name)
     assert place.location.endswith(f"/{name}.pt") and place.kind == "published"
-    with pytest.raises(UserError, match=r"did you mean 'esm1b_t33_650M_UR50S'\? There are esm1b"):
-        weights_verb.name_of("esm1b", "contacts")
+    for model in ("esm1b", "ESM-1b", "esm1b_t33_650M_UR50D"):
+        with pytest.raises(UserError, match=rf"did you mean '{name}'\? There are {name}"):
+            weights_verb.name_of(model, "contacts")
+    with pytest.raises(UserError, match="did you mean 'esm1v_t33_650M_UR90S_1'"):
+        weights_verb.name_of("ESM-1v", "contacts")
     for model in (name, "esm1v_t33_650M_UR90S_1"):
         main(["doctor", "--model", model, "--workload", "contacts"])
         assert f"{model} takes about" in capsys.readouterr().out

@@ -150,6 +150,8 @@ def test_names_of_esm_1_are_known_before_there_are_files():
     assert place.location.endswith("/esm1v_t33_650M_UR90S_3.pt") and place.kind == "published"
     with pytest.raises(UserError, match=r"did you mean 'esm1b_t33_650M_UR50S'\? There are esm1b"):
         weights_verb.name_of("esm1b", "scores")
+    with pytest.raises(UserError, match=r"did you mean 'esm1v_t33_650M_UR90S_1'\? There are esm1b"):
+        weights_verb.name_of("ESM-1v", "scores")
 
 
 def test_an_esm_1_that_is_another_network_is_refused(cache, tmp_path):

@@ -104,7 +104,11 @@ class Kin(NamedTuple):
         says in words which more there are."""
         if not of_esm2.is_path(model) or of_esm2.looks_like_path(model) or self.takes(model):
             return
-        if (near := of_esm2.nearest(model, names)) in self.published:
+        asked = model.lower().replace("-", "")  # as ESM-1b is written in texts
+        short = [name for name in self.published if re.fullmatch(self.stem, asked)]
+        near = next((name for name in short if name.startswith(asked)), "")
+        near = near or of_esm2.nearest(asked, names)
+        if near in self.published:
             raise UserError(
                 f"there is no model {model!r}; did you mean {near!r}? There are "
                 f"{', '.join(self.published)}, {others}, or give the path of a checkpoint, or of a "
