@@ -449,6 +449,19 @@ def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkey
         )
         for longest in (1000, 8190)
     ]
+    found = contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D"))
+    for names, most in ((["a"], 1), (["a", "b"], 2), (list("abcdefghi"), 4)):
+        without, with_attention = (
+            contacts.memory_mb(
+                contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", **more),
+                CPU,
+                found,
+                4096,
+            )
+            for more in ({}, {"attention_of": names})
+        )
+        of_one = 2 * 33 * 20 * 1024**2 / 2**20
+        assert 3 * most * of_one < with_attention - without < 3.6 * most * of_one
     # Beside sums and probabilities of two batches, a few matrices of the longest protein.
     assert told[1] - told[0] > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
 
@@ -659,22 +672,27 @@ from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
 model, length, cache = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 found = weights.weights_of(weights.convert(model, cache, "contacts"))
-asked = contacts.Options(model=model, dtype="fp32", pairs="top", max_residues=length - 2)
+wanted = int(sys.argv[4])
+names = [str(n) for n in range(wanted)]
+asked = {"dtype": "fp32", "pairs": "top", "max_residues": length - 2, "attention_of": names}
+asked = contacts.Options(model=model, **asked)
 options = contacts.resolve(asked, cpu(), found)
 loaded = contacts.load(options, [cpu()], found)
 payloads = [(b"ACDEFGHIKLMNPQRSTVWY" * 999)[n : n + length - 2] for n in range(4096 // length)]
+payloads[:wanted] = [payload + contacts.WITH_ATTENTION for payload in payloads[:wanted]]
 for _ in range(2):
-    values_of(contacts, loaded, payloads, 4096)
+    values = values_of(contacts, loaded, payloads, 4096)
 print(peak_of_process_mb(), contacts.memory_mb(options, cpu(), found, 4096))
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("length", [512, 4096])
-def test_the_memory_that_is_told_is_what_it_takes(tmp_path, length):
+@pytest.mark.parametrize(("length", "wanted"), [(512, 0), (4096, 0), (1024, 1), (1024, 4)])
+def test_the_memory_that_is_told_is_what_it_takes(tmp_path, length, wanted):
     path = save(with_regression(fair_esm(6, 320, 20)), tmp_path / "fair.pt")
     words = [sys.executable, "-c", MEASURED, str(path), str(length), str(tmp_path / "cache")]
+    words.append(str(wanted))
     done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
     peak, told = map(int, done.stdout.split())
-    print(f"{length} tokens: {peak} MB, told are {told} MB")
+    print(f"{length} tokens, attention of {wanted}: {peak} MB, told are {told} MB")
     assert told == pytest.approx(peak, rel=0.2)

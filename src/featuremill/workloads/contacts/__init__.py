@@ -88,6 +88,9 @@ REASONS = (TOO_MANY,)
 WITH_ATTENTION = b"\n"
 """Stands behind the residues of a protein whose attention is wanted."""
 CPU_SLACK = 1.1
+COPIES_OF_ATTENTION = 3
+"""Of a batch: as it is computed, as a column, and the column of the batch before."""
+NUMBER_BYTES = {"float16": 2, "float32": 4}
 
 
 class Model(NamedTuple):
@@ -233,7 +236,8 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     """Return the estimated peak in MiB; `options` are resolved, `batch_cost` is tokens.
 
     Beside what the network takes, each token of a batch has a row of sums and one of probabilities,
-    as long as its protein, and a number for each head of each layer.
+    as long as its protein, and a number for each head of each layer. Attention that is delivered is
+    in the memory of the host.
     """
     sizes = sizes_of(weights.metadata)
     longest = min(batch_cost, options.seen(batch_cost) + NUM_SPECIAL)
@@ -241,6 +245,10 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     num_bytes = 4 * batch_cost * (2 * longest + of_heads) + 4 * 4 * longest**2
     num_lanes, slack = (os.cpu_count() or 1, CPU_SLACK) if device.kind == "cpu" else (1, 1)
     num_bytes += 4 * TILE_BYTES[device.kind] * num_lanes
+    if device.kind == "cpu":
+        num_wanted = min(len(options.attention_of), max(1, batch_cost // longest))
+        of_one = NUMBER_BYTES[options.output_dtype] * (of_heads // 2) * longest**2
+        num_bytes += COPIES_OF_ATTENTION * num_wanted * of_one
     of_network = esm2.memory_mb(options.of_esm2, device, weights, batch_cost)
     return of_network + round(slack * num_bytes / 2**20)
 

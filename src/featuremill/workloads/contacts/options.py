@@ -45,7 +45,7 @@ class Options(TableOptions):
     attention_of: tuple[str, ...] = ()
     """Ids or accessions of proteins whose attention is delivered as well, of each head of each
     layer: layers × heads × L² numbers, which is 1.3 GB in float16 for 1,000 residues of the 650M
-    network."""
+    network, and some three times that in memory."""
     output_dtype: Literal["float16", "float32"] = "float16"
     """Number type of matrices and attention."""
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
