@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from decoder_models import NETWORKS, TEXTS, write
+from decoder_models import NETWORKS, OTHERS, TEXTS, TRUE, write
 from encoder_models import all_layers
 from encoder_models import write as write_encoder
 from esm2_models import relative_l2
@@ -72,7 +72,7 @@ def theirs(folder, texts, dtype=torch.float32):
     return found
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [*NETWORKS, *(name for name in OTHERS if name != "xlm")])
 def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, name):
     folder = folders(name, has_bos=name != "gpt2")
     expected = theirs(folder, TEXTS)
@@ -86,11 +86,13 @@ def test_every_layer_is_that_of_transformers_alone_and_in_any_batch(folders, nam
             assert max(map(relative_l2, ours, states)) <= FP32_L2
     if not CPU.has_bf16:
         return
-    narrow = [states for _, states in theirs(folder, TEXTS, torch.bfloat16)]
+    narrow, far = [states for _, states in theirs(folder, TEXTS, torch.bfloat16)], []
     for ours, states, (_, exact) in zip(
         all_layers(loaded(folder, dtype="bf16"), TEXTS, 1.0), narrow, expected, strict=True
     ):
-        assert relative_l2(ours[-1], exact[-1]) < relative_l2(states[-1].float(), exact[-1])
+        far.append([relative_l2(each.float(), exact[-1]) for each in (ours[-1], states[-1])])
+    ours_off, theirs_off = np.median(far, axis=0)
+    assert ours_off < theirs_off
 
 
 # Texts as records
@@ -209,6 +211,8 @@ def test_a_text_without_a_token_fails_as_an_empty_one(folders, tmp_path):
         ({"model": "gpt2", "long": "full"}, "id,text\na,b\n", "positions for 256 tokens"),
         ({"pool": "cls", "model": "gpt2"}, "id,text\na,b\n", "no special token at the beginning"),
         ({"model": "protbert"}, "id,text\na,b\n", "is of letters or k-mers"),
+        ({"chat": True}, "id,text\na,b\n", "this model has no chat template"),
+        ({"chat": True, "alphabet": "proteins"}, ">a\nMKT\n", "chat has no effect"),
     ],
 )
 def test_what_has_no_meaning_is_refused_with_a_sentence(desk, folders, options, text, words):
@@ -238,6 +242,90 @@ def test_proteins_are_read_by_a_causal_network(desk):
     assert relative_l2(found.loc["b", "mean_layer_3"], states[-1][1:].mean(0)) <= FP32_L2
     notes = pd.read_csv(desk.folder / "results/my/notes.tsv", sep="\t")
     assert notes["id"].tolist() == ["a"]
+
+
+# A chat template
+
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}<|{{ message['role'] }}|>\n"
+    "{{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|> it is {{ strftime_now('%Y') }}\n{% endif %}"
+)
+
+
+def with_template(folder, template):
+    (folder / "chat_template.jinja").write_text(template)
+    path = folder / "tokenizer_config.json"
+    told = json.loads(path.read_text()) | {"bos_token": "<|begin|>"}
+    path.write_text(json.dumps(told))
+
+
+def test_with_a_chat_template_a_text_has_the_tokens_that_transformers_has(desk):
+    """Special tokens that a text spells stay text, and the year is always the same."""
+    folder = desk.folder / "network"
+    with_template(folder, CHAT)
+    texts = [*TEXTS, "a <|begin|> in it", "  spaces around\n"]
+    table = pd.DataFrame({"id": [f"t{n}" for n in range(len(texts))], "text": texts})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    pools = ["mean", "mean_all", "last", "max"]
+    run(desk, ["texts.csv"], chat=True, pool=pools, per_residue=True, output_dtype="float32")
+    found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
+    words = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32)
+    template = CHAT.replace("{{ strftime_now('%Y') }}", "2025")
+    before = len(words("<|begin|><|user|>\n", add_special_tokens=False)["input_ids"])
+    behind = len(words("\n<|assistant|> it is 2025\n", add_special_tokens=False)["input_ids"])
+    for id, text in zip(table["id"], texts, strict=True):
+        message = [{"role": "user", "content": text.strip()}]
+        ids = words.apply_chat_template(
+            message,
+            tokenize=True,
+            add_generation_prompt=True,
+            sanitize_control_tokens=True,
+            chat_template=template,
+        )["input_ids"]
+        with torch.inference_mode():
+            states = model(input_ids=torch.tensor([ids])).last_hidden_state[0].numpy()
+        own = states[before : len(ids) - behind]
+        assert words.decode(ids[before : len(ids) - behind]) == text.strip()
+        expected = {"mean": own.mean(0), "mean_all": states.mean(0), "last": states[-1],
+                    "max": own.max(0)}  # fmt: skip
+        for pool, vector in expected.items():
+            assert relative_l2(found.loc[id, f"{pool}_layer_3"], vector) <= FP32_L2, (id, pool)
+        assert relative_l2(np.stack(found.loc[id, "tokens_layer_3"]), own) <= FP32_L2
+
+
+def test_a_text_whose_tokens_are_also_the_template_s_is_refused_before_anything_is_computed(desk):
+    with_template(desk.folder / "network", "DN{{ messages[0]['content'] }}")
+    words = Tokenizer.from_file(str(desk.folder / "network/tokenizer.json"))
+    assert words.encode("DNA x").tokens[1] == "DNA"
+    table = pd.DataFrame({"id": ["a", "b"], "text": ["A kinase " * 3, "a kinase"]})
+    table.to_csv(desk.folder / "texts.csv", index=False)
+    run(desk, ["texts.csv"], chat=True, max_tokens=60)
+    failed = pd.read_csv(desk.folder / "results/my/failed.tsv", sep="\t")
+    assert failed["id"].tolist() == ["a"]
+    assert "no place in the chat template: a token is of the text" in failed["reason"][0]
+
+
+def test_a_long_text_is_cut_within_its_template(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    with_template(tmp_path / "network", CHAT)
+    model = loaded(tmp_path / "network", chat=True, max_tokens=40, pool="last")
+    batch = encoder.prepare(model, [b"DNA " * 90], 1000)
+    (group,) = batch.groups
+    words, ids = model.vocabulary, group.tokens_BT[0].tolist()
+    assert len(ids) == 40 and batch.num_own == [40 - words.num_special]
+    assert ids[: len(words.first)] == list(words.first)
+    assert ids[-len(words.last) :] == list(words.last)
+
+
+def test_where_letters_of_a_message_are_is_told_of_its_own_tokens(folders, tmp_path):
+    shutil.copytree(folders("llama"), tmp_path / "network")
+    with_template(tmp_path / "network", CHAT)
+    options, found = asked(tmp_path / "network", chat=True)
+    payload = "  Größe ≥ 3\n".encode()
+    told = [payload[each].decode() for each in encoder.spans(payload, options, found)]
+    assert "".join(told) == "Größe ≥ 3"
 
 
 # Folders as they are published
@@ -296,6 +384,108 @@ def test_quantised_weights_are_refused(folders, tmp_path):
     path.write_text(json.dumps(config))
     with pytest.raises(UserError, match="its weights are quantised"):
         asked(tmp_path / "small")
+
+
+# Networks that transformers tells of
+
+
+def changed(folder, change):
+    """Have other tensors in a folder, in one file."""
+    tensors = {}
+    for path in folder.glob("*.safetensors"):
+        tensors |= load_file(path)
+        path.unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+EXPERT = "model.layers.1.block_sparse_moe.experts.2.w1.weight"
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("olmo2", lambda t: t.pop("model.layers.1.mlp.up_proj.weight"), "missing: model.layers.1"),
+        ("olmo2", lambda t: t.update({"model.layers.3.x": torch.zeros(3)}), "unexpected: model"),
+        ("olmo2", lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"weight \(3,\) for"),
+        ("mixtral", lambda t: t.pop(EXPERT), "experts that do not become one"),
+        ("mixtral", lambda t: t.update({EXPERT: torch.zeros(3, 4)}), "experts that do not become"),
+    ],
+)
+def test_weights_that_are_not_those_of_the_network_are_refused(
+    folders, tmp_path, name, change, words
+):
+    shutil.copytree(folders(name), tmp_path / "other")
+    changed(tmp_path / "other", change)
+    with pytest.raises(UserError, match=f"its weights are not those of the {name} .*{words}"):
+        loaded(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "words"),
+    [
+        ("xlm", {}, "a token sees those behind it"),
+        ("falcon", {"alibi": True}, "the plain sums give other values"),
+        ("opt", {"word_embed_proj_dim": 32}, "layer 3 has 32 numbers a token"),
+    ],
+)
+def test_a_network_that_does_not_prove_itself_is_refused(folders, name, more, words):
+    """transformers' own sums add Falcon's slopes twice, and torch's attention once."""
+    with pytest.raises(UserError, match=f"this {name} is not computed here, as {words}"):
+        loaded(folders(name, **more))
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"architectures": ["RobertaForMaskedLM"]}, "saved as RobertaForMaskedLM, which is no"),
+        ({"is_decoder": False}, "no network whose tokens see those before them alone"),
+        ({"model_type": "emu3"}, "a network of more than texts"),
+        ({"num_hidden_layers": "two"}, "and transformers cannot read it"),
+    ],
+)
+def test_a_network_that_is_not_causal_is_refused_by_its_config(tmp_path, more, words):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "roberta"} | more))
+    with pytest.raises(UserError, match=f"its model_type is '.*', {words}"):
+        encoder.options_of_model(str(tmp_path))
+
+
+def test_a_network_ends_where_its_positions_may(folders):
+    """A table ends, and a rotation or a slope does not."""
+    for name in ("gptj", "opt"):
+        assert asked(folders(name))[0].max_tokens == 256
+        with pytest.raises(UserError, match="positions for 256 tokens"):
+            asked(folders(name), long="full")
+    for name in ("olmo2", "bloom", "mamba"):
+        assert asked(folders(name), long="full")[0].max_tokens is None
+
+
+def test_numbers_that_json_has_not_are_read_from_a_config(folders):
+    """transformers writes the infinite one of a Bamba as an object."""
+    folder = folders("bamba")
+    assert "__float__" in (folder / "config.json").read_text()
+    assert asked(folder)[0].max_tokens == 512
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", TRUE)
+def test_a_network_of_a_published_one_s_width_is_that_of_transformers(tmp_path, name):
+    """Two layers, in sharded files: 2 GB of numbers at most, which live twice."""
+    layers = {"n_layer" if name == "gpt2" else "num_hidden_layers": 2}
+    folder = write(tmp_path / name, name, spread=0.02, shard="100MB", **TRUE[name], **layers)
+    assert len([*folder.glob("*.safetensors")]) > 1
+    texts = TEXTS[:4]
+    expected = theirs(folder, texts)
+    model, far = loaded(folder), 0.0
+    for most_filling in (0.0, 1.0):
+        found = all_layers(model, texts, most_filling)
+        for ours, (_, states) in zip(found, expected, strict=True):
+            far = max(far, *map(relative_l2, ours, states))
+    print(f"{name}: relative L2 {far:.1e} at most")
+    shutil.rmtree(folder)
+    assert far <= FP32_L2
 
 
 @pytest.mark.slow

@@ -25,6 +25,10 @@ SHAPES = {
     "llama": SHAPE,
     "gemma2": SHAPE,
     "gpt2": {"n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": 1024},
+    "olmo2": SHAPE,
+    "mixtral": SHAPE,
+    "bloom": {"hidden_size": 256, "n_layer": 4, "n_head": 8},
+    "mamba": {"hidden_size": 256, "num_hidden_layers": 4, "state_size": 16},
 }
 
 

@@ -4,12 +4,15 @@ import csv
 import gc
 import json
 import os
+import re
 import runpy
 import shutil
+import signal
 import sys
 import tarfile
 import time
 import types
+from pathlib import Path
 from types import MappingProxyType
 
 import jsonschema
@@ -24,7 +27,7 @@ from conftest import ROOT
 from decoder_models import NETWORKS, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import Desk
+from programs import Desk, wait_for
 from pypi import fetched
 from real_llm import smollm2
 
@@ -179,13 +182,19 @@ def test_every_reply_that_is_accepted_is_valid(place, name):
 
 
 def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place):
-    """Each token anew from the whole text before it, with no cache."""
-    from llguidance import LLMatcher
-
+    """With no cache."""
     model = loaded()
     (first, *_) = payloads(place / "notes.csv")
     (row,) = values_of(llm_json, model, [first], 1).to_pylist()
     (one,) = llm_json.prepare(model, [first], 1)
+    assert row["json"] == reply_without_state(model, one)
+    assert row["tokens_in"] == len(one.tokens)
+
+
+def reply_without_state(model, one):
+    """Return the likeliest reply, each token of it anew from the whole text before it."""
+    from llguidance import LLMatcher
+
     engine = model.engine
     matcher = LLMatcher(engine._words, replies.grammar(replies.read("schema.json")))
     tokens = list(one.tokens)
@@ -196,8 +205,7 @@ def test_a_reply_has_the_likeliest_tokens_by_a_network_that_keeps_nothing(place)
         allowed = np.unpackbits(bits, bitorder="little")[: len(logits)]
         tokens.append(max(np.flatnonzero(allowed), key=lambda token: logits[token]).item())
         assert matcher.consume_token(tokens[-1])
-    reply = model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
-    assert row["json"] == reply and row["tokens_in"] == len(one.tokens)
+    return model.tokenizer.decode(tokens[len(one.tokens) :], skip_special_tokens=True)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "attempts": 2, "seed": 5}])
@@ -270,17 +278,36 @@ def test_a_step_of_several_rows_is_that_of_each_alone(tmp_path, name):
                 assert float((ours - logits).norm() / logits.norm()) <= 1e-5
 
 
-def test_a_network_whose_state_is_no_keys_and_values_gets_a_row_at_a_time():
-    import transformers
+KEPT = {
+    "mistral": "several rows at once",
+    "gemma2": "several rows at once",
+    "gemma3_text": "several rows at once",
+    "bloom": "past_key_values",
+    "jamba": "past_key_values",
+    "mamba": "cache_params",
+    "recurrent_gemma": "",
+}
 
-    from featuremill.workloads.llm_json import slots
 
-    config = transformers.MambaConfig(
-        vocab_size=60, hidden_size=32, num_hidden_layers=2, state_size=4
-    )
-    network = transformers.MambaForCausalLM(config).eval()
-    with torch.inference_mode():
-        assert not slots.can_take(network, 128)
+@pytest.mark.parametrize("name", KEPT)
+def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, name):
+    """Windows are of 8 tokens, and prompts longer. A network whose state is not keys and values
+    alone computes one row at a time, and one that keeps nothing of use the whole text."""
+    write(place / "other", name)
+    schema_of(place, sure={"type": "boolean"}, word={"type": "string", "maxLength": 12})
+    given = payloads(place / "notes.csv")[:3]
+    found = {}
+    for rows in (1, 3):
+        wanted = asked(model="other", chat=False, batch_rows=rows, context=512, max_tokens=120)
+        resolved = llm_json.resolve(wanted, CPU, weights_of("other"))
+        model = llm_json.load(resolved, [CPU], weights_of("other"))
+        found[rows] = values_of(llm_json, model, given, 10**9).to_pylist()
+    assert found[1] == found[3] and all(row["reason"] is None for row in found[1])
+    for asked_one, row in zip(llm_json.prepare(model, given, 1), found[1], strict=True):
+        assert reply_without_state(model, asked_one) == row["json"]
+    engine = model.engine
+    assert KEPT[name] == (engine._keeps if engine._is_alone else "several rows at once")
+    assert ("keeps nothing of a text" in caplog.text) == (KEPT[name] == "")
 
 
 def test_a_long_row_never_changes_the_rotation_of_a_short_one(tmp_path):
@@ -995,6 +1022,41 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
     _, failed = computed(place, environment)
     expected = {"invalid": "reply not valid", "cut off": "reply cut off"}
     assert set(failed.values()) == {expected.get(what, "error in the workload")}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_killed_between_two_batches_of_many_rows_each_row_comes_out_once(place, environment):
+    """Whoever computes is killed as soon as a batch is committed: two rows of the next are live."""
+    notes(place, [[f"n{number}", f"note {number} of a visit"] for number in range(200)])
+    schema_of(
+        place, sure={"type": "boolean"}, days={"type": "integer", "maximum": 99, "minimum": 0}
+    )
+    options = {"batch_rows": 2, "max_tokens": 32}
+    desk = Desk(place, environment)
+    store = place / "results" / "llm_json" / "store"
+
+    def commits():
+        return sum(path.read_bytes().count(b"commit") for path in store.rglob("*.log"))
+
+    found = []
+    for is_killed in (False, True):
+        shutil.rmtree(place / "results", ignore_errors=True)
+        config_of(place, options=options)
+        if is_killed:
+            process = desk.start("featuremill", "run", "config.yaml", start_new_session=True)
+            wait_for(lambda ended=process.poll: commits() or ended() is not None, 300)
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            assert commits(), "it ended before it was killed"
+        desk.type("featuremill", "run", "config.yaml")
+        lines = (place / "results/llm_json/rows.jsonl").read_text().splitlines()
+        found.append([json.loads(line) for line in lines])
+    assert found[0] == found[1]
+    assert [line["id"] for line in found[1]] == [f"n{number}" for number in range(200)]
+    logs = (place / "results/llm_json/logs").rglob("*.log")
+    resumed = re.search(r"(\d+) of (\d+) batches resumed", "".join(map(Path.read_text, logs)))
+    assert 0 < int(resumed[1]) < int(resumed[2])
 
 
 @pytest.fixture(scope="module")

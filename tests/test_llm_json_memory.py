@@ -62,7 +62,8 @@ def prompts(count):
 
 @pytest.mark.parametrize("rows", [1, 24])
 @pytest.mark.parametrize(
-    ("name", "shape"), [("llama", SHAPE), ("gemma2", SHAPE), ("qwen3", SHAPE), ("gpt2", GPT2)]
+    ("name", "shape"),
+    [("llama", SHAPE), ("gemma2", SHAPE), ("qwen3", SHAPE), ("gpt2", GPT2), ("olmo2", SHAPE)],
 )
 def test_the_estimate_is_within_30_per_cent_of_what_lives_at_once(place, name, shape, rows):
     folder = write(place / name, name, **shape)
@@ -88,12 +89,16 @@ def shape_of(folder, name):
         return transformers.AutoModelForCausalLM.from_config(config)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "gpt2", "gpt_neox", "mixtral"])
+COUNTED = ("mixtral", "olmo2", "opt", "bloom", "jamba", "mamba")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "phi3", "gpt2", "gpt_neox", *COUNTED])
 def test_quantised_or_not_the_numbers_are_those_of_the_network(tmp_path, name):
     """bitsandbytes takes the modules of products, the head left out; a scale is of 64 numbers."""
     from transformers.pytorch_utils import Conv1D
 
     network = shape_of(tmp_path, name)
+    size = memory.size_told(tmp_path)
     numbers = {each.data_ptr() or id(each): each.numel() for each in network.parameters()}
     whole = sum(numbers.values())
     head = network.get_output_embeddings()
@@ -102,7 +107,6 @@ def test_quantised_or_not_the_numbers_are_those_of_the_network(tmp_path, name):
         for each in network.modules()
         if isinstance(each, torch.nn.Linear | Conv1D) and each is not head
     )
-    size = memory.size_told(tmp_path)
     told = {"model": "m", "prompt": "p", "json_schema": "s", "dtype": "bf16"}
     for quantize, each in {"none": 2, "8bit": 1, "4bit": 0.5625}.items():
         options = llm_json.Options.model_construct(**told, quantize=quantize)

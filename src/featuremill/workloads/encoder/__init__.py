@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.inputs import TableOptions, regions, sequences, spelled
+from featuremill.inputs import regions, sequences, spelled
 from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import Parts, alike, parts_of
 from featuremill.kit.errors import UserError
@@ -18,11 +18,14 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
+    contigs,
     fasta,
+    joined,
     memory,
+    pairs,
     structures,
     texts,
     tracing,
@@ -74,7 +77,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "3"
+VERSION = "4"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
@@ -82,13 +85,24 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
+REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
+"""Without max_residues, a T5 cuts none."""
+REASONS = (
+    *structures.REASONS,
+    *regions.REASONS,
+    *texts.REASONS,
+    *contigs.REASONS,
+    *pairs.REASONS,
+)
 USUAL_TOKENS = 1024
-"""What a network sees at once where nothing in it ends and its config says no more."""
+"""What a network sees at once where nothing in it ends, its config says no more, and its authors do
+not compute records whole."""
 MOST_TOKENS = 4096
 """Of a record, where tokens have any length and the config sets no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
+PAIRING = ("bert", "t5")
+"""Model types of which some read pairs of chains, with what ends a sequence between them."""
 NUM_SPECIAL = 2
 """Special tokens that costs are reckoned with; a network may have one less."""
 
@@ -120,16 +134,24 @@ class Result(NamedTuple):
     batch: Batch
 
 
-def _opened(folder: Path, prefix: str) -> tuple[Facts, Vocabulary]:
+def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
     facts = architectures.facts_of(folder)
     # The authors of T5s for proteins have U, Z, O and B replaced, but Ankh's, whose T5 is gated.
     passes_rare = str(facts.config.get("feed_forward_proj")).startswith("gated-")
-    words = vocabulary.of(folder, facts.config["model_type"], prefix, passes_rare)
+    kind, is_causal = facts.config["model_type"], facts.architecture.is_causal
+    words = vocabulary.of(folder, kind, options.prefix, passes_rare, is_causal, options.chat)
     if words.size > int(facts.config.get("vocab_size") or words.size):
         raise UserError(
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
             f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
         )
+    if options.alphabet == "contigs" and words.has_small_bases:
+        strands = [vocabulary.of(folder, kind, prefix).first for prefix in ("<+>", "<->")]
+        ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
+        words = joined.with_joints(words._replace(first=()), ids)
+    reads_pairs = kind in PAIRING and words.is_by_letter and not words.is_of_structure
+    if options.paired and reads_pairs:
+        words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
     return facts, words
 
 
@@ -138,19 +160,17 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     lacks, get a note, and those that are too long or too short for the network are refused."""
     folder = place_of(options.model)
     options = _settled(options, folder)
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     if options.alphabet == "texts":
         yield from texts.read(inputs, options, words, facts.trained_tokens)
         return
     found = _spelled(inputs, options, words)
     if options.structures:
-        chosen = TableOptions(
-            id_column=options.id_column if options.structure_column else "",
-            sequence_column=options.structure_column,
-        )
-        found = structures.added(found, structures.read(Path(options.structures), chosen))
+        found = structures.added(found, structures.read(options, options.id_column))
     checked = _checked(found, options, facts, words)
-    if options.regions:
+    if joined.joints_of(options):
+        yield from joined.split(checked, options)
+    elif options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
     else:
         yield from checked
@@ -158,10 +178,15 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
     """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    if options.alphabet == "contigs":
+        found = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
+        return contigs.fitted(found, options)
+    if options.paired:
+        return pairs.read(inputs, options)
     if words.is_of_structure:
         return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
     if words.with_structure:
-        return spelled(inputs, maker(structures.clean_pairs), options, fasta.__name__)
+        return structures.pairs(inputs, options)
     if words.has_3di:
         return spelled(inputs, maker(structures.clean_beside), options)
     return sequences(inputs, options)
@@ -183,7 +208,7 @@ def _checked(
         record = record._replace(payload=payload, length=len(letters))
         most = options.max_residues
         if most is not None and len(letters) > most:
-            if options.long == "refuse":
+            if options.long == "refuse" or options.paired:
                 reason = LENGTH.reason(f"{len(letters):,} residues, at most {most:,}")
                 yield record._replace(payload=b"", reason=reason)
                 continue
@@ -206,10 +231,10 @@ def _checked(
 
 def cost(payload: bytes, options: Options) -> int:
     """Return about how many tokens are computed for a record."""
-    length = len(_parts(payload, options).letters)
-    length = min(length, options.max_residues or length)
+    parts = _parts(payload, options)
+    length = min(len(parts.letters), options.max_residues or len(parts.letters))
     tokens = -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
-    return min(tokens, options.max_tokens or tokens)
+    return joined.share(parts, options, min(tokens, options.max_tokens or tokens))
 
 
 def _parts(payload: bytes, options: Options) -> Parts:
@@ -224,7 +249,7 @@ def weights(options: Options) -> str:
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, count layers from 0, and take limits from the network."""
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     if "cls" in options.pools and not words.has_first:
         raise UserError(
             f"options.pool: a {facts.architecture.name} has no special token at the beginning; "
@@ -239,12 +264,20 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
 
 def _settled(options: Options, folder: Path) -> Options:
     """Return `options` with the limits that the network in `folder` has."""
-    facts, words = _opened(folder, options.prefix)
+    facts, words = _opened(folder, options)
     _refuse_other_alphabet(words, options.alphabet, folder)
     if options.structures and not words.with_structure:
         raise UserError(
             f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
             "structures out, or give a SaProt."
+        )
+    if joined.joints_of(options) and not words.joints:
+        option, what, model = "alphabet", "contigs", "a gLM2"
+        if options.paired:
+            option, what, model = "paired", "pairs of chains", "an IgBert or IgT5"
+        raise UserError(
+            f"options.{option}: the network in {folder} reads no {what}; give {model}, or leave "
+            "that out."
         )
     if options.regions and not words.is_by_letter:
         raise UserError(
@@ -269,12 +302,20 @@ def _settled(options: Options, folder: Path) -> Options:
             "truncate or refuse."
         )
     usual = most or facts.trained_tokens or USUAL_TOKENS
-    most_letters, most_tokens = options.max_residues, options.max_tokens
-    if options.long != "full" and is_by_token:
+    long, most_letters, most_tokens = options.long, options.max_residues, options.max_tokens
+    if facts.architecture.is_whole and most_letters is None and not is_by_token:
+        if long == "refuse":
+            raise UserError(
+                "options.long: refuse: this network takes records of any length; give max_residues "
+                "with it, or leave long out."
+            )
+        long = "full"
+    if long != "full" and is_by_token:
         most_tokens = most_tokens or min(usual, MOST_TOKENS)
-    elif options.long != "full":
+    elif long != "full":
         most_letters = most_letters or words.letters_in(usual)
     settled = {
+        "long": long,
         "max_residues": most_letters,
         "max_tokens": most_tokens,
         "letters_per_token": options.letters_per_token or words.letters_per_token,
@@ -331,7 +372,7 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     return columns.schema(options, facts.width, words.is_by_letter)
 
 
@@ -344,16 +385,16 @@ def hooks(options: Options, weights: Weights) -> Mapping[str, str] | None:
 def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | None:
     """Return the bytes of a payload that each vector of a token stands for; None where a token is
     a k-mer. `options` are resolved ones."""
-    _, words = _opened(weights.path, options.prefix)
+    _, words = _opened(weights.path, options)
     return tracing.spans(payload, options, words, weights.path)
 
 
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
     parts = _parts(payload, options)
+    length = joined.num_own(parts, options)
     if parts.region:
-        return parts.tokens[1] - parts.tokens[0]
-    length = len(parts.letters)
+        return length
     return min(length, options.max_residues or length, options.max_tokens or length)
 
 
@@ -368,7 +409,7 @@ def weights_ahead(options: Options) -> Weights:
     from featuremill.workload import Weights
 
     folder = place_of(options.model)
-    told = memory.size_told(architectures.facts_of(folder))._asdict()
+    told = memory.size_told(folder)._asdict()
     return Weights(folder.name, folder, "", {name: str(number) for name, number in told.items()})
 
 
@@ -376,7 +417,7 @@ def _size(weights: Weights) -> memory.Size:
     """Return the encoder's size, of weights that are taken as they are by its config."""
     if weights.metadata:
         return memory.size_of(weights)
-    return memory.size_told(architectures.facts_of(weights.path))
+    return memory.size_told(weights.path)
 
 
 def weights_mb(weights: Weights) -> float:
@@ -414,10 +455,10 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     from featuremill.workloads.encoder import check
 
     assert weights is not None
-    facts, words = _opened(weights.path, options.prefix)
+    facts, words = _opened(weights.path, options)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
-    encoder = network(devices, weights.path, options.dtype, long if is_narrow else None)
+    encoder = network(devices, weights.path, options.dtype, long)
     check.padding(encoder, words, short, long, options.dtype)
     if is_narrow:
         check.precision(encoder, long, options.dtype)
@@ -442,12 +483,18 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
         raise RecordFailed("length", told)
     groups = padding.groups(tokens, words, batch_cost)
-    if model.options.regions:
+    if model.options.regions or model.options.parts:
         spans = [
-            [padding.Region(place, *parts[place].tokens) for place in places] for places in together
+            [
+                padding.Region(place, *each.tokens, each.tokens == (0, len(each.letters)))
+                for place, each in ((place, parts[place]) for place in places)
+            ]
+            for places in together
         ]
         groups = [group.of_regions(spans, len(words.first)) for group in groups]
-        num_own = [end - start for start, end in (each.tokens for each in parts)]
+        num_own = [joined.num_own(each, model.options) for each in parts]
+    elif words.joints:
+        num_own = [joined.num_own(each, model.options) for each in parts]
     else:
         num_own = [len(ids) - words.num_special for ids in tokens]
     if not all(num_own):

@@ -9,15 +9,16 @@ Shape legend: B sequences, T tokens of the longest, E width.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import decoders, t5
 from featuremill.workloads.encoder import folder as folders
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Architecture(NamedTuple):
     """Of the encoder's names in a checkpoint with heads."""
     heads: tuple[str, ...]
     """What checkpoints have besides the encoder, by the beginnings of names."""
-    build: Callable[[Mapping[str, Any]], torch.nn.Module]
-    """Makes the network of a config, without weights."""
+    build: Callable[[Mapping[str, Any]], torch.nn.Module] | None
+    """Makes the network of a config, without weights; None where `causal` makes it with them."""
     layers_key: str = "num_hidden_layers"
     width_key: str = "hidden_size"
     positions: Callable[[Mapping[str, Any]], int | None] = _unknown
@@ -83,6 +84,8 @@ class Architecture(NamedTuple):
     is_of_transformers: bool = True
     is_causal: bool = False
     """Whether a token sees those before it alone."""
+    is_whole: bool = False
+    """Whether its authors compute proteins of any length."""
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
@@ -209,6 +212,20 @@ def _bert_trained(config: Mapping[str, Any]) -> int | None:
     return int(most) if most else None
 
 
+def _causal(model_type: str) -> Architecture:
+    return Architecture(
+        model_type,
+        "",
+        (),
+        None,
+        positions=decoders.positions,
+        trained=decoders.trained,
+        plain=decoders.plain,
+        is_gated=model_type not in decoders.NOT_GATED,
+        is_causal=True,
+    )
+
+
 BERT = Architecture(
     "bert",
     "bert.",
@@ -238,10 +255,11 @@ KNOWN = {
             "t5",
             "",
             ("decoder.", "lm_head.", "classification_head.", "classifier."),
-            _transformers("t5", "T5EncoderModel"),
+            t5.build,
             layers_key="num_layers",
             width_key="d_model",
             named=_t5_named,
+            is_whole=True,
         ),
         Architecture(
             "modernbert",
@@ -274,21 +292,7 @@ KNOWN = {
             is_gated=True,
             is_of_transformers=False,
         ),
-        *(
-            Architecture(
-                model_type,
-                prefix,
-                decoders.HEADS,
-                decoders.build,
-                positions=decoders.positions,
-                trained=decoders.trained,
-                plain=decoders.plain,
-                named=decoders.named,
-                is_gated=model_type not in decoders.NOT_GATED,
-                is_causal=True,
-            )
-            for model_type, prefix in decoders.PREFIXES.items()
-        ),
+        *map(_causal, decoders.KNOWN),
     )
 }
 
@@ -353,18 +357,25 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
                 "the positions, and that is not computed here; set it to null."
             )
         return GATED_ESM
-    if name not in KNOWN:
-        raise UserError(f"{path}: its model_type is {name!r}, {_why_not(name.lower())}.")
-    return KNOWN[name]
+    if name in KNOWN:
+        return KNOWN[name]
+    if why_not := _why_not(config):
+        raise UserError(f"{path}: its model_type is {name!r}, {why_not}.")
+    return _causal(name)
 
 
-def _why_not(name: str) -> str:
+def _why_not(config: Mapping[str, Any]) -> str:
+    """Return why a network that is not among the known ones is not computed; "" where it is."""
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
+    name = config["model_type"].lower()
     if name == "esmc":
         return "an ESM C, which is computed by workload: esmc"
     if name in PACKAGES_OF_THEIR_OWN:
         return f"and its network is in its authors' package alone; {own}"
-    return f"and known ones are {', '.join(KNOWN)}"
+    found = decoders.why_not(config)
+    if found is None:
+        return f"and known ones are {', '.join(KNOWN)}, and transformers' causal networks"
+    return found and f"{found}; give a causal one, or one of {', '.join(KNOWN)}"
 
 
 def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
@@ -387,32 +398,121 @@ def load(
     an `example` (T), it has what the last layer is in fp32.
 
     Raises:
-        UserError: the checkpoint is not that of the config's network.
+        UserError: the checkpoint is not that of the config's network, or a causal network does not
+            give what it should for the example.
     """
-    from transformers.initialization import no_init_weights
+    import torch
 
     tensors = folders.tensors_of(folder)
     facts = _by_its_weights(facts_of(folder), tensors)
-    try:
-        with no_init_weights():
-            network = facts.architecture.build(facts.config)
-    except Exception as error:  # of a config that contradicts itself
-        raise UserError(
-            f"{folder / CONFIG}: no {facts.architecture.name} can be made of it "
-            f"({one_line(str(error))[:200]}); take the config of the model."
-        ) from None
-    network.load_state_dict(_fitted(folder, facts, tensors, network), strict=False, assign=True)
+    network = _filled(folder, facts, tensors)
     network.to(device)
     encoder = Encoder(network.eval().requires_grad_(False), facts, device)
     if example is not None:
-        encoder.exact_TE = _exact(encoder, network, example.to(device))
-    _narrow(network, device, dtype)
+        with _wide(network):
+            if dtype != torch.float32:
+                encoder.exact_TE = encoder.last_layer(example.to(device))
+            if facts.architecture.is_causal:
+                _prove(folder, encoder, example.to(device))
+    _narrow(network, dtype)
+    if example is not None and facts.architecture.is_causal and dtype != torch.float32:
+        _settle(folder, encoder, example.to(device), dtype)
     return encoder
 
 
-def _exact(encoder: Encoder, network: torch.nn.Module, tokens_T: Tensor) -> Tensor:
-    """Return the last layer of a sequence in fp32. Of weights that the checkpoint has narrower, one
-    product at a time is made wide, and becomes narrow again behind it."""
+def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.nn.Module:
+    """Return the network of a folder with its weights.
+
+    Raises:
+        UserError: a tensor is missing, has another shape, or is one too many.
+    """
+    from featuremill.workloads.encoder import causal
+
+    name = facts.architecture.name
+    try:
+        if facts.architecture.build is None:
+            config = decoders.of_text(folders.config_of(folder))
+            network, problems = causal.filled(config, tensors)
+        else:
+            network, problems = _fitted(folder, facts, tensors, facts.architecture.build)
+    except UserError:
+        raise
+    except Exception as error:  # of a config that contradicts itself
+        raise UserError(
+            f"{folder / CONFIG}: no {name} can be made of it ({one_line(str(error))[:200]}); take "
+            "the config of the model."
+        ) from None
+    told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
+    if told:
+        raise UserError(
+            f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
+            f"({'; '.join(told)}); give a folder in which the two belong together."
+        )
+    return network
+
+
+def _fitted(
+    folder: Path,
+    facts: Facts,
+    tensors: Mapping[str, Tensor],
+    build: Callable[[Mapping[str, Any]], torch.nn.Module],
+) -> tuple[torch.nn.Module, dict[str, set[str]]]:
+    """Return the network of a config with its weights, or without any where a tensor is missing,
+    unexpected or of another shape; and which are."""
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        network = build(facts.config)
+    heads = facts.architecture.heads
+    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = _renamed(folder, facts, tensors)
+    idle = {FREQUENCIES, *(name for name in expected if name.startswith(heads))}
+    problems = {
+        "missing": expected.keys() - found.keys() - idle,
+        "unexpected": found.keys() - expected.keys(),
+        "of another shape": {
+            f"{name} {tuple(tensor.shape)} for {expected[name]}"
+            for name, tensor in found.items()
+            if tuple(tensor.shape) != expected.get(name, tuple(tensor.shape))
+        },
+    }
+    if not any(problems.values()):
+        network.load_state_dict(found, strict=False, assign=True)
+    return network, problems
+
+
+def _prove(folder: Path, encoder: Encoder, tokens_T: Tensor) -> None:
+    """Refuse a causal network that does not give what it should for an example."""
+    from featuremill.workloads.encoder import causal
+
+    try:
+        causal.prove(encoder, tokens_T)
+    except causal.NotProven as why:
+        raise UserError(
+            f"{folder}: this {encoder.name} is not computed here, as {why}; give another network."
+        ) from None
+
+
+def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype) -> None:
+    """Have torch narrow what goes into each product where a network mixes both number types."""
+    from featuremill.workloads.encoder import causal
+
+    for encoder.cast_to in (None, dtype):
+        try:
+            causal.tried(lambda: encoder.last_layer(tokens_T))
+        except causal.NotProven as error:
+            why = error
+        else:
+            return
+    raise UserError(
+        f"{folder}: this {encoder.name} is not computed in 16 bits here, as {why}; set dtype: fp32."
+    )
+
+
+@contextlib.contextmanager
+def _wide(network: torch.nn.Module) -> Iterator[None]:
+    """Have a network compute in fp32. Of weights that are narrower, one product at a time is made
+    wide, and becomes narrow again behind it."""
     import torch
 
     kept: dict[torch.nn.Module, list[Tensor]] = {}
@@ -434,41 +534,11 @@ def _exact(encoder: Encoder, network: torch.nn.Module, tokens_T: Tensor) -> Tens
         if any(parameter.dtype != torch.float32 for parameter in module.parameters(recurse=False)):
             hooks.append(module.register_forward_pre_hook(widen))
             hooks.append(module.register_forward_hook(restore))
-    layer = encoder.num_layers
-    exact_TE = encoder.hidden_states(tokens_T[None], None, [layer])[layer][0]
-    for hook in hooks:
-        hook.remove()
-    return exact_TE
-
-
-def _fitted(
-    folder: Path, facts: Facts, tensors: Mapping[str, Tensor], network: torch.nn.Module
-) -> dict[str, Tensor]:
-    """Return the tensors of the encoder by the names that `network` has for them.
-
-    Raises:
-        UserError: one is missing, has another shape, or is one too many.
-    """
-    name, heads = facts.architecture.name, facts.architecture.heads
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = _renamed(folder, facts, tensors)
-    idle = {FREQUENCIES, *(name for name in expected if name.startswith(heads))}
-    problems = {
-        "missing": expected.keys() - found.keys() - idle,
-        "unexpected": found.keys() - expected.keys(),
-        "of another shape": {
-            f"{name} {tuple(tensor.shape)} for {expected[name]}"
-            for name, tensor in found.items()
-            if tuple(tensor.shape) != expected.get(name, tuple(tensor.shape))
-        },
-    }
-    told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
-    if told:
-        raise UserError(
-            f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
-            f"({'; '.join(told)}); give a folder in which the two belong together."
-        )
-    return found
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -499,7 +569,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def _narrow(network: torch.nn.Module, dtype: torch.dtype) -> None:
     """Have the weights of the products of `network` in `dtype` and all else in fp32.
 
     A product takes what it gets as `dtype` and hands `dtype` on; added to the residual stream that
@@ -523,11 +593,9 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
         is_product = isinstance(module, torch.nn.Linear) or type(module).__name__ == CONV1D
         if dtype == torch.float16 and name.rpartition(".")[2] in wide:
             is_product = False
-        # On a GPU, scores and what is added to them have to be of one type.
-        is_bias = name.endswith("relative_attention_bias") and device.type == "cuda"
         if is_product and dtype != torch.float32:
             module.register_forward_pre_hook(as_dtype)
-        wanted = dtype if is_product or is_bias else torch.float32
+        wanted = dtype if is_product else torch.float32
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(wanted)
@@ -541,20 +609,28 @@ class Encoder:
         self.num_layers, self.width = facts.num_layers, facts.width
         self.exact_TE: Tensor | None = None
         """What the last layer of an example is in fp32."""
-        self._network = network
+        self.cast_to: torch.dtype | None = None
+        """What goes into each product, where that is not settled by its weights."""
+        self.name = facts.architecture.name
+        self.network = network
         self._is_of_transformers = facts.architecture.is_of_transformers
 
     @property
     def backend(self) -> str:
         """What computes, for the receipt."""
-        name = type(self._network).__name__
+        name = type(self.network).__name__
         if not self._is_of_transformers:
             return f"{name}, {self.device.type}"
         import transformers
 
-        config: Any = self._network.config
+        config: Any = self.network.config
         kind = config._attn_implementation
         return f"transformers {transformers.__version__} {name}, {kind}, {self.device.type}"
+
+    def last_layer(self, tokens_T: Tensor) -> Tensor:
+        """Return what the last layer is of one sequence, (T, E) in fp32."""
+        layer = self.num_layers
+        return self.hidden_states(tokens_T[None], None, [layer])[layer][0]
 
     def hidden_states(
         self, tokens_BT: Tensor, is_token_BT: Tensor | None, wanted: Collection[int]
@@ -566,17 +642,18 @@ class Encoder:
         """
         import torch
 
-        with torch.inference_mode():
+        cast = torch.autocast(self.device.type, self.cast_to, enabled=self.cast_to is not None)
+        with torch.inference_mode(), cast:
             if not self._is_of_transformers:
-                states = self._network(tokens_BT, is_token_BT)
+                states = self.network(tokens_BT, is_token_BT)
             else:
                 mask = None if is_token_BT is None else is_token_BT.long()
                 is_last_only = set(wanted) == {self.num_layers}
-                found = self._network(
+                found = self.network(
                     input_ids=tokens_BT, attention_mask=mask, output_hidden_states=not is_last_only
                 )
                 if is_last_only:
                     return {self.num_layers: found.last_hidden_state.float()}
-                states = found.hidden_states
+                states = (*found.hidden_states[:-1], found.last_hidden_state)
         assert len(states) == self.num_layers + 1
         return {layer: states[layer].float() for layer in wanted}

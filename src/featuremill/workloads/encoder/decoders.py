@@ -1,47 +1,47 @@
-"""Causal networks of transformers: a token sees those before it alone. No torch until one is built.
+"""What the config of a causal network says: a token sees those before it alone. No torch.
 
-Filling stands behind the tokens, so no token sees it.
-
-Shape legend: B sequences, H heads, K heads of keys, T tokens, D width of a head.
+transformers itself tells of those that are not among the KNOWN. `causal` builds the networks.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.text import one_line
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-__all__ = ["PREFIXES", "unchanged_up_to"]
-PREFIXES = {
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3"), "model."
-    ),
-    "gemma3": "model.",
-    "gpt2": "transformer.",
-    "gpt_neox": "gpt_neox.",
-}
-"""The networks that tests hold against transformers, by model_type; and what stands before the
-names of their tensors in a checkpoint with a head."""
-HEADS = (
-    *("lm_head.", "embed_out.", "score.", "classifier."),
-    *("vision_tower.", "multi_modal_projector.", "language_model.lm_head."),
+__all__ = ["KNOWN", "NOT_GATED", "of_text", "unchanged_up_to", "why_not"]
+KNOWN = (
+    *("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "gemma3_text", "phi3"),
+    *("gpt2", "gpt_neox"),
 )
+"""By model_type, those whose configs are read here."""
+USUAL = (
+    *("hidden_size", "num_hidden_layers", "num_attention_heads", "head_dim", "intermediate_size"),
+    *("max_position_embeddings", "vocab_size", "hidden_act", "rope_parameters"),
+    *("attn_logit_softcapping", "moe_intermediate_size", "num_experts_per_tok", "state_size"),
+)
+"""Keys that transformers has for any network, whatever its config calls them."""
+SPELLED_OUT = "__float__"
+"""The key of an object that stands for a number which JSON has not, such as Infinity."""
+NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
 OF_TEXT = re.compile(r"^language_model\.(model\.)?")
 """Before the names of a network that also takes images."""
 IDLE = re.compile(
     r"\.(attn|attention)\.(masked_)?bias$|\.rotary_emb\.inv_freq$|\.attention\.rotary_emb\."
 )
 """Tables that checkpoints of older releases hold, and that the network makes for itself."""
-ATTENTION = "featuremill"
 BY_LENGTH = ("dynamic", "longrope")
 """Rotations that change where a batch has a longer sequence than the network was trained with
 first."""
+TURNED = tuple(name for name in KNOWN if name != "gpt2")
+"""Those that have a rotation also where their config says nothing of it."""
 GPT2_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",
@@ -49,28 +49,82 @@ GPT2_KEYS = {
     "max_position_embeddings": "n_positions",
     "intermediate_size": "n_inner",
 }
-NOT_GATED = ("gpt2", "gpt_neox")
+
+
+def why_not(config: Mapping[str, Any]) -> str | None:
+    """Return why transformers computes no causal network of a config that is not among the KNOWN;
+    "" where it does, None where it knows none of that model_type."""
+    if find_spec("transformers") is None:
+        return None
+    from transformers.models.auto import modeling_auto
+
+    name = config["model_type"]
+    if (causal := modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(name)) is None:
+        return None
+    bare = modeling_auto.MODEL_MAPPING_NAMES.get(name)
+    saved = config.get("architectures") or [causal]
+    if not {causal, bare} & set(saved):
+        return f"saved as {saved[0]}, which is no causal network"
+    try:
+        own = made(config)
+    except Exception as error:  # of a config that contradicts itself
+        return f"and transformers cannot read it ({one_line(str(error))[:200]})"
+    if own.is_encoder_decoder or not getattr(own, "is_decoder", True):
+        return "no network whose tokens see those before them alone"
+    return "" if own.get_text_config() is own else "a network of more than texts"
+
+
+def made(config: Mapping[str, Any]) -> Any:
+    """Return transformers' own form of a config."""
+    import transformers
+
+    return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(_numbers(dict(config)))
+
+
+def _numbers(value: Any) -> Any:
+    """Return what JSON has of a config with the numbers that transformers spells out in it."""
+    if isinstance(value, Mapping):
+        if value.keys() == {SPELLED_OUT}:
+            return float(value[SPELLED_OUT])
+        return {name: _numbers(each) for name, each in value.items()}
+    return [_numbers(each) for each in value] if isinstance(value, list) else value
+
+
+def of_text(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config of a network; of one that also takes images, the text's part."""
+    if isinstance(text := config.get("text_config"), Mapping):
+        config = {"model_type": f"{config['model_type']}_text", **text}
+    return dict(config)
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with the usual keys: of a network that also takes images, the text's part."""
-    if isinstance(text := config.get("text_config"), Mapping):
-        config = {"model_type": f"{config['model_type']}_text", **text}
+    """Return a config with the usual keys."""
+    config = of_text(config)
     if config["model_type"] == "gpt2":
         usual = {key: config[name] for key, name in GPT2_KEYS.items() if config.get(name)}
         config = {**config, "intermediate_size": 4 * config["n_embd"], **usual}
+    elif config["model_type"] not in KNOWN:
+        config |= _usual(config)
     if config.get("quantization_config"):
         raise UserError("its weights are quantised, and products are computed of whole numbers")
     return {"vocab_size": 0, **config}
 
 
+def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the usual keys of a config, as transformers has them."""
+    own = made(config)
+    told = {key: getattr(own, key, None) for key in USUAL}
+    return {key: value for key, value in told.items() if value is not None}
+
+
 def positions(config: Mapping[str, Any]) -> int | None:
-    """Return how many tokens a sequence may have: where positions are a table, its rows; where the
-    rotation depends on the longest sequence of a batch, as many as do not change it."""
-    most = config.get("max_position_embeddings")
-    if config["model_type"] == "gpt2":
-        return int(most or 1024)
-    return unchanged_up_to(config)
+    """Return how many tokens a sequence may have: where the rotation depends on the longest
+    sequence of a batch, as many as do not change it; where there is no rotation, as many as the
+    config names, since positions may be a table; None where nothing ends."""
+    if any(_rotations(config)) or config["model_type"] in TURNED:
+        return unchanged_up_to(config)
+    most = config.get("max_position_embeddings", 1024 if config["model_type"] == "gpt2" else None)
+    return int(most) if most else None
 
 
 def unchanged_up_to(config: Mapping[str, Any]) -> int | None:
@@ -104,59 +158,3 @@ def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         OF_TEXT.sub("", name): tensor for name, tensor in tensors.items() if not IDLE.search(name)
     }
-
-
-def build(config: Mapping[str, Any]) -> torch.nn.Module:
-    """Return the network of a config, without weights."""
-    import transformers
-    from transformers.masking_utils import sdpa_mask
-
-    transformers.AttentionInterface.register(ATTENTION, _attention)
-    transformers.AttentionMaskInterface.register(ATTENTION, sdpa_mask)
-    made = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
-    made._attn_implementation = ATTENTION
-    made.use_cache = False
-    network: torch.nn.Module = transformers.AutoModel.from_config(made)
-    return network
-
-
-def _attention(
-    module: torch.nn.Module,
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    attention_mask: Tensor | None,
-    softcap: float | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """Return what transformers' attention returns, (B, T, H, D). Queries and keys, which were
-    turned in fp32, get the type of the values; some networks bend their scores."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-    query_BHTD, key_BKTD = query_BHTD.to(value_BKTD.dtype), key_BKTD.to(value_BKTD.dtype)
-    if softcap is None:
-        found: tuple[Tensor, None] = sdpa_attention_forward(
-            module, query_BHTD, key_BKTD, value_BKTD, attention_mask, **more
-        )
-        return found
-    return _bent(query_BHTD, key_BKTD, value_BKTD, attention_mask, softcap, more["scaling"]), None
-
-
-def _bent(
-    query_BHTD: Tensor,
-    key_BKTD: Tensor,
-    value_BKTD: Tensor,
-    sees: Tensor | None,
-    softcap: float,
-    scaling: float,
-) -> Tensor:
-    """Return attention (B, T, H, D) whose scores do not exceed `softcap`, with its softmax in
-    fp32. `sees` is True where a token sees another one; None: where that is not behind it."""
-    times = query_BHTD.shape[1] // key_BKTD.shape[1]
-    key_BHTD, value_BHTD = (each.repeat_interleave(times, 1) for each in (key_BKTD, value_BKTD))
-    scores_BHTT = (query_BHTD @ key_BHTD.transpose(2, 3)).float() * scaling
-    scores_BHTT = (scores_BHTT / softcap).tanh() * softcap
-    if sees is None:
-        sees = scores_BHTT.new_ones(scores_BHTT.shape[-2:]).bool().tril()
-    weights_BHTT = scores_BHTT.masked_fill(~sees, -1e30).softmax(-1).to(value_BHTD.dtype)
-    return (weights_BHTT @ value_BHTD).transpose(1, 2).contiguous()

@@ -1,14 +1,18 @@
 """How much memory an encoder takes, from its config and the tokens of a batch, before it runs.
 
-No torch. tests/test_encoder_workload.py holds it against measured peaks on a CPU.
+No torch, but for a network that transformers tells of.
+tests/test_encoder_workload.py holds it against measured peaks on a CPU.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.workload import Weights
-from featuremill.workloads.encoder.architectures import Facts
+from featuremill.workloads.encoder import decoders, t5
+from featuremill.workloads.encoder.architectures import facts_of
+from featuremill.workloads.encoder.folder import config_of
 from featuremill.workloads.encoder.options import Options
 
 NUMBER_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -16,6 +20,8 @@ FILE_BYTES = {"float16": 2, "bfloat16": 2}
 FLOAT_BYTES = 4
 ACTIVATIONS_IN_STEPS = {"gelu_new": 4}
 """Activations that are computed in several operations, and how many of their tensors live."""
+STATES_AT_ONCE = 3
+"""Tensors of all states of a recurrent layer that live at once, where no kernel of its own is."""
 SLACK = 1.1
 """What the allocator rounds up and cannot use."""
 CPU_PROCESS_MB = 500
@@ -34,27 +40,19 @@ class Size(NamedTuple):
     attention_width: int
     """Of all heads together."""
     heads: int
-    num_up: int
-    """Products from the width to the inner width: 2 where it is gated."""
-    embedded: int
-    """Tokens and positions that have a vector."""
+    num_product_numbers: int
+    """Matrices of all layers."""
+    num_other_numbers: int
+    """What stays in fp32: embeddings, norms and experts."""
     file_number_bytes: int
     num_scores: int
-    """How often all scores are laid out at once: 2 where each gets a bias of its own, as in a T5, 3
-    where they are bent, as in a Gemma 2, and else 0."""
+    """How often all scores are laid out at once: 3 where they are bent, as in a Gemma 2, else 0."""
+    num_scores_in_parts: int
+    """How often some at a time are: 2 where each gets a bias of its own, as in a T5, else 0."""
     num_inner: int
     """Tensors of the inner width that live at once."""
-
-    @property
-    def num_product_numbers(self) -> int:
-        """Matrices of all layers."""
-        inner, attention = (self.num_up + 1) * self.inner_width, 4 * self.attention_width
-        return self.layers * self.width * (inner + attention)
-
-    @property
-    def num_other_numbers(self) -> int:
-        """What stays in fp32: embeddings and norms."""
-        return self.width * (self.embedded + 4 * self.layers)
+    has_experts: int
+    """1 where tensors of the checkpoint are put together, and so read beside what they become."""
 
     @property
     def file_bytes(self) -> int:
@@ -62,8 +60,9 @@ class Size(NamedTuple):
         return (self.num_product_numbers + self.num_other_numbers) * self.file_number_bytes
 
 
-def size_told(facts: Facts) -> Size:
-    """Return what the config of an encoder tells of its size."""
+def size_told(folder: Path) -> Size:
+    """Return what the config of the encoder in `folder` tells of its size."""
+    facts = facts_of(folder)
     config, name = facts.config, facts.architecture.name
     if name == "t5":
         heads, inner = int(config.get("num_heads", 8)), int(config.get("d_ff", 2048))
@@ -73,7 +72,21 @@ def size_told(facts: Facts) -> Size:
         inner = int(config.get("intermediate_size", 4 * facts.width))
         attention = heads * int(config.get("head_dim") or facts.width // heads)
     is_gated = facts.architecture.is_gated or "gated" in str(config.get("feed_forward_proj", ""))
+    layer = (2 + is_gated) * inner + 4 * attention
+    products = facts.num_layers * facts.width * layer
+    embedded = int(config.get("vocab_size") or 0) + (facts.max_tokens or 0)
+    others = facts.width * (embedded + 4 * facts.num_layers)
     is_bent = bool(config.get("attn_logit_softcapping"))
+    num_inner = 2 + is_gated
+    if facts.architecture.is_causal and name not in decoders.KNOWN:
+        from featuremill.workloads.encoder import causal
+
+        counted = causal.counted(decoders.of_text(config_of(folder)))
+        products, others = counted.products, counted.others
+        is_bent |= counted.lays_out_scores
+        inner = int(config.get("moe_intermediate_size") or inner)
+        num_inner *= int(config.get("num_experts_per_tok") or 1)
+        num_inner += STATES_AT_ONCE * int(config.get("state_size") or 0)
     activation = config.get("activation_function") or config.get("hidden_act")
     number = config.get("dtype") or config.get("torch_dtype") or "float32"
     return Size(
@@ -82,11 +95,13 @@ def size_told(facts: Facts) -> Size:
         inner,
         attention,
         heads,
-        1 + is_gated,
-        embedded=int(config.get("vocab_size") or 0) + (facts.max_tokens or 0),
+        products,
+        others,
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
-        num_scores=2 * (name == "t5") + 3 * is_bent,
-        num_inner=max(2 + is_gated, ACTIVATIONS_IN_STEPS.get(str(activation), 0)),
+        num_scores=3 * is_bent,
+        num_scores_in_parts=2 * (name == "t5"),
+        num_inner=max(num_inner, ACTIVATIONS_IN_STEPS.get(str(activation), 0)),
+        has_experts=int(bool(config.get("num_experts_per_tok"))),
     )
 
 
@@ -108,10 +123,13 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     ):  # pages of the file that are read count as well, unless used as they lie there
         is_wide = size.file_number_bytes == FLOAT_BYTES
         read = 0 if is_wide and options.dtype == "fp32" else size.num_product_numbers
-        read += 0 if is_wide else size.num_other_numbers
+        is_read = (size.has_experts and options.dtype != "fp32") or not is_wide
+        read += size.num_other_numbers * is_read
         held += read * size.file_number_bytes
     kept = 1 if options.layers == (size.layers,) else size.layers + 1
     held += batch_tokens * _activation_bytes(size, kept, longest, number_bytes)
+    scores = min(t5.MOST_SCORES[kind], batch_tokens * size.heads * longest)
+    held += size.num_scores_in_parts * scores * FLOAT_BYTES
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
     return round(SLACK * held / 2**20) + process_mb
 

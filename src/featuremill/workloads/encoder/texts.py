@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from featuremill.inputs import is_table, rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.reasons import LENGTH, Kind
-from featuremill.workload import Record
+from featuremill.workload import Record, RecordFailed
+from featuremill.workloads.encoder.vocabulary import IN_TEMPLATE
 
 if TYPE_CHECKING:
     from featuremill.workloads.encoder.options import Options
@@ -24,7 +25,12 @@ SUFFIX = ".txt"
 EMPTY = Kind(
     "empty_text", ("empty text",), "Write the text of that row or file, or remove the record."
 )
-REASONS = (EMPTY,)
+OF_TEMPLATE = Kind(
+    IN_TEMPLATE,
+    ("no place in the chat template",),
+    "Change how the text begins or ends, or set chat: false.",
+)
+REASONS = (EMPTY, OF_TEMPLATE)
 MOST_OF_A_BYTE = 11
 """Tokens: U+FDFA has 3 bytes, and 33 in NFKC. One more may stand before a text (SentencePiece)."""
 
@@ -80,7 +86,10 @@ def counted(record: Record, options: Options, words: Vocabulary, trained: int | 
         return record
     if MOST_OF_A_BYTE * len(record.payload) + 1 <= least - words.num_special:
         return record
-    num_tokens = len(words.tokens(record.payload))
+    try:
+        num_tokens = len(words.tokens(record.payload))
+    except RecordFailed as failed:
+        return record._replace(payload=b"", reason=failed.kind.reason(str(failed)))
     notes = [record.note]
     if most and num_tokens > most:
         if options.long == "refuse":

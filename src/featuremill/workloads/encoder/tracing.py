@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.inputs.payloads import parts_of
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import joined
 
 if TYPE_CHECKING:
     from featuremill.workloads.encoder.architectures import Facts
@@ -28,7 +28,7 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
     State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
     been through the final norm, and no hook has that.
     """
-    if facts.config["model_type"] not in decoders.PREFIXES:
+    if not facts.architecture.is_causal:
         return None
     found: dict[str, str] = {}
     for layer in map(int, options.layers):
@@ -40,11 +40,10 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
     """Return the bytes of a payload that each of its own tokens stands for; None where they are
-    k-mers."""
+    k-mers, or others in a chat template than alone."""
     if words.is_by_letter:
-        parts = parts_of(payload)
-        begin, end = parts.tokens if parts.region else (0, len(parts.letters))
-        return [slice(at, at + 1) for at in range(begin, end)]
+        places = joined.places(parts_of(payload), options)
+        return [slice(at, at + 1) for at in places]
     if not words.is_learned:
         return None
     from tokenizers import Tokenizer
@@ -54,6 +53,10 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
-    encoded = tokenizer.encode(text, add_special_tokens=False)
+    begun = len(text) - len(text.lstrip()) if options.chat else 0
+    encoded = tokenizer.encode(text.strip() if options.chat else text, add_special_tokens=False)
+    if options.chat and encoded.ids != words.own(payload).tolist():
+        return None  # by the template, its tokens are others than alone
     most = options.max_tokens - words.num_special if options.max_tokens else None
-    return [slice(ends[begin], ends[end]) for begin, end in encoded.offsets[:most]]
+    found = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
+    return [slice(ends[begin], ends[end]) for begin, end in found]

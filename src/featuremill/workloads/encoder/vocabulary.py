@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from featuremill.kit.errors import UserError
+from featuremill.workload import RecordFailed
 from featuremill.workload.hugging_face import json_of
-from featuremill.workloads.encoder import decoders, spiece, structures
+from featuremill.workloads.encoder import chat, spiece, structures
 
 __all__ = ["Vocabulary"]
 Ids = np.ndarray[tuple[int], np.dtype[np.int64]]
@@ -59,6 +60,8 @@ THREE_DI = structures.LETTERS
 NO_STRUCTURE = structures.NONE
 """Of the two letters of a token: a residue without a known structure, or a place without a known
 residue."""
+IN_TEMPLATE = "chat_template"
+"""The code of the reason why a text is not taken by a chat template."""
 LEARNED_LETTERS = 4
 """Bases to a token of a learned vocabulary, roughly and on the small side (DNABERT-2's: five)."""
 
@@ -97,6 +100,8 @@ class Vocabulary(NamedTuple):
     """Whether it is told that the latter follow."""
     is_learned: bool = False
     """Whether tokens are of any length, as the library tokenizers cuts them."""
+    joints: Ends = ()
+    """Special tokens that stand among the letters of records of several parts."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
         """Return letters of an alphabet as this vocabulary has them."""
@@ -131,10 +136,18 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = False) -> Vocabulary:
+def of(
+    folder: Path,
+    model_type: str,
+    prefix: str = "",
+    passes_rare: bool = False,
+    is_causal: bool = False,
+    in_chat: bool = False,
+) -> Vocabulary:
     """Return the vocabulary in `folder`, of an encoder of this type, with the token `prefix` in
     front of each sequence; "": with the one that its authors have there, if any. U, Z, O and B are
-    X to a BERT or T5, unless its authors pass them (`passes_rare`).
+    X to a BERT or T5, unless its authors pass them (`passes_rare`). With `in_chat`, what the chat
+    template has around a text is before and behind it.
 
     Raises:
         UserError: there is none that can be read.
@@ -147,7 +160,7 @@ def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = Fals
         plain = bare | {token.removeprefix(WORD_START): plain[token] for token in starts}
     prefix = _prefix(found, prefix, folder)
     first, last = _around(found, model_type, prefix)
-    if model_type in decoders.PREFIXES:  # whose tokens see nothing behind them, and none is unknown
+    if is_causal:  # whose tokens see nothing behind them, and none is unknown
         pad = unknown = min(found.ids.values())
     else:
         pad, unknown = (_special(found.ids, folder, *names) for names in (PADS, UNKNOWNS))
@@ -189,7 +202,8 @@ def of(folder: Path, model_type: str, prefix: str = "", passes_rare: bool = Fals
             "tokenizer.json, which cuts sequences; save the model's fast tokenizer there."
         )
     own = _learned(found.tokenizer, first, last)
-    return make(own, LEARNED_LETTERS, is_by_letter=False, is_learned=True)
+    made = make(own, LEARNED_LETTERS, is_by_letter=False, is_learned=True)
+    return _in_chat(made, folder) if in_chat else made
 
 
 class _Found(NamedTuple):
@@ -400,6 +414,29 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
         return np.array(encoded.ids, np.int64)
 
     return own
+
+
+def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
+    """Return a vocabulary with the tokens that the chat template in `folder` has around any text.
+    White space around a text is left out, since it might become a token together with them."""
+    chat.refuse_no_template(folder)
+    tokenizer = chat.tokenizer_of(folder)
+    one, other = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
+    first, last = chat.in_common(one, other), chat.in_common(one[::-1], other[::-1])[::-1]
+
+    def own(letters: bytes) -> Ids:
+        try:
+            ids = chat.tokens(tokenizer, letters.decode("utf-8").strip())
+        except Exception as error:  # a template can raise anything, and quotes its data
+            told = f"it raised {type(error).__name__}"
+            raise RecordFailed(IN_TEMPLATE, told) from None
+        end = len(ids) - len(last)
+        if ids[: len(first)] != first or ids[end:] != last or end < len(first):
+            raise RecordFailed(IN_TEMPLATE, "a token is of the text and of the template")
+        return np.array(ids[len(first) : end], np.int64)
+
+    size = max(words.size, *(id + 1 for id in (*first, *last)))
+    return words._replace(own=own, first=tuple(first), last=tuple(last), size=size)
 
 
 def _tokenizer(path: Path, first: Ends, last: Ends) -> Any:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import date
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,6 +27,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import Kind
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import json_of, place_of
+from featuremill.workloads.encoder import chat
 from featuremill.workloads.llm_json import memory, prompts, replies
 from featuremill.workloads.llm_json.options import Options
 
@@ -83,16 +83,9 @@ TURNS = 4
 has others to take its place."""
 USUAL_PROMPT = 512
 """Tokens of a prompt, about."""
-MADE_UP = ("a", "7 Z")
-"""Values of a column that begin differently."""
 USUAL_CONTEXT = 4096
 POSITIONS = ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length")
 """The names of the number of positions in different architectures."""
-TODAY = date(2025, 1, 1)
-"""The date in chat templates that show one: a reply must not depend on the day."""
-DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
-"""Directives of strftime in such templates."""
-
 CUT_OFF = Kind(
     "cut_off",
     ("reply cut off",),
@@ -237,18 +230,6 @@ def _context(options: Options, folder: Path) -> int:
     return context
 
 
-def _refuse_no_chat_template(folder: Path) -> None:
-    names = ("chat_template.jinja", "chat_template.json")
-    if any((folder / name).exists() for name in names):
-        return
-    if not json_of(folder / "tokenizer_config.json", "a model's").get("chat_template"):
-        raise UserError(
-            f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, "
-            f"or {names[0]}); take one that follows instructions, or set chat: false to give it "
-            "the prompt as it is."
-        )
-
-
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Resolve the dtype for `device` and the context; refuse what the model or a schema does not
     support."""
@@ -262,7 +243,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
     if options.json_schema:  # not of `options_of_model`
         replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
     if options.chat:
-        _refuse_no_chat_template(weights.path)
+        chat.refuse_no_template(weights.path)
     settled = {
         "dtype": networks.dtype_on(device, options.dtype),
         "context": _context(options, weights.path),
@@ -308,7 +289,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     is_cuda = devices[0].kind == "cuda"
     document = replies.read(options.json_schema)
     replies.refuse_wrong(document, options.json_schema)
-    tokenizer = _tokenizer(weights.path)
+    tokenizer = chat.tokenizer_of(weights.path)
     engine: Engine
     if options.engine == "vllm":
         _refuse_missing("vllm", "options.engine", "transformers")
@@ -338,26 +319,6 @@ def _refuse_missing(module: str, option: str, instead: str) -> None:
         )
 
 
-def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
-    try:
-        found = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, KeyError) as error:
-        said = " ".join(str(error).split())[:200].rstrip(".")
-        raise UserError(
-            f"{folder}: transformers cannot load its tokenizer ({said}); download the folder again."
-        ) from None
-    if not isinstance(found, PreTrainedTokenizerFast):
-        raise UserError(
-            f"{folder}: its tokenizer is of the slow kind, for which there is no grammar; give a "
-            "folder with a tokenizer.json."
-        )
-    return found
-
-
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[Asked]:
     """Turn prompts into tokens, by the chat template."""
     from featuremill.workloads.llm_json.engines import Asked
@@ -373,37 +334,21 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> list[As
 
 
 def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -> list[int]:
-    # Text in a record that looks like a control token stays text.
-    if not options.chat:
+    if not options.chat:  # text that looks like a control token stays text
         return list(tokenizer(prompt, split_special_tokens=True)["input_ids"])
-    found = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}],
-        add_generation_prompt=True,
-        sanitize_control_tokens=True,
-        chat_template=_without_clock(tokenizer.get_chat_template()),
-    )
-    return list(found["input_ids"])
+    return chat.tokens(tokenizer, prompt)
 
 
 def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the tokens that prompts begin with, by two made-up rows; nothing where a template
     takes no such rows."""
     prompt = prompts.read(options.prompt)
-    made_up = [dict.fromkeys(prompt.columns, value) for value in MADE_UP]
+    made_up = [dict.fromkeys(prompt.columns, value) for value in chat.MADE_UP]
     try:
         one, other = (_tokens(options, tokenizer, prompt.of(row)) for row in made_up)
     except Exception:  # a template can raise anything
         return []
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)]
-
-
-def _without_clock(template: str) -> str:
-    """Return a chat template in which a macro replaces the function that reads the clock."""
-    if "strftime_now" not in template:
-        return template
-    filters = "".join(f'|replace("{one}", "{TODAY.strftime(one)}")' for one in DIRECTIVES)
-    return f"{{% macro strftime_now(format) %}}{{{{ format{filters} }}}}{{% endmacro %}}{template}"
+    return chat.in_common(one, other)
 
 
 def run(model: Model, batch: list[Asked]) -> list[Row]:

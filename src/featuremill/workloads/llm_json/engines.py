@@ -128,6 +128,13 @@ class Transformers:
         if self._is_alone:
             if wanted not in (None, 1):
                 log.warning("%s computes one row at a time: batch_rows has no effect", self.backend)
+            self._keeps = slots.kept_by(self._network)
+            if not self._keeps:
+                log.warning(
+                    "%s keeps nothing of a text that can be used here: each token of a reply takes "
+                    "as long as the whole text",
+                    self.backend,
+                )
             return
         self._token_bytes = slots.bytes_of_a_token(self._network)
         if len(self._common) >= LEAST_COMMON:
@@ -154,7 +161,7 @@ class Transformers:
         num_tokens = longest + self._options.max_tokens
         num_rows = 1 if self._is_alone else min(self._most_rows(num_tokens), len(asked))
         slots: Slots | Alone = (
-            Alone(self._network)
+            Alone(self._network, self._keeps)
             if self._is_alone
             else Slots(self._network, num_rows, num_tokens, self._beginning)
         )

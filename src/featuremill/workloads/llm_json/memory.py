@@ -1,6 +1,7 @@
 """How much memory a language model takes, from its config and the options, before it is loaded.
 
-No torch. tests/test_llm_json_memory.py holds it against what torch allocates.
+No torch, but for a network that transformers tells of.
+tests/test_llm_json_memory.py holds it against what torch allocates.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.errors import UserError
 from featuremill.workload.hugging_face import json_of
+from featuremill.workloads.encoder import decoders
 
 if TYPE_CHECKING:
     from featuremill.workload import Device, Weights
@@ -33,7 +35,6 @@ CPU_PROCESS_MB = 500
 """Python, torch, transformers and the matrix library's own buffers: measured."""
 CUDA_PROCESS_MB = 750
 """The CUDA context and loaded kernels: measured on an H200 (`workloads/esm2/memory.py`)."""
-NOT_GATED = ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon", "phi", "starcoder2", "codegen")
 TIED = ("gemma", "gpt2", "opt", "bloom", "cohere", "falcon")
 """How the kinds of networks begin whose head is the embedding where the config lacks that."""
 LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
@@ -58,29 +59,14 @@ class Size(NamedTuple):
     """Of the feed-forward part, or of one of its experts."""
     num_up: int
     """Products from the width to the inner width: 2 where it is gated."""
-    experts: int
-    vectors: int
-    """Tokens of the embedding and, where they are a table, positions."""
+    num_product_numbers: int
+    """Matrices of all layers that are modules of their own, which `quantize` is about."""
+    num_other_numbers: int
+    """Embedding, head and norms, and experts, which are one tensor and stay as they are."""
     vocabulary: int
-    has_own_head: int
-    """1 where the head is not the embedding."""
     file_number_bytes: int
     lays_out_scores: int
     """1 where scores are bent, as in a Gemma 2: then all of them are laid out."""
-
-    @property
-    def num_product_numbers(self) -> int:
-        """Matrices of all layers that are modules of their own, which `quantize` is about."""
-        attention = 2 * self.attention_width + 2 * self.key_width
-        feed_forward = (self.experts == 1) * (self.num_up + 1) * self.inner_width
-        return self.layers * self.width * (attention + feed_forward)
-
-    @property
-    def num_other_numbers(self) -> int:
-        """Embedding, head and norms, and experts, which are one tensor and stay as they are."""
-        head = self.has_own_head * self.vocabulary
-        experts = (self.experts > 1) * self.experts * (self.num_up + 1) * self.inner_width
-        return self.width * (self.vectors + head + self.layers * (4 + experts))
 
     @property
     def num_numbers(self) -> int:
@@ -112,28 +98,42 @@ def size_told(folder: Path) -> Size:
             f"{path}: it has no {' or no '.join((LAYERS[0], WIDTH[0]))}, so the memory of this "
             "model is not known; take the config of the model."
         )
-    heads = _told(config, HEADS) or 1
-    head_width = _told(config, ("head_dim",)) or width // heads
+    heads = _told(config, HEADS)
+    head_width = _told(config, ("head_dim",)) or width // (heads or 1)
     key_heads = _told(config, KEY_HEADS) or (1 if config.get("multi_query") else heads)
     experts = _told(config, EXPERTS)
     inner = _told(config, INNER) or 4 * width
+    inner = (experts and _told(config, ("moe_intermediate_size",))) or inner
     vocabulary = _told(config, ("vocab_size",))
-    is_tied = config.get("tie_word_embeddings", kind.startswith(TIED))
     number = str(config.get("dtype") or config.get("torch_dtype"))
+    num_up = 1 if kind in decoders.NOT_GATED else 2
+    attention, keys = heads * head_width, key_heads * head_width
+    is_laid_out = bool(config.get("attn_logit_softcapping"))
+    if kind not in decoders.KNOWN and decoders.why_not(config) == "":
+        from featuremill.workloads.encoder import causal
+
+        counted = causal.counted(decoders.of_text(config))
+        products, others = counted.products, counted.others + counted.head
+        is_laid_out |= counted.lays_out_scores
+    else:
+        feed_forward = (num_up + 1) * inner
+        is_tied = config.get("tie_word_embeddings", kind.startswith(TIED))
+        products = layers * width * (2 * attention + 2 * keys + feed_forward * (experts <= 1))
+        vectors = vocabulary * (1 if is_tied else 2) + _told(config, ("n_positions",))
+        others = width * (vectors + layers * (4 + experts * feed_forward * (experts > 1)))
     return Size(
         layers,
         width,
         heads,
-        heads * head_width,
-        key_heads * head_width,
-        (experts and _told(config, ("moe_intermediate_size",))) or inner,
-        1 if kind in NOT_GATED else 2,
-        experts or 1,
-        vocabulary + _told(config, ("n_positions",)),
+        attention,
+        keys,
+        inner,
+        num_up,
+        products,
+        others,
         vocabulary,
-        has_own_head=int(not is_tied),
         file_number_bytes=FILE_BYTES.get(number, FLOAT_BYTES),
-        lays_out_scores=int(bool(config.get("attn_logit_softcapping"))),
+        lays_out_scores=int(is_laid_out),
     )
 
 
@@ -151,7 +151,8 @@ def size_of(weights: Weights) -> Size:
 
 def rows_within(free_bytes: float, token_bytes: int, num_tokens: int) -> int:
     """Return how many rows of so many tokens are computed at once where so much memory is free."""
-    return max(1, min(MOST_ROWS, int(free_bytes * SHARE_OF_MEMORY / (token_bytes * num_tokens))))
+    row_bytes = max(1, token_bytes * num_tokens)  # none, where no keys and values are kept
+    return max(1, min(MOST_ROWS, int(free_bytes * SHARE_OF_MEMORY / row_bytes)))
 
 
 def weights_bytes(size: Size, options: Options) -> int:

@@ -9,6 +9,8 @@ Shape legend: R rows, K heads of keys, T tokens of a slot, D width of a head.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple, cast
@@ -22,6 +24,10 @@ from featuremill.workloads.encoder.decoders import unchanged_up_to
 
 KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
+
+
+STATES = ("past_key_values", "cache_params", "state")
+"""What networks call that which they keep of a text: keys and values, or states."""
 
 
 class Beginning(NamedTuple):
@@ -44,31 +50,54 @@ def beginning_of(network: Any, tokens: Sequence[int]) -> Beginning:
 
 
 class Alone:
-    """One row at a time, with the cache that a network makes for itself."""
+    """One row at a time, with what a network itself keeps of the tokens before."""
 
-    def __init__(self, network: Any) -> None:
-        self._network, self._cache = network, None
+    def __init__(self, network: Any, keeps: str = "past_key_values") -> None:
+        """`keeps` is what the network calls its state, as `kept_by` has it."""
+        self._network, self._keeps = network, keeps
+        self._tokens: list[int] = []
+        self._state: Any = None
+        named = inspect.signature(network.forward).parameters
+        self._last_alone = {"logits_to_keep": 1} if "logits_to_keep" in named else {}
 
     def give(self, _: int, tokens: Sequence[int]) -> Tensor:
         """Compute a prompt; return the logits (V) of the token behind it."""
-        self._cache = None
+        self.free(0)
         return self.step(tokens)[0]
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Compute the next token; return the logits (1, V) of the one behind it."""
-        state = self._network(
-            input_ids=torch.tensor([list(tokens)], device=self._network.device),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        self._cache = state.past_key_values
-        logits_1V: Tensor = state.logits[:, -1]
+        self._tokens += tokens
+        more: dict[str, Any] = {}
+        if self._keeps:
+            more = {"use_cache": True, self._keeps: self._state}
+        given = tokens if self._keeps else self._tokens
+        ids_1T = torch.tensor([list(given)], device=self._network.device)
+        found = self._network(input_ids=ids_1T, **more, **self._last_alone)
+        if self._keeps:
+            self._state = found[self._keeps]
+        logits_1V: Tensor = found.logits[:, -1]
         return logits_1V
 
     def free(self, _: int) -> None:
         """Forget the row."""
-        self._cache = None
+        self._state, self._tokens = None, []
+
+
+def kept_by(network: Any) -> str:
+    """Return the name under which a network takes and gives its state; "" where none makes a token
+    what it is in the whole text, which is then computed anew for each."""
+    row, bound = [2, 1, 3, 1, 2], MOST_OFF[network.dtype]
+    whole = Alone(network, "").give(0, row)
+    for name in STATES:
+        alone = Alone(network, name)
+        with contextlib.suppress(Exception):  # whatever a network does with what is not its state
+            alone.give(0, row[:3])
+            alone.step(row[3:4])
+            last = alone.step(row[4:])[0]
+            if float((last - whole).norm()) <= bound * float(whole.norm()):
+                return name
+    return ""
 
 
 class Slots(Cache):  # type: ignore[misc]
