@@ -84,3 +84,14 @@ def write_cells(path, cells):
         warnings.simplefilter("ignore")
         cells.write_h5ad(path)
     return path
+
+
+def write_place(folder, names, known):
+    """Write a model of each version with the genes `known`, and 14 cells with the genes `names`;
+    return `folder`."""
+    for version, special in SPECIAL.items():
+        (folder / version).mkdir()
+        write_genes(folder / version, known, version)
+        write_model(folder / version / "model", len(special) + len(known), version)
+    write_cells(folder / "cells.h5ad", cells_of(some_counts(14, len(names)), names))
+    return folder

@@ -15,7 +15,7 @@ from programs import Desk, Verbs, random_records
 
 from featuremill.__main__ import main
 from featuremill.config import project, runs
-from featuremill.flow import context, internals, preflight
+from featuremill.flow import context, internals
 from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
 from featuremill.status import sources, view
@@ -435,6 +435,6 @@ def test_options_are_validated_once_in_each_command(desk, monkeypatch):
     monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
     monkeypatch.setattr(internals, "is_main", internals.or_else(True)(lambda workflow: True))
     monkeypatch.setattr(sys, "argv", ["snakemake"])
-    monkeypatch.setattr(preflight, "_claimed", {})
+    monkeypatch.setattr(run_lock, "CLAIMED", {})
     begun = context.begin(workflow, CONFIG, Failures())
     assert begun.runs["my"].reruns("plan") and len(calls) == 1

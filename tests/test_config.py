@@ -15,12 +15,14 @@ from featuremill.__main__ import main
 from featuremill.base import entry_points
 from featuremill.base.errors import UserError
 from featuremill.config import docs, project
+from featuremill.store import formats
 from featuremill.workload import find_workload, plugin_errors
 from featuremill.workloads.esm2 import sources
 
 FOLDER = Path(__file__).parents[1] / "config"
 SCHEMA = FOLDER.parent / "workflow/schemas/config.schema.json"
 MODELS = ", ".join(["mill_t6_8M", *sources.PUBLISHED])
+OUTPUTS = ", ".join(f"`{name}`" for name in formats.names())
 SHIPPED = [FOLDER / "config.yaml", *sorted(FOLDER.glob("examples/*.yaml"))]
 
 
@@ -89,8 +91,8 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\nrun: 2026-11-20", "my.yaml:2: run: give a text, not 2026-11-20; put it in quotes."),
         ("inputs: a\nrun: ../up", "my.yaml:2: run: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\ndevice: gpu", "my.yaml:2: device: give one of `auto`, `cuda`, `cpu`, not 'gpu'."),
-        ("inputs: a\noutputs:\n  - h5", "my.yaml:2: outputs.entry 1: give one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`, not 'h5'; you may mean `per_protein_h5`."),
-        ("inputs: a\noutputs: []", "my.yaml:2: outputs: this is empty; give a list (each entry one of `parquet`, `parquet_dataset`, `fair_esm_pt`, `gene_statistics`, `h5ad`, `npy`, `per_protein_h5`, `per_residue_h5`, `perturbations`, `position_scores`, `rows_jsonl`, `safetensors`, `tsv`, `variant_scores`)."),
+        ("inputs: a\noutputs:\n  - h5", f"my.yaml:2: outputs.entry 1: give one of {OUTPUTS}, not 'h5'; you may mean `per_protein_h5`."),
+        ("inputs: a\noutputs: []", f"my.yaml:2: outputs: this is empty; give a list (each entry one of {OUTPUTS})."),
         ("inputs: [a, b, a]", "my.yaml:1: inputs: a is named more than once; keep one."),
         ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),

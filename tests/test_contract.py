@@ -1,5 +1,6 @@
 """The contract's own test, over the built-in workloads and two of the tests."""
 
+import math
 from types import MappingProxyType
 
 import pyarrow as pa
@@ -124,3 +125,17 @@ def test_a_cost_of_nothing_is_found(contract, monkeypatch):
     monkeypatch.setattr(module, "cost", lambda payload, options: 0)
     with pytest.raises(AssertionError):
         test.test_each_record_costs_something_and_reads_the_same_twice()
+
+
+def test_a_nan_in_a_table_equals_itself_and_no_number():
+    """Arrow's own comparison has no NaN that equals another."""
+    kind = pa.list_(pa.struct({"gene": pa.string(), "cosine": pa.float64()}))
+
+    def table(cosine):
+        return pa.table({"shifts": pa.array([[{"gene": "A", "cosine": cosine}]], kind)})
+
+    contract = WorkloadContract()
+    contract._compare(table(math.nan), table(math.nan))
+    for one, other in ((math.nan, 0.5), (0.5, math.nan), (0.5, math.nextafter(0.5, 1))):
+        with pytest.raises(AssertionError, match="shifts differs"):
+            contract._compare(table(one), table(other))

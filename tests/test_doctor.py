@@ -5,6 +5,7 @@ NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPU
 
 import argparse
 import json
+import logging
 import os
 import re
 import resource
@@ -29,7 +30,7 @@ from safetensors.torch import save_file
 
 from featuremill.__main__ import main
 from featuremill.base.errors import UserError
-from featuremill.doctor import checks, findings, host
+from featuremill.doctor import checks, findings, host, trial
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
@@ -201,6 +202,7 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
         (tmp_path / "my.yaml").write_text(told)
         path = None if model else Path("my.yaml")
         asked = argparse.Namespace(config=path, set=None, model=model, workload=None)
+        asked.results = Path("results")
         wanted = findings.wanted(asked)
         return wanted.need(wanted.weights(), gpu)
 
@@ -835,3 +837,12 @@ def test_the_estimate_for_a_gpu_is_within_30_per_cent_of_the_measured_peak(
     measured = measured_peak_mb(weights_of(model), environment, model, "cuda", "bf16", batch_tokens)
     estimated = memory.estimate_mb(model, "cuda", "bf16", batch_tokens)
     assert estimated - memory.CUDA_PROCESS_MB == pytest.approx(measured, rel=0.3)
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_on_a_terminal_it_says_what_it_waits_for(monkeypatch, caplog, is_terminal):
+    monkeypatch.setattr(trial, "ask", lambda *_, **__: ([], "no answer"))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
+    with caplog.at_level(logging.INFO, "featuremill.doctor"):
+        assert trial.try_cpu(trial.Asked("esm2", None, 9.0)).is_silent
+    assert ("torch computes a little on the CPU" in caplog.text) == is_terminal

@@ -4,13 +4,15 @@ import json
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pandas as pd
 import pytest
 import yaml
-from programs import Desk
+from programs import Desk, wait_for
 
-from featuremill.store import run_lock
+from featuremill.base.locking import locked
+from featuremill.store import formats, run_lock
 
 RECORDS = ">p1 one\nMKVLAA\n>p2\nMKTAYIAKQR\n"
 EVERY_WORD = ["status", "top --once", "report", "merge", "retry", "clean", "export --to npy"]
@@ -78,6 +80,34 @@ def test_results_are_on_another_disk_and_every_command_finds_them(folder, is_key
     folder.say("run", *run_words)
     assert ids(folder.disk / "my") == ["p1", "p2", "p3"]
     assert "Nothing to be done" in folder.run(), "a run that was begun so goes on so"
+
+
+def num_waiting(path):
+    """Return how many processes wait for the lock of a file, as the kernel tells."""
+    inode = f":{path.stat().st_ino} "
+    lines = Path("/proc/locks").read_text().splitlines()
+    return sum("->" in line and inode in line for line in lines)
+
+
+def test_of_two_projects_that_begin_in_one_moment_one_has_the_folder(folder, environment):
+    if not Path("/proc/locks").exists():
+        pytest.skip("/proc/locks is not here")
+    other = Folder(folder.disk.parent, environment, "other")
+    (other.folder / "my.fa").write_text(RECORDS.replace(">p", ">q"))
+    for one in (folder, other):
+        one.write(results=str(folder.disk))
+    (folder.disk / "my").mkdir()
+    (folder.disk / "my" / formats.LINK).touch()
+    words = ("featuremill", "run", "my.yaml", "--cores", "1")
+    with locked(folder.disk / "my" / formats.LINK):  # so both have found the folder free
+        runs = {one: one.start(*words, stdout=subprocess.DEVNULL) for one in (folder, other)}
+        wait_for(lambda: num_waiting(folder.disk / "my" / formats.LINK) == 2)
+    said = {one: process.communicate(timeout=120)[1] for one, process in runs.items()}
+    first, second = sorted(runs, key=lambda one: runs[one].returncode)
+    assert [runs[one].returncode for one in (first, second)] == [0, 2], said
+    assert f"files of another run ({first.link}); give this one another `run:`" in said[second]
+    assert ids(first.link) == (["p1", "p2"] if first is folder else ["q1", "q2"])
+    assert not second.link.is_symlink()
 
 
 def test_several_sets_of_features_are_there_together(folder):

@@ -479,3 +479,13 @@ def test_a_real_run_takes_what_was_estimated(environment):
         assert abs(one["shards"]["error"]) <= 0.15, found
         is_calm = max(one["load"]) <= 1.5 * num_cores()
         assert not is_calm or abs(one["whole"]["error"]) <= 0.15, found
+
+
+def test_only_weights_that_are_elsewhere_are_to_be_fetched(estimates):
+    for model, how in (
+        ("mill_t6_8M", "to convert"),
+        ("esm2_t12_35M_UR50D", "to fetch and convert"),
+    ):
+        estimates.esm2(model)
+        said = " ".join(estimates("--tokens-per-second", 9).split())
+        assert f"2 cores); {how} the weights comes on top." in said

@@ -297,6 +297,34 @@ def test_kills_at_any_moment_change_no_byte(verbs):
     assert part_of(verbs, plan).read_bytes() == expected
 
 
+@pytest.mark.parametrize("good", [GOOD, []])
+def test_who_dies_while_it_is_prepared_costs_nobody_beside_it(verbs, good):
+    """Each is prepared while another one is in flight, which was blamed once; the first one while
+    nothing was, so that the device was blamed."""
+    bad = [(f"bad{n}", "EARLYQUIT" + "L" * n) for n in range(2)]
+    plan = verbs.plan([*good, *bad], "poison", {"collect_seconds": 0.05})
+    said = verbs.extract(plan)
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"]) == (len(good), len(bad)), said
+
+
+@pytest.mark.parametrize(
+    ("letters", "manner"), [("HANG", "was ended, as it hung"), ("KILL", "was killed by SIGKILL")]
+)
+def test_a_child_that_the_workload_forked_ends_with_its_worker(verbs, letters, manner):
+    """It had a copy of the pipe for events, and so the job waited for a child that hung."""
+    children = verbs.folder / "children"
+    records = [*GOOD, ("bad", f"EARLYCHILD{letters}")]
+    plan = verbs.plan(records, "poison", {"children": str(children)})
+    said = " ".join(verbs.extract(plan, 0, "--stall-seconds", "1").split())
+    assert manner in said
+    (receipt,) = verbs.receipts(plan)
+    assert (receipt["ok"], receipt["failed"]) == (len(GOOD), 1)
+    pids = children.read_text().split()
+    assert len(pids) == 2, "in a batch, and alone"
+    wait_for(lambda: not any(map(is_running, pids)))
+
+
 def test_two_batches_in_flight_when_a_worker_dies_are_both_tried_alone(verbs):
     """The device's orders are given ahead: whose fault it was, nobody can tell."""
     computed = verbs.folder / "computed.txt"

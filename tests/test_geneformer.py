@@ -29,6 +29,7 @@ from geneformer_models import (
     write_cells,
     write_genes,
     write_model,
+    write_place,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,13 +57,7 @@ KNOWN = GENES[5:]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Return a folder with a model of each version, its genes, and cells."""
-    folder = tmp_path_factory.mktemp("geneformer")
-    for version, num_special in (("V1", 2), ("V2", 4)):
-        (folder / version).mkdir()
-        write_genes(folder / version, KNOWN, version)
-        write_model(folder / version / "model", num_special + len(KNOWN), version)
-    write_cells(folder / "cells.h5ad", cells_of(some_counts(14, len(GENES)), GENES))
-    return folder
+    return write_place(tmp_path_factory.mktemp("geneformer"), GENES, KNOWN)
 
 
 def options_of(place, folder="V2", **more):
@@ -609,7 +604,7 @@ def test_deleting_a_token_is_encoding_anew_without_its_counts(place, tmp_path):
         less[0, GENES.index(names[gone])] = 0
         (found,) = _encoded(less, place, tmp_path)
         cell = cells.Cell(np.array([gone]), np.array(whole))
-        (deleted,) = cells.possible(cell, options_of(place, perturb="delete"))
+        (deleted,) = cells.possible(cell, options_of(place, perturb="delete"), 4094)
         assert found == deleted.tokens.tolist()
 
 
@@ -664,7 +659,7 @@ def test_genes_together_that_are_first_already_are_not_overexpressed(place):
     own = cells.cell_of(records[0].payload).tokens
     for chosen, is_moved in ([first, second], False), ([second, first], True), ([second], True):
         cell = cells.Cell(np.array(chosen), own)
-        assert bool(cells.possible(cell, options)) == is_moved
+        assert bool(cells.possible(cell, options, 4094)) == is_moved
 
 
 def test_a_cell_is_computed_once_a_block_beside_its_perturbations(place, monkeypatch):
@@ -836,6 +831,21 @@ class TestTheContractOfShifts(Surrounded):
     options = MappingProxyType(FILES | {"dtype": "fp32", "perturb": "overexpress"})
 
 
+@pytest.mark.slow
+class TestTheContractOfVectorsOfGenes(Surrounded):
+    options = MappingProxyType(FILES | {"dtype": "fp32", "gene_vectors": True})
+    tolerance = 1e-3
+
+
+@pytest.mark.slow
+class TestTheContractOfShiftsOfGenes(Surrounded):
+    options = MappingProxyType(
+        FILES
+        | {"dtype": "fp32", "perturb": "overexpress", "genes": KNOWN[:9], "gene_shifts": True}
+        | {"overexpress_absent": True}
+    )
+
+
 # Real cells and the true shape
 
 HUMAN = "transcriptformer-0.6.1/test/data/human_val.h5ad"
@@ -910,7 +920,7 @@ def test_deleting_a_token_equals_encoding_real_cells_anew(human, tmp_path):
     less = [cells.cell_of(r.payload).tokens for r in read(path, options)]
     asked = options_of(human, perturb="delete")
     for own, token, found in zip(whole, gone, less, strict=True):
-        (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked)
+        (deleted,) = cells.possible(cells.Cell(np.array([token]), own), asked, 4094)
         assert np.array_equal(found, deleted.tokens)
 
 

@@ -341,10 +341,10 @@ FOR_PLUGINS = {
 """What those who write plug-ins may rely on, and ours as they do."""
 FOR_LEASE = {"base.errors", "base.environment", "base.gpu_name"}
 """lease is a product of its own."""
-MAX_ARROWS = 138
+MAX_ARROWS = 144
 """Pairs of units (a room, the root, a step, a workload) of which one imports the other. A new unit
 brings its own; besides, it may only shrink."""
-MAX_CORE_LINES = 40_512
+MAX_CORE_LINES = 40_509
 """Of all but steps and workloads. It may only shrink: what a feature adds, another place gives."""
 EXCEPTIONS: dict[tuple[str, str], str] = {}
 """(module, what it imports against the order) and why. It may only shrink."""

@@ -198,5 +198,5 @@ def test_a_download_says_how_far_it_is(tmp_path, monkeypatch, caplog):
 
     monkeypatch.setattr("torch.hub.download_url_to_file", fetch)
     source = sources.locate("esm2_t6_8M_UR50D")._replace(path=tmp_path / "esm2_t6_8M_UR50D.pt")
-    sources.download(source)
+    sources.download(source, 0.03)
     assert seen[0] == "7 of 30 MB"

@@ -24,11 +24,11 @@ import featuremill
 from featuremill import __main__
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.config import Config, validate
+from featuremill.kit.hdf5 import dataset_name
 from featuremill.merge import accounts, gather, provenance, shuffle
 from featuremill.merge.command import _say, merge, merge_partial
 from featuremill.merge.provenance import carried
 from featuremill.outputs import parquet, parquet_dataset
-from featuremill.outputs.hdf5 import dataset_name
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.delivery import Delivery

@@ -320,10 +320,11 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_workflow(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     workflow = {name.removeprefix("featuremill/smk/") for name in names if "/smk/" in name}
-    folders = ("workflow", "envs", "config", "profiles")
+    folders = ("workflow", "envs", "config", "profiles", "docs")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     there = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
-    assert workflow == {"Snakefile", *(path.relative_to(ROOT).as_posix() for path in there)}
+    expected = {path.relative_to(ROOT).as_posix() for path in there}
+    assert workflow == {"Snakefile", "README.md", *expected}
 
 
 @pytest.mark.slow
@@ -345,6 +346,12 @@ def test_without_a_checkout_two_commands_are_enough(wheel, tmp_path, environment
     folder.mkdir()
     (folder / "my.fa").write_text(">p1\nMKVLAAGIVGL\n")
     featuremill = (sys.executable, "-m", "featuremill")
+    said = finish(folder, environment, *featuremill, "--help")
+    pages = Path(re.search(r"^Pages \(docs/…\) are in (.*)\.$", said, re.MULTILINE)[1])
+    assert pages == tmp_path / "site" / "featuremill" / "smk"
+    for source in (ROOT / "src").rglob("*.py"):  # what messages name is there
+        for named in re.findall(r"docs/[a-z0-9-]+\.md", source.read_text("utf-8")):
+            assert (pages / named).is_file(), (source, named)
     said = finish(folder, environment, *featuremill, "init", "my.fa", "--workload", "composition")
     named = said.splitlines()[-1].rpartition("next: featuremill ")[2].split()
     assert named == ["run", "my.yaml"]

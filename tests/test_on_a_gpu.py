@@ -72,6 +72,19 @@ def scores(_):
     return shortest, "scores", {**options, "likelihood": ["one_pass", "pseudo"]}, HALF_BOUNDS
 
 
+def contacts(folder):
+    name = folder / "regression.pt"
+    subprocess.run([sys.executable, EXAMPLES / "random_regression.py", name], check=True)
+    options = {"model": "mill_t6_8M", "regression": str(name), "pairs": "none"}
+    few = dict(sorted(PROTEINS.items(), key=lambda each: len(each[1]))[:3])
+    return (
+        few,
+        "contacts",
+        {**options, "output_dtype": "float32", "attention_of": [*few][:1]},
+        BOUNDS,
+    )
+
+
 def geneformer(folder, perturb):
     place = from_example("geneformer", folder / "cells")
     options = {"model": "model", "vocabulary": "tokens.json", "medians": "medians.json"}
@@ -115,7 +128,7 @@ def encoder(kind):
 
 
 CASES = [
-    *(esm2, esm2_residues, esmc, scores, cells, deletions, pac, llm_json),
+    *(esm2, esm2_residues, esmc, scores, contacts, cells, deletions, pac, llm_json),
     *map(encoder, encoder_models.KINDS),
 ]
 

@@ -67,11 +67,12 @@ ACCESSIONS = {"sp|P35309|HSP1_PANTR": "P35309", "sp|P35309|OTHER_NAME": "P35309"
 }
 POOLED = ["mean_layer_3", "bos_layer_3", "mean_layer_6", "bos_layer_6"]
 OF_ONE_WORKLOAD = {
-    *("gene_statistics", "perturbations", "rows_jsonl"),
-    *("position_scores", "variant_scores"),
+    *("gene_embeddings", "gene_shifts", "gene_statistics", "perturbations", "rows_jsonl"),
+    *("position_scores", "variant_metrics", "variant_scores"),
+    *("attention_h5", "contacts_h5", "contacts_tsv"),
 }
-"""What ESM-2's values cannot fill: test_geneformer.py, test_llm_json.py and test_scores.py have
-these."""
+"""What ESM-2's values cannot fill: test_geneformer.py, test_geneformer_genes.py, test_llm_json.py,
+test_scores.py and test_contacts.py have these."""
 ALL = [name for name in names() if name not in OF_ONE_WORKLOAD]
 OPTIONS = {
     "model": "mill_t6_8M",

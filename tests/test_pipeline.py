@@ -69,12 +69,7 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest
         event.set()
     rows = pa.table([[bytes([n]) * 32 for n in range(3)], [bytes([n]) for n in range(3)]], SHARD)
     opened = journal.Journal(tmp_path / "j.arrows", journal.part_schema(VALUES), 1)
-    begin, commit = opened.begin, opened.commit
-
-    def begin_with_preparing(rows):
-        begin(rows)
-        if rows == [2]:
-            toy.may_be_prepared.set()
+    commit = opened.commit
 
     def slow_commit(batch):
         if not opened.rows_done:
@@ -92,6 +87,11 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest
     class Line(pipeline.Pipeline):
         _counted = 0
 
+        def _launch(self, batch, ahead):
+            if batch.rows == [2]:
+                toy.may_be_prepared.set()
+            return super()._launch(batch, ahead)
+
         @property
         def _num_collected(self):
             return self._counted
@@ -102,7 +102,6 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest
                 self._counted = number
                 clock.changed.notify_all()
 
-    monkeypatch.setattr(opened, "begin", begin_with_preparing)
     monkeypatch.setattr(opened, "commit", slow_commit)
     queue = Queue([1] * 3, 1, "records", pytest.fail)
     queue.add([[0], [1], [2]])

@@ -375,7 +375,7 @@ def test_one_id_with_two_sequences_refuses_those_records_alone(tmp_path, monkeyp
     assert result["counts"] == counts
     head = "the id stands for two different sequences"
     assert result["refusals"] == {head: 5} and result["notes"] == {}
-    assert result["lengths"] == {"total": 8 + 3, "longest": 3}
+    assert result["lengths"] == {"total": 8 + 3, "longest": 3, "costliest": 3}
     rows = pq.read_table(tmp_path / "records.parquet").to_pylist()
     places = {row["ordinal"]: row["reason"].rpartition(":")[2] for row in rows if row["reason"]}
     assert places == {0: "7", 2: "15", 3: "1", 4: "7", 7: "5"}

@@ -322,6 +322,7 @@ def test_a_workload_that_takes_its_inputs_as_they_are(verbs, tmp_path):
     assert json.loads(verbs.run_folder.plan.read_text())["lengths"] == {
         "total": 3,
         "longest": 3,
+        "costliest": 8,
         "unit": "lines",
     }
     said = verbs("init", path, "--workload", "files", "--output", tmp_path / "my.yaml")

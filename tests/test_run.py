@@ -17,7 +17,7 @@ from featuremill.base import this_process
 from featuremill.base.environment import TYPED
 from featuremill.config import validate
 from featuremill.config.runs import named
-from featuremill.flow import screen
+from featuremill.flow import preflight, screen
 from featuremill.flow.context import WITHOUT_EFFECT, RunOfRules
 from featuremill.flow.preflight import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
@@ -334,6 +334,14 @@ def test_a_lock_of_a_living_run_does_not_advise_to_unlock(tmp_path, monkeypatch,
         assert f"featuremill run other.yaml (process {other.pid})" in said and "unlock" not in said
         other.communicate()
     assert handler.filter(record) and not capsys.readouterr().err  # a killed run's: Snakemake's own
+    # If its owner was killed on another machine, its file names that one, though the lock is ours.
+    owner = run_lock.path_of(Path("results/other"))
+    owner.write_text(json.dumps(json.loads(owner.read_text()) | {"boot": "another"}))
+    monkeypatch.setattr(run_lock, "CLAIMED", {})
+    monkeypatch.setattr(preflight.internals, "locks_on", lambda results: [owner])
+    preflight.claim_run("results/other")
+    assert handler.filter(record) and not capsys.readouterr().err
+    run_lock.CLAIMED.popitem()[1].close()
 
 
 def test_the_error_of_the_only_job_that_failed_is_said_once(tmp_path, environment):

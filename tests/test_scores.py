@@ -32,7 +32,6 @@ from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, scores
 from featuremill.workloads.scores import heat_maps, passes, variants
-from featuremill.workloads.scores.options import MARGINALS
 
 CPU = cpu()
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -164,7 +163,7 @@ def test_marginals_of_listed_variants_are_those_of_fair_esm(network, cache):
     (row,) = computed(name, cache, [payload], **EVERYTHING)
     assert [each["variant"] for each in row["variants"]] == names
     for each in row["variants"]:
-        assert list(each)[1:4] == [f"{kind}_marginal" for kind in MARGINALS]
+        assert list(each)[1:4] == [f"{kind}_marginal" for kind in ("wildtype", "masked", "mutant")]
         assert each["read_as"] == each["variant"] and each["reason"] is None
         for kind in ("wildtype", "masked", "mutant"):
             expected = reference.marginal(kind, PROTEINS[0], each["variant"])
@@ -319,7 +318,8 @@ def test_an_esm_c_of_true_width_scores_as_transformers_does(tmp_path, shape):
 
 def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
     payloads = [protein.encode() for protein in PROTEINS[:2]]
-    listed = [payload_of(payloads[0], names) for names in ([], ["K2C:A4G", "A4G", "A4C"])]
+    some = (["K2C:A4G", "A4G", "A4C"], ["K2del", "K2C", "M1_K2insAG", "A4_A7delinsW"])
+    listed = [payload_of(payloads[0], names) for names in ([], *some)]
     asked = [
         {"marginals": ["wildtype"]},
         {"marginals": ["masked", "mutant"]},
@@ -330,13 +330,17 @@ def test_a_cost_is_the_tokens_of_the_passes_that_are_computed():
         {"variants": "listed", "marginals": ["masked"], "likelihood": "pseudo"},
         {"marginals": ["wildtype", "masked"], "long": "chunk", "max_residues": 7},
         {"variants": "listed", "marginals": ["wildtype"], "long": "chunk", "max_residues": 7},
+        {"variants": "listed", "marginals": ["masked", "masked_additive"]},
+        {"variants": "listed", "marginals": ["masked_additive", "wildtype", "pseudo"]},
+        {"variants": "listed", "marginals": "pseudo", "long": "chunk", "max_residues": 7},
+        {"marginals": ["masked_additive", "wildtype"], "long": "proteingym", "max_residues": 7},
     ]
     for given in asked:
         options = scores.Options(**given)
         for payload in listed if options.variants == "listed" else payloads:
             done = list(passes.passes(passes.work_of(payload, options)))
-            assert passes.num_passes(payload, options) == len(done), given
             num_tokens = sum(len(one.tokens) for one in done)
+            assert passes.count(payload, options) == (len(done), num_tokens), given
             assert num_tokens in (scores.cost(payload, options), 0)
     assert scores.cost(payloads[0], scores.Options()) == len(payloads[0]) + 2  # a scan is one pass
 
@@ -475,12 +479,14 @@ def test_a_row_without_a_score_is_refused_alone_and_listed(write, caplog):
         (
             "K12A T13G A14C",
             "a variant beyond the end: K12A, and the protein has 10 residues (the first of 3 "
-            "variants, and none has a score, and all positions fit if each is 10 less)",
+            "variants, and none has a score, and all positions fit with first_residue 11 under "
+            "options)",
         ),
         (
             "M4A T6G A7C",
             "another residue stands there: M4A, and residue 4 of the protein is A (the first of 3 "
-            "variants, and none has a score, and all positions fit if each is 3 less)",
+            "variants, and none has a score, and all positions fit with first_residue 4 under "
+            "options)",
         ),
         (
             "A1G T2G Y3F",

@@ -31,8 +31,8 @@ from featuremill.__main__ import main
 from featuremill.base.environment import LEASE_FOLDER
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.inputs import proteins
+from featuremill.kit.hdf5 import dataset_name
 from featuremill.lease import condition, folder, slots, turnstile
-from featuremill.outputs.hdf5 import dataset_name
 from featuremill.store import files, journal_log
 from featuremill.store.parts import open_part
 from featuremill.store.plan import Plan, PlannedShard

@@ -33,6 +33,7 @@ CPU = cpu()
 OURS = list(entry_points.own(plugin_errors.GROUP))
 OPTIONS = {
     "composition": [{}, {"hydropathy": False}],
+    "contacts": [],  # needs a regression: tests/test_contacts.py
     "encoder": [],  # needs a folder: tests/test_encoder_workload.py
     "llm_json": [],  # as does this: tests/test_llm_json.py
     "geneformer": [],  # needs cells as well: tests/test_geneformer.py
@@ -150,6 +151,7 @@ def test_what_a_workload_offers_besides_is_seen_on_it_and_costs_no_torch():
     ]
     assert dict(zip(OURS, told, strict=True)) == {
         "composition": (False, False),
+        "contacts": (True, False),
         "encoder": (True, False),
         "esm2": (True, True),
         "esmc": (True, True),

@@ -231,6 +231,7 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
     parser = argparse.ArgumentParser(
         prog="featuremill",
         description=START,
+        epilog=f"Pages (docs/…) are in {Path(this_process.SNAKEFILE).parent}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="featuremill [-h] [--version] COMMAND …",
     )

@@ -4,7 +4,8 @@ CRASH aborts the process, KILL kills it, QUIT leaves it with status 1, SEGV writ
 RAISE raises (what it says is in TEXTS), TELL and the name of a kind say that the record fails for
 it, NAN delivers a value that is not a number, EAT needs more memory than there is (in any batch of
 more than one record), GREED even alone, HANG never ends, GIL hangs in C with the interpreter's lock
-held, STICKY breaks the pretend device. LATE before such a word means: when the batch is collected,
+held, STICKY breaks the pretend device. CHILD forks a process that never ends, and does what the
+letters behind it say. LATE before such a word means: when the batch is collected,
 not when it runs; EARLY: when it is prepared. REFVSE is refused as too long. Every batch takes
 `batch_seconds`, and is noted in the file `computed`; its beginning and its end in the file `spans`,
 with the devices that the process sees.
@@ -71,6 +72,8 @@ class Options(WorkloadOptions):
     """LATE harm is done when the next batch has begun, unless its record is alone."""
     moments: str = ""
     """File that gets a line a moment: the process, the moment, how often it came."""
+    children: str = ""
+    """File that gets the id of each process that CHILD forks."""
     doom: str = ""
     """File with a moment, how often it came, and whom SIGKILL takes then: the whole `job`, or its
     `supervisor`, in which case nothing goes on here. The file goes as well."""
@@ -228,6 +231,13 @@ def _is_cured(options):
 def _harm(sequence, batch_size, options):
     if _is_cured(options):
         return
+    if sequence.startswith("CHILD"):
+        child = os.fork()
+        if not child:
+            time.sleep(3600)
+        with Path(options.children).open("a") as children:
+            children.write(f"{child}\n")
+        sequence = sequence.removeprefix("CHILD")
     if sequence.startswith("CRASH") and options.crash_file:
         if Path(options.crash_file).exists():
             Path(options.crash_file).unlink()

@@ -50,7 +50,7 @@ OUT_OF_MEMORY = Kind(
     "oom",
     ("out of memory",),
     "This record alone does not fit the device. Use one with more memory, or let the options "
-    "cut long records (truncate).",
+    "cut long records (max_residues, long: truncate).",
 )
 HANG = Kind(
     "hang",

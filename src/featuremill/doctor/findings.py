@@ -17,6 +17,7 @@ from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import devices, folder
 from featuremill.lease.condition import Condition, Failures, used_by_others
 from featuremill.lease.slots import Holder, holders
+from featuremill.store.results import Results
 from featuremill.workload import (
     DEFAULT,
     AskedByModel,
@@ -250,6 +251,8 @@ class Wanted(NamedTuple):
     workload: str
     options: Any = None
     """Of the workload; None where no model is named."""
+    costliest: int = 0
+    """The highest cost of a record, of a run that is planned."""
 
     def weights(self) -> Weights | None:
         """Return what is known of the model before its weights are here.
@@ -280,7 +283,7 @@ class Wanted(NamedTuple):
         workload = find_workload(self.workload)
         assert isinstance(workload, EstimatesMemory)
         options = workload.resolve(self.options, device, weights)
-        batch_cost = workload.batch_cost(options, device)
+        batch_cost = max(workload.batch_cost(options, device), self.costliest)
         memory_mb = workload.memory_mb(options, device, weights, batch_cost)
         assert isinstance(workload, HasPrecisions)
         return Need(memory_mb, getattr(options, workload.PRECISION), batch_cost)
@@ -292,7 +295,8 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
         if arguments.workload:
             raise UserError("--workload is of --model; leave it out, as the config names one.")
         run = project.read_one(arguments.config, arguments.set)
-        return Wanted(run.workload, run.options)
+        plan = Results(arguments.results / run.run).find_plan()
+        return Wanted(run.workload, run.options, plan.lengths.costliest if plan else 0)
     name = arguments.workload or DEFAULT
     if not arguments.model:
         return Wanted(name)

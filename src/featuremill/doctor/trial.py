@@ -25,6 +25,7 @@ from featuremill.doctor.gpus import Gpu
 from featuremill.lease import devices
 from featuremill.workload import Device, ReportsWays, Weights, find_workload
 
+log = logging.getLogger("featuremill.doctor")
 MAX_AT_ONCE = 8
 NUM_FLOATS = 16 * 2**20
 """What is allocated: 64 MiB."""
@@ -83,6 +84,9 @@ def try_gpus(gpus: Sequence[Gpu], asked: Asked) -> dict[str, Trial]:
 
 
 def _try(kind: str, uuid: str | None, asked: Asked) -> Trial:
+    if sys.stderr.isatty():  # a person waits
+        where = "the CPU" if uuid is None else uuid
+        log.info("torch computes a little on %s, which takes up to half a minute", where)
     metadata = json.dumps(asked.weights and asked.weights.metadata)
     words = ("trial", kind, asked.workload, metadata)
     answers, end = ask(*words, timeout=asked.timeout, environment=environment_of(uuid))

@@ -1,9 +1,10 @@
 """The worker's loop: one batch is prepared, one computed and one written at the same time.
 
-One thread prepares a batch ahead. The loop launches it. A second thread collects and checks it, and
-a third commits it, in order. At most two batches are launched and not yet committed: so the device
-waits only where writing is slower than computing, and memory is bounded. Collecting never waits for
-the disk, so the time when the device finished, and how long it then waited for the disk, are known.
+One thread prepares a batch ahead, unless one of the two has to be alone. The loop launches it. A
+second thread collects and checks it, and a third commits it, in order. At most two batches are
+launched and not yet committed: so the device waits only where writing is slower than computing, and
+memory is bounded. Collecting never waits for the disk, so the time when the device finished, and
+how long it then waited for the disk, are known.
 
 A batch that fails is tried again in smaller pieces, with nothing beside it. Batches launched after
 it are computed again, so that the rows of a part keep their order.
@@ -119,7 +120,8 @@ class Pipeline:
         self._host = ThreadPoolExecutor(1, "prepare")
         self._collector = ThreadPoolExecutor(1, "collect")
         self._writer = ThreadPoolExecutor(1, "write")
-        self._ahead: tuple[Batch, Future[Any]] | None = None
+        self._ahead: tuple[Batch, Future[Any] | None] | None = None
+        """The next batch; it has no Future if it must not be prepared beside another one."""
         self._flying: deque[tuple[Batch, Future[Exception | None]]] = deque()
         self._num_launched = self._num_collected = 0
         self._prepared_at = 0.0
@@ -152,14 +154,20 @@ class Pipeline:
                 tell()
             self._commit_suspicious()
 
-    def _most_beside(self, ahead: tuple[Batch, Future[Any]] | None) -> int:
+    def _most_beside(self, ahead: tuple[Batch, Future[Any] | None] | None) -> int:
         """Return how many batches may be in flight when the next one is launched."""
         is_alone = bool(self._suspicious) or any(batch.is_alone for batch, _ in self._flying)
         return 0 if is_alone or not ahead or ahead[0].is_alone else self._most_in_flight - 1
 
-    def _look_ahead(self) -> None:
+    def _look_ahead(self, beside: Batch | None = None) -> None:
+        """Take the next batch; `beside` is launched now."""
         batch = self._queue.take()
-        self._ahead = (batch, self._host.submit(self._prepare, batch)) if batch else None
+        is_alone = self._suspicious or any(each and each.is_alone for each in (batch, beside))
+        self._ahead = (batch, None if is_alone else self._begin(batch)) if batch else None
+
+    def _begin(self, batch: Batch) -> Future[Any]:
+        self._shard.journal.begin(batch.rows)  # first: to prepare it may end this process, too
+        return self._host.submit(self._prepare, batch)
 
     def _prepare(self, batch: Batch) -> Any:
         start = time.monotonic()
@@ -169,13 +177,13 @@ class Pipeline:
         self.prepare_seconds += self._prepared_at - start
         return prepared
 
-    def _launch(self, batch: Batch, ahead: Future[Any]) -> bool:
+    def _launch(self, batch: Batch, ahead: Future[Any] | None) -> bool:
         """Launch a batch; return False if that failed."""
         self._watch.arm(batch.cost + sum(before.cost for before, _ in self._flying))
-        self._look_ahead()
-        self._shard.journal.begin(batch.rows)
+        begun = ahead or self._begin(batch)
+        self._look_ahead(batch)
         try:
-            prepared = ahead.result()
+            prepared = begun.result()
             launched = time.monotonic()
             result = self._workload.run(self._model, prepared)
         except Exception as error:
@@ -240,7 +248,7 @@ class Pipeline:
         that."""
         since = time.monotonic()
         error = finished.result()
-        is_ready = self._ahead is not None and self._ahead[1].done()
+        is_ready = bool(self._ahead and self._ahead[1] and self._ahead[1].done())
         if is_ready and self._num_collected == self._num_launched:
             idle = time.monotonic() - max(since, self._watch.done_at, self._prepared_at)
             self.waited_for_disk += max(0.0, idle)

@@ -68,6 +68,7 @@ def main() -> int:
     # Output of libraries must not mix with the events: their standard output is standard error.
     events = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
+    os.register_at_fork(after_in_child=functools.partial(_leave_with_worker, events.fileno()))
     late_pandas.set_up()
     try:
         Worker(job, events).run()
@@ -92,6 +93,13 @@ def main() -> int:
         _say(events, "error", message=text)
         return WorkloadError.exit_status
     return 0
+
+
+def _leave_with_worker(events: int) -> None:
+    """Have a child that the workload forked end when this process does, and hold no end of the
+    `events`: the supervisor reads them to their end, and a child may hang for ever."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), events, inheritable=False)
+    this_process.die_with_parent(os.getppid(), signal.SIGKILL)
 
 
 def _weights_of(job: Job) -> Weights | None:

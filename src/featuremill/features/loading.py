@@ -24,10 +24,7 @@ from featuremill.store.results import Results
 
 
 def load(
-    run: str | Path,
-    samples: Sequence[str] | None = None,
-    *,
-    ids: Sequence[str] | None = None,
+    run: str | Path, samples: Sequence[str] | None = None, *, ids: Sequence[str] | None = None
 ) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 

@@ -10,6 +10,7 @@ import os
 import shlex
 from pathlib import Path
 
+from featuremill.base.locking import locked
 from featuremill.config import Run
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing
@@ -53,12 +54,14 @@ def _make(link: Path, folder: Path) -> None:
         )
     folder.parent.mkdir(exist_ok=True)
     folder.mkdir(exist_ok=True)
-    if not link.is_symlink():
-        link.parent.mkdir(parents=True, exist_ok=True)
-        link.symlink_to(folder)
-        internals.log.info(f"{link} is a link to {folder}")
-    if run_lock.link_to(folder) is None:
-        (folder / formats.LINK).write_text(str(link.absolute()), "utf-8")
+    with locked(folder / formats.LINK):
+        _refuse_taken(link, folder)  # again: another project may have begun in this moment
+        if not link.is_symlink():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder)
+            internals.log.info(f"{link} is a link to {folder}")
+        if run_lock.link_to(folder) is None:
+            (folder / formats.LINK).write_text(str(link.absolute()), "utf-8")
 
 
 def _moving(link: Path, is_there: Path, wanted: Path) -> str:

@@ -15,7 +15,7 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 from featuremill import workload
 from featuremill.base import environment, this_process
@@ -49,8 +49,6 @@ TARGETS = {"plan", "weights", "partial"}
 LESS = ("--until", "-U", "--touch", "-t")
 """Words, and beginnings of words, on a command line that ask for less than the whole run; Snakemake
 has them too late."""
-_claimed: dict[Path, TextIO] = {}
-"""The main process's locks on its runs, held for as long as it lives."""
 log = internals.log
 
 
@@ -58,9 +56,7 @@ def prepare(workflow: Any, run: Run) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
         say_what_is_computed_again(run)
-    is_done = (
-        run_lock.path_of(Path(run.folder)) in _claimed
-    )  # for an earlier `use rule` of the module
+    is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
         refuse_default_storage(workflow)
@@ -110,7 +106,7 @@ def claim_run(results: str, **about: Any) -> None:
         ) from None
     if file is None:
         return
-    _claimed[path] = file
+    run_lock.CLAIMED[path] = file
     last = run_lock.read(Path(results))
     was_here = last is not None and last.is_of_this_start()
     stale = internals.locks_on(results)
@@ -439,7 +435,8 @@ def asked_by(run: Run) -> dict[str, Any]:
 
     def seen(path: str) -> str:
         # What was named by an absolute path elsewhere stays there where a project moves.
-        return path if _is_elsewhere(path, working) else os.path.relpath(path, working)
+        is_elsewhere = Path(path).is_absolute() and not Path(path).is_relative_to(working)
+        return path if is_elsewhere else os.path.relpath(path, working)
 
     return {
         **({"samples": seen(run.samples)} if run.samples else {}),
@@ -448,10 +445,6 @@ def asked_by(run: Run) -> dict[str, Any]:
         **asked.options_asked(run),
         **{name: seen(path) for name, path in run.paths_of_options.items()},
     }
-
-
-def _is_elsewhere(path: str, folder: Path) -> bool:
-    return Path(path).is_absolute() and not Path(path).is_relative_to(folder)
 
 
 def config_file(workflow: Any, results: str) -> str:

@@ -156,11 +156,11 @@ def spelled(
     make: letters.Make,
     options: TableOptions,
     fasta: str = kinds.PROTEINS.fasta,
+    of_entry: Callable[[Any], Iterator[tuple[str, str, str]]] | None = None,
 ) -> Stream:
     """Stream the records of letters of an alphabet of one's own, as `proteins` does; `make` makes
-    them (`featuremill.inputs.letters.maker`). `fasta` is a module as of `nucleotides`."""
-    chosen = columns.Named(options.id_column, options.sequence_column)
-    return Stream(inputs, kinds.PROTEINS._replace(make=make, chosen=chosen, fasta=fasta))
+    them (`featuremill.inputs.letters.maker`). `fasta` and `of_entry` are those of its kind."""
+    return Stream(inputs, _kind(options)._replace(make=make, fasta=fasta, of_entry=of_entry))
 
 
 def rows(inputs: Sequence[Path], options: RowOptions | SequenceOptions | None = None) -> Stream:

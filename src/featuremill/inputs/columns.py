@@ -72,10 +72,7 @@ class Columns(NamedTuple):
 
 
 def find(
-    path: Path,
-    names: Sequence[str],
-    chosen: Named,
-    sequences: Sequence[Sequence[str]] = SEQUENCES,
+    path: Path, names: Sequence[str], chosen: Named, sequences: Sequence[Sequence[str]] = SEQUENCES
 ) -> Columns:
     """Return where the columns stand in `names`: those that are `chosen`, or whose names tell, in
     any case; UserError where that is not clear."""

@@ -22,7 +22,7 @@ from Bio.SeqRecord import SeqRecord
 from featuremill.base.errors import UserError
 from featuremill.inputs import source
 from featuremill.inputs.fasta import as_unicode
-from featuremill.inputs.kinds import Sequences
+from featuremill.inputs.kinds import Sequences, whole
 from featuremill.workload import Record
 
 PIR = re.compile(r">(P1|F1|DL|DC|RL|RC|N1|N3|XX);")
@@ -33,7 +33,7 @@ MAX_ENTRY_BYTES = 10 * source.MAX_RECORD_BYTES
 
 def read(path: Path, kind: Sequences) -> Iterator[Record]:
     """Stream the records of a GenBank, GenPept, EMBL, UniProt or PIR file."""
-    taken = _whole if kind.of_entries else _proteins
+    taken = kind.of_entry or _proteins
     format = format_of(path)
     number = 0
     with source.open_text(path, "surrogateescape", MAX_ENTRY_BYTES) as text:
@@ -99,15 +99,10 @@ def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRec
         raise UserError(f"{path}: there is no {format} entry in this file; check what it holds.")
 
 
-def _whole(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
-    """Yield id, description and letters of the entry itself."""
-    yield entry.id, entry.description, str(entry.seq) if entry.seq.defined else ""
-
-
 def _proteins(entry: SeqRecord) -> Iterator[tuple[str, str, str]]:
     """Yield id, description and letters of each protein in `entry`."""
     if str(entry.annotations.get("molecule_type")).lower() == "protein":
-        yield from _whole(entry)
+        yield from whole(entry)
         return
     organism = entry.annotations.get("organism", "")
     for feature in entry.features:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +37,8 @@ class Sequences(NamedTuple):
     names: Sequence[Sequence[str]]
     """How tables call the column of sequences, the surest names first."""
     has_fastq: bool = False
-    of_entries: bool = False
-    """Of a flat file's entries themselves; else of the proteins that they code."""
+    of_entry: Callable[[Any], Iterator[tuple[str, str, str]]] | None = None
+    """Yields ids, descriptions and letters of a flat file's entry; None: of its proteins."""
     fasta: str = "featuremill.inputs.fasta"
     """The module that reads FASTA."""
     chosen: columns.Named = columns.Named()
@@ -58,6 +58,11 @@ class Sequences(NamedTuple):
         return self.make(id.strip(), described, letters, source, line)
 
 
+def whole(entry: Any) -> Iterator[tuple[str, str, str]]:
+    """Yield id, description and letters of an entry of a flat file."""
+    yield entry.id, entry.description, str(entry.seq) if entry.seq.defined else ""
+
+
 PROTEINS = Sequences(
     protein,
     "featuremill reads FASTA, tables (.csv, .tsv, .parquet) and flat files (.gb, .gbk, .embl, "
@@ -70,7 +75,7 @@ NUCLEOTIDES = Sequences(
     ".gbk, .embl)",
     columns.NUCLEOTIDES,
     has_fastq=True,
-    of_entries=True,
+    of_entry=whole,
 )
 
 
@@ -111,11 +116,7 @@ class Rows(NamedTuple):
 
 
 def _of_row(
-    names: Sequence[str],
-    types: Mapping[str, type],
-    values: Sequence[Any],
-    source: str,
-    line: int,
+    names: Sequence[str], types: Mapping[str, type], values: Sequence[Any], source: str, line: int
 ) -> Record:
     id, payload = values[0].strip(), b""
     if not (reason := wrong_id(id)):

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE, IdColumns
 from featuremill.base.matching import Matcher
-from featuremill.base.reasons import is_missing
+from featuremill.base.reasons import is_missing as is_missing
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
 from featuremill.inputs import NamedColumns, columns, format_of, rows, source, table

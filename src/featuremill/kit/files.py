@@ -5,7 +5,6 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 """
 
 from featuremill.base.readable import check as refuse_unreadable
-from featuremill.base.space import take_space
 from featuremill.store.files import TEMPORARY, digest_of, remove, replacing, sha256_of, sync_folder
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
@@ -39,7 +38,6 @@ __all__ = [
     "replacing",
     "sha256_of",
     "sync_folder",
-    "take_space",
     "vacate",
     "write_json",
 ]

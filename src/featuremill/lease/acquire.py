@@ -172,10 +172,7 @@ def _is_first_to_say(note: Path) -> bool:
 
 
 def _lease(
-    request: Request,
-    chosen: tuple[Device, ...],
-    taken: list[Slot],
-    inherited: str | None = None,
+    request: Request, chosen: tuple[Device, ...], taken: list[Slot], inherited: str | None = None
 ) -> Lease:
     for slot in taken:
         slot.note()

@@ -132,11 +132,7 @@ class Lists:
         self._takes_fasta = True
 
     def add(
-        self,
-        block: pa.Table,
-        failed: pa.RecordBatch,
-        first: int,
-        pending: npt.NDArray[np.int64],
+        self, block: pa.Table, failed: pa.RecordBatch, first: int, pending: npt.NDArray[np.int64]
     ) -> None:
         """List a block's refused, failed and pending records; `first` is its first ordinal."""
         where = failed.column("ordinal").to_numpy() - first

@@ -268,11 +268,7 @@ class _Shard:
     """The rows of one shard, to be written to the folder `place`."""
 
     def __init__(
-        self,
-        place: Path,
-        part: Part,
-        records: pa.RecordBatch,
-        provenance: dict[str, str],
+        self, place: Path, part: Part, records: pa.RecordBatch, provenance: dict[str, str]
     ) -> None:
         self._place, self._part, self._records = place, part, records
         self._provenance = provenance

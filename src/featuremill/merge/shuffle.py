@@ -27,11 +27,7 @@ class Shuffle:
     """One file of rows and the index of its pieces; rows may be added on several threads."""
 
     def __init__(
-        self,
-        path: Path,
-        columns: pa.Schema,
-        edges: npt.NDArray[np.int64],
-        times: int = 1,
+        self, path: Path, columns: pa.Schema, edges: npt.NDArray[np.int64], times: int = 1
     ) -> None:
         """Make the file `path`; bucket n takes the ordinals from edges[n] up to edges[n + 1].
 

@@ -20,11 +20,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FORMAT = Format(
-    "embeddings.h5ad",
-    "anndata, scanpy",
-    400,
-    "pooled",
-    also_called=("anndata", "scanpy"),
+    "embeddings.h5ad", "anndata, scanpy", 400, "pooled", also_called=("anndata", "scanpy")
 )
 BYTES_A_TEXT = 64
 """What HDF5 keeps of a text beside its letters, at most: a reference and a place in a heap."""
@@ -43,7 +39,7 @@ class Writer:
     """Makes the whole file's datasets, then fills them row after row."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.outputs.hdf5 import TEXT, ReservedFile
+        from featuremill.kit.hdf5 import TEXT, ReservedFile
 
         first, *others = need(target.pooled(), "h5ad", "a pooled value")
         kinds = {name: target.values.field(name).type for name in (first, *others)}
@@ -128,7 +124,7 @@ def _array(group: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
 def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
     import numpy as np
 
-    from featuremill.outputs.hdf5 import TEXT
+    from featuremill.kit.hdf5 import TEXT
 
     frame = _mark(root.create_group(name), "dataframe")
     frame.attrs["_index"] = index
@@ -137,7 +133,7 @@ def _frame(root: Any, name: str, index: str, columns: list[str]) -> Any:
 
 
 def _describe(root: Any, provenance: dict[str, str]) -> None:
-    from featuremill.outputs.hdf5 import TEXT
+    from featuremill.kit.hdf5 import TEXT
 
     group = _mark(_mark(root.create_group("uns"), "dict").create_group("featuremill"), "dict")
     for key, value in provenance.items():

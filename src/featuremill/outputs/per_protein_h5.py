@@ -34,7 +34,7 @@ class Writer:
     """Writes one small dataset a record."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.outputs.hdf5 import DatasetFile
+        from featuremill.kit.hdf5 import DatasetFile
 
         self._columns = need(target.pooled(), "per_protein_h5", "a pooled value")
         self._file = DatasetFile(target, self._columns)

@@ -28,7 +28,7 @@ class Writer:
     """Writes one dataset a record."""
 
     def __init__(self, target: Target) -> None:
-        from featuremill.outputs.hdf5 import DatasetFile
+        from featuremill.kit.hdf5 import DatasetFile
 
         self._columns = need(target.per_residue(), "per_residue_h5", "per_residue: true")
         self._file = DatasetFile(target, self._columns)

@@ -30,6 +30,7 @@ from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
+from featuremill.plan.needed_memory import too_large
 from featuremill.plan.processes import Processes
 from featuremill.plan.reading import Spooled, read_records
 from featuremill.plan.records import write_records
@@ -137,6 +138,8 @@ def plan(
         ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
     announce(folder, result, last, why_cut, sizing, config.outputs, config.order)
+    if said := too_large(config, device, weights, result):
+        log.warning("%s", said)
     return Planned(result, why_cut)
 
 

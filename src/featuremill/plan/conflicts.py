@@ -32,7 +32,7 @@ def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tall
     for number in {row["sha256"][0] for row in gone}:
         for folder in folders:
             tally.total_bytes -= _without(bucket_path(folder, number), ordinals)
-    tally.longest = 0
+    tally.longest = tally.costliest = 0
     batches = rows.numbered()
     for number, folder in enumerate(folders):
         path = rows_path(folder)
@@ -44,6 +44,7 @@ def refuse(folders: Sequence[Path], rows: Rows, reasons: Mapping[int, str], tall
                 written = _refused(batch, reason_of_row) if reason_of_row else batch
                 lengths = written.column("length").filter(written.column("reason").is_null())
                 tally.longest = max(tally.longest, pc.max(lengths).as_py() or 0)
+                tally.costliest = max(tally.costliest, pc.max(written["cost"]).as_py())
                 writer.write_batch(written)
         new.replace(path)
 

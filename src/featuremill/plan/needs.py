@@ -15,8 +15,6 @@ from featuremill.store.row_order import will_be_by_shard
 
 COUNTING_RESIDUES = ("tokens", "residues")
 """Units of cost by which a shard has at most as many vectors per residue as it costs."""
-
-
 IDENTITY_BYTES = 120
 """Of a record in store/identities: `python -m bench.merge_scale --records 10000000 --width 128
 --order shard`."""
@@ -53,12 +51,9 @@ def needs_of_run(
 def _without_what_is_there(need: Need) -> Need:
     """Return what is needed beyond the old result, which the workflow removes before it merges."""
     path = need.folder / need.what
-    if not path.exists():
-        return need
-    sizes = [file.stat().st_size for file in files_of(path)]
+    sizes = [file.stat().st_size for file in (files_of(path) if path.exists() else ())]
     return need._replace(
-        num_bytes=max(0, need.num_bytes - sum(sizes)),
-        num_files=max(0, need.num_files - len(sizes)),
+        num_bytes=max(0, need.num_bytes - sum(sizes)), num_files=max(0, need.num_files - len(sizes))
     )
 
 
@@ -67,11 +62,10 @@ def _unpaid_parts(folder: Results, plan: Plan, values: pa.Schema) -> int:
     for shard in plan.shards:
         if folder.part(plan.recipe, shard.shard).exists():
             continue
-        num_rows = shard.records
         # The cost is that of the wanted records, and a part has all.
-        cost = shard.cost * num_rows // max(1, shard.wanted)
+        cost = shard.cost * shard.records // max(1, shard.wanted)
         residues = residues_of(shard.bytes, plan.cost_unit, cost)
         journal = folder.journal(plan.recipe, shard.shard)
         begun = journal.stat().st_size if journal.exists() else 0
-        unpaid += max(0, disk_space.stored_bytes(values, num_rows, residues) - begun)
+        unpaid += max(0, disk_space.stored_bytes(values, shard.records, residues) - begun)
     return unpaid

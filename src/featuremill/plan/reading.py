@@ -87,7 +87,10 @@ class Spooled:
 
     @property
     def lengths(self) -> Lengths:
-        lengths = Lengths(total=self.tally.total_length, longest=self.tally.longest)
+        tally = self.tally
+        lengths = Lengths(
+            total=tally.total_length, longest=tally.longest, costliest=tally.costliest
+        )
         # Plans of proteins are as they were before there was anything else.
         if self._length_unit == lengths.unit:
             return lengths
@@ -115,11 +118,7 @@ class Spooled:
 
 
 def read_records(
-    config: Run,
-    options: Any,
-    folder: Path,
-    processes: Processes,
-    sheet: Sheet | None = None,
+    config: Run, options: Any, folder: Path, processes: Processes, sheet: Sheet | None = None
 ) -> Spooled:
     """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`, as
     the settled `options` say; the processes are started if it takes more than a chunk."""

@@ -304,11 +304,7 @@ def _payloads(folder: Results, names: Sequence[str], places: Places) -> pa.Table
 
 
 def _replace_plan(
-    folder: Results,
-    plan: Plan,
-    chosen: Failed,
-    moved: Places,
-    new: list[PlannedShard],
+    folder: Results, plan: Plan, chosen: Failed, moved: Places, new: list[PlannedShard]
 ) -> None:
     """Put the new shards at the end of the plan and of records.parquet.
 
@@ -327,10 +323,7 @@ def _replace_plan(
     old_names = [source.shard for source in plan.sources]
     new_names = [source.shard for source in (*kept, *new, *plan.taken)]
     moved = moved + place_of(len(kept), np.zeros_like(moved))
-    with (
-        ours.delivering(folder.plan) as new_plan,
-        ours.delivering(folder.records) as new_records,
-    ):
+    with ours.delivering(folder.plan) as new_plan, ours.delivering(folder.records) as new_records:
         move_rows(folder.records, new_records, old_names, new_names, chosen.places, moved)
         plan = plan.model_copy(
             update={"records_sha256": sha256_of(new_records), "shards": kept + new}

@@ -124,7 +124,8 @@ def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOW
         most = max(1, int(seconds / least_seconds))
         why_most = f"less than {least_seconds:.0f} s is not worth a start-up of {startup:.1f} s"
     wanted = _rounds_up(max(usual, fewest), slots)
-    number = min(wanted, _rounds_down(min(most, MOST_SHARDS, work.records), slots))
+    possible = min(most, MOST_SHARDS, work.records)
+    number = min(wanted, possible // slots * slots or possible)  # whole rounds, if it is one
     if number == wanted:
         if usual <= fewest == SHARDS_A_SLOT * slots:
             why = f"{SHARDS_A_SLOT} a slot, with {counted(slots, 'slot')}"
@@ -150,11 +151,6 @@ def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOW
 
 def _rounds_up(number: int, slots: int) -> int:
     return -(-number // slots) * slots
-
-
-def _rounds_down(number: int, slots: int) -> int:
-    """Return `number` less what makes no whole round; what is not even one stays."""
-    return number // slots * slots or number
 
 
 def is_better(number: int, than: int) -> bool:

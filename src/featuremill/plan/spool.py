@@ -115,6 +115,8 @@ class Tally:
     total_length: int = 0
     """Of the good ones, in the workload's unit."""
     longest: int = 0
+    costliest: int = 0
+    """The highest cost of one."""
     total_bytes: int = 0
     """Of the good ones' payloads."""
     refusals: Counter[str] = field(default_factory=Counter)
@@ -147,6 +149,7 @@ class Tally:
         self.records += other.records
         self.total_length += other.total_length
         self.longest = max(self.longest, other.longest)
+        self.costliest = max(self.costliest, other.costliest)
         self.total_bytes += other.total_bytes
         self.refusals += other.refusals
         self.notes += other.notes
@@ -281,6 +284,7 @@ class Spool(ExitStack):
         costs = np.zeros(len(chunk.payloads), np.int64)
         payloads = chunk.good(chunk.payloads)
         costs[accepted] = self._costs(payloads)
+        self.tally.costliest = max(self.tally.costliest, int(costs.max(initial=0)))
         columns = [
             chunk.ids,
             chunk.descriptions,

@@ -84,7 +84,7 @@ def write_report(
         _environment()
         .get_template("page.html")
         .render(
-            title=_title(facts),
+            title=facts.delivery.run + " (partial)" * facts.delivery.partial,
             labels=mark,
             lead=_lead(facts),
             tiles=_tiles(facts),
@@ -171,10 +171,6 @@ def _warnings(delivery: Delivery) -> list[str]:
     settings = delivery.settings
     caution = caution_of(settings.workload, settings.options)
     return [*filter(None, [caution]), *delivery.warnings]
-
-
-def _title(facts: Facts) -> str:
-    return f"{facts.delivery.run} (partial)" if facts.delivery.partial else facts.delivery.run
 
 
 def _lead(facts: Facts) -> str:

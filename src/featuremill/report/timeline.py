@@ -15,12 +15,7 @@ from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Interval, Piece
 from featuremill.workload.figures import REST, Figure, drawn, values
 
 TITLE = "Which device did what, and when"
-COMPUTED, RESUMED, CRASHED, STOPPED = STATES = (
-    "computed",
-    "resumed",
-    "after a crash",
-    "cut short",
-)
+COMPUTED, RESUMED, CRASHED, STOPPED = STATES = ("computed", "resumed", "after a crash", "cut short")
 COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
 """Lanes that still get their device's name written above them."""

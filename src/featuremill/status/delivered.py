@@ -56,11 +56,7 @@ def taken_over(results: Results, delivery: Delivery | None) -> dict[str, Receipt
 
 
 def read_delivery_state(
-    results: Results,
-    plan: Plan,
-    delivery: Delivery | None,
-    shards: list[Shard],
-    verifies: bool,
+    results: Results, plan: Plan, delivery: Delivery | None, shards: list[Shard], verifies: bool
 ) -> DeliveryState:
     """Return the state of the results of `plan`; hash them if it `verifies`."""
     root = results.root

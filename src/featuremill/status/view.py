@@ -33,11 +33,7 @@ MERGED = {
     "older": "of an earlier plan, or older than a part",
     "damaged": "not whole",
 }
-REPORTED = {
-    "no": "none yet",
-    "yes": "report.html",
-    "older": "of older results or other labels",
-}
+REPORTED = {"no": "none yet", "yes": "report.html", "older": "of older results or other labels"}
 STEPS: dict[str, str] = {"no": "not yet", "yes": "there", "older": "of what was before"}
 LATER: dict[str, str] = {"no": "", "yes": "", "older": "; of what was before"}
 UNFINISHED: dict[State, str] = {

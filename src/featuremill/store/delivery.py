@@ -58,7 +58,8 @@ class Accounts(Record):
     @property
     def told(self) -> str:
         """How many records have features, and the state of the others, in words."""
-        whole = f"{self.ok:,} of {counted(self.input, 'record')} {_have(self.ok)} features"
+        have = "has" if self.ok == 1 else "have"
+        whole = f"{self.ok:,} of {counted(self.input, 'record')} {have} features"
         if self.taken:
             whole += f" ({self.taken:,} from the store)"
         kinds = (
@@ -68,10 +69,6 @@ class Accounts(Record):
             (self.pending, "is not computed yet" if self.pending == 1 else "are not computed yet"),
         )
         return ", ".join([whole, *(f"{number:,} {what}" for number, what in kinds if number)])
-
-
-def _have(number: int) -> str:
-    return "has" if number == 1 else "have"
 
 
 class Taken(Record):

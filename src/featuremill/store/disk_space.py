@@ -53,8 +53,7 @@ def needs_of_outputs(
     for name in outputs:
         format = format_of(name)
         held = [field for field in values if format.kind in (None, kind_of(field.type))]
-        size = expected_bytes(pa.schema(held), num_rows, num_residues)
-        size = int(size * format.times_as_large)
+        size = int(expected_bytes(pa.schema(held), num_rows, num_residues) * format.times_as_large)
         files = format.files_a_record * num_rows
         needs.append(Need(format.file, folder, size + format.bytes_a_record * num_rows, files))
     return needs
@@ -105,8 +104,14 @@ def _problem(needs: list[Need]) -> str:
 
 
 def expected_bytes(schema: pa.Schema, num_rows: int, total_length: int) -> int:
-    """Return the bytes of the values: exact for fixed sizes; lists count an element a residue."""
-    return sum(_bytes_of(field.type, num_rows, total_length) for field in schema)
+    """Return the bytes of the values: exact for fixed sizes; lists count an element a residue, and
+    at most `most_a_row` of a field's metadata a row."""
+    num_bytes = 0
+    for field in schema:
+        most = int((field.metadata or {}).get(b"most_a_row", total_length))
+        length = min(total_length, most * num_rows or total_length)
+        num_bytes += _bytes_of(field.type, num_rows, length)
+    return num_bytes
 
 
 def _bytes_of(kind: pa.DataType, count: int, total_length: int) -> int:

@@ -64,8 +64,10 @@ def _raise(error: OSError) -> NoReturn:
     raise error
 
 
-def digest_at(path: Path) -> str:
-    """Return the sha256 of the file, or of the folder's files, at `path`."""
+def digest_at(path: Path, *others: Path) -> str:
+    """Return the sha256 of the file, or of the folder's files, at `path`; one of all if several."""
+    if others:
+        return digest_of_folder({str(n): digest_at(each) for n, each in enumerate((path, *others))})
     if not path.is_dir():
         return sha256_of(path)
     return digest_of_folder({name: sha256_of(path / name) for name in files_below(path)})

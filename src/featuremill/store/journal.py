@@ -6,10 +6,10 @@ error. So the log decides: a batch counts when its `commit` line is there and th
 agrees. The log:
 
     featuremill-journal 1 <batch_cost>     the budget of a batch
-    begin <row>,<row>,…                    rows of the shard that go to the device now
+    begin <row>,<row>,…                    rows of the shard that are prepared for the device now
     commit <end offset> <xxh3> <rows>      the rows up to this offset of the data file are good, and
                                            how many this batch has
-    abort                                  the rows on the device failed, the worker did not
+    abort                                  rows in flight failed, the worker did not
     strike <row>,<row>,…                   the worker died with these rows in flight
 
 Batches are committed in the order of their `begin` lines; several may be in flight.
@@ -125,11 +125,11 @@ class Journal:
         new.replace(self.log_path)
 
     def begin(self, rows: Iterable[int]) -> None:
-        """Note that these rows of the shard go to the device now."""
+        """Note that these rows of the shard are prepared now and go to the device then."""
         self._write_log(f"begin {joined(rows)}")
 
     def abort(self) -> None:
-        """Note that the rows on the device have failed, and that none is there any more."""
+        """Note that rows in flight have failed, and that none is in flight any more."""
         self._write_log("abort")
 
     def commit(self, batch: pa.RecordBatch) -> None:

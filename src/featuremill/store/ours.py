@@ -224,7 +224,9 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
     stamp = _seen(path) if path.is_file() else None
     same = [line for line in _lines(path) if line["seen"] == stamp]
     inside = contents(path) if path.is_dir() else []
-    is_recorded = latest(path) != before or any(_seen(file) in _all_seen(file) for file in inside)
+    is_recorded = latest(path) != before or any(
+        _seen(file) in [line["seen"] for line in _lines(file)] for file in inside
+    )
     yield
     if same:
         _append(path.parent, [_line(path.name, same[-1]["sha256"], path)])
@@ -241,10 +243,6 @@ def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
     yield
     if path and same:
         _append(folder, [_line(str(path.relative_to(folder)), same[-1]["sha256"], path)])
-
-
-def _all_seen(path: Path) -> list[list[int]]:
-    return [line["seen"] for line in _lines(path)]
 
 
 def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:

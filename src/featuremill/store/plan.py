@@ -65,6 +65,8 @@ class Lengths(Record):
 
     total: int
     longest: int
+    costliest: int = 0
+    """The highest cost of one, in the workload's COST_UNIT; early plans do not have it."""
     unit: str = "residues"
     """What is counted; not written for proteins."""
 

@@ -24,6 +24,8 @@ from featuremill.store.files import read_json
 
 RESULTS = "results"
 """The folder of all runs."""
+CLAIMED: dict[Path, TextIO] = {}
+"""The main process's locks on its runs, held for as long as it lives."""
 
 
 class Owner(NamedTuple):
@@ -163,7 +165,8 @@ def living(folder: Path) -> list[Owner]:
     found = []
     for path in sorted((folder / ".snakemake").glob("featuremill.*.owner")):
         owner = _owner_in(path)
-        if owner and owner.pid != os.getpid() and lock_holder.is_held(path):
+        # A file of ours names the last owner as long as that one's lock may be valid.
+        if owner and path.absolute() not in CLAIMED and lock_holder.is_held(path):
             found.append(owner)
     return found
 

@@ -96,11 +96,6 @@ class Level(NamedTuple):
         return sha256, batch["part"].to_numpy(), batch["row"].to_numpy()
 
 
-def _levels_in(folder: Path) -> list[Level]:
-    """Return the levels in `folder`; damaged ones are left out."""
-    return [level for path in sorted(folder.glob("*.arrow")) if (level := opened(path))]
-
-
 def opened(path: Path) -> Level | None:
     """Return the level at `path`; None, with a warning, where it is damaged."""
     try:
@@ -121,7 +116,8 @@ def opened(path: Path) -> Level | None:
 def levels_of(shelf: Shelf, scratch: Path) -> list[Level]:
     """Return levels that cover every part of `shelf`: those of its index, and new ones in the
     folder `scratch` for parts that it lacks."""
-    levels = _levels_in(shelf.levels)
+    paths = sorted(shelf.levels.glob("*.arrow"))
+    levels = [level for path in paths if (level := opened(path))]  # without damaged ones
     return levels + _levels_of_parts(_missing(shelf, levels), scratch)
 
 

@@ -114,6 +114,7 @@ class Checkpoint(NamedTuple):
     """Its path or URL."""
     path: Path
     """The file or folder; for a published model, the place of the download."""
+    others: tuple[Path, ...] = ()  # more of them, where several networks are one model
 
 
 class Converted(NamedTuple):

@@ -66,11 +66,8 @@ def is_path(model: str, workload: str = DEFAULT) -> bool:
 
 
 def name_of(model: str, workload: str = DEFAULT) -> str:
-    """Return the `<name>` of `weights/<name>.json` for `model`; opens no file.
-
-    Raises:
-        UserError: there is no such model.
-    """
+    """Return the `<name>` of `weights/<name>.json` for `model`, or raise UserError if there is no
+    such model; opens no file."""
     return (_checkpoints(workload) or plain_weights).name_of(model)
 
 
@@ -194,7 +191,7 @@ def convert(model: str, cache: Path | None = None, workload: str = DEFAULT) -> W
     # A published model is found by its name, so its checkpoint may be deleted after the conversion.
     key = source.name
     if source.kind != "published":
-        key += f"-{files.digest_at(source.path)[:16]}"
+        key += f"-{files.digest_at(source.path, *source.others)[:16]}"
     folder = cache_folder(cache).absolute() / checkpoints.LAYOUT
     record = folder / f"{key}.json"
     lock = folder / f"{key}.lock"
@@ -240,19 +237,19 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
     """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
         made = checkpoints.convert(source, temporary)
-    about_source = CheckpointFile(
-        kind=source.kind,
-        location=source.location,
-        sha256=files.digest_at(source.path),
-        bytes=files.bytes_at(source.path),
-    )
+    paths = (source.path, *source.others)
     return WeightsFile(
         version=VERSION,
         name=made.name,
         path=str(path),
         bytes=path.stat().st_size,
         sha256=made.sha256,
-        source=about_source,
+        source=CheckpointFile(
+            kind=source.kind,
+            location=source.location,
+            sha256=files.digest_at(*paths),
+            bytes=sum(map(files.bytes_at, paths)),
+        ),
         metadata=made.metadata,
     )
 

@@ -25,14 +25,7 @@ from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
 from featuremill.store.results import Results
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import (
-    DEFAULT,
-    Device,
-    EstimatesMemory,
-    HasCheckpoints,
-    Weights,
-    Workload,
-)
+from featuremill.workload import DEFAULT, Device, EstimatesMemory, HasCheckpoints, Weights, Workload
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.recipe import settings_of

@@ -16,7 +16,7 @@ from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, duration, human_bytes
 from featuremill.config import Run
-from featuremill.plan import speeds
+from featuremill.plan import needed_memory, speeds
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
@@ -27,7 +27,7 @@ from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
-from featuremill.workload import Device, EstimatesMemory, Weights, find_workload, plugin_errors
+from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, plugin_errors
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -181,7 +181,7 @@ class Case:
             UserError: where nothing is known of the speed.
         """
         plan, config, is_gpu = self.work.plan, self.config, self.device.kind == "cuda"
-        workload = find_workload(config.workload)
+        workload = config.module
         # Not the settings', which lack the options that no recipe holds.
         resolved = plugin_errors.resolved(
             config.workload, workload, config.options, self.device, self.weights
@@ -193,10 +193,10 @@ class Case:
             strict=True,
         )
         work = works[0]  # what follows hardly depends on the number of slots
-        device_mb, weights_mb = 0, 0.0
+        too_large = needed_memory.too_large(config, self.device, self.weights, plan)
+        cost, weights_mb = plan.lengths.costliest, 0.0
+        device_mb = needed_memory.memory_mb(config, self.device, self.weights, cost)
         if self.weights and isinstance(workload, EstimatesMemory):
-            budget = workload.batch_cost(resolved, self.device)
-            device_mb = workload.memory_mb(resolved, self.device, self.weights, budget)
             weights_mb = workload.weights_mb(self.weights)
         parts, _ = speeds.earlier_parts(self._asked(slots[0]), self.folder.root.parent)
         measured_mb = max((part.peak_memory_mb for part in parts), default=0)
@@ -228,7 +228,7 @@ class Case:
             free_bytes=free_bytes,
             notes=[
                 self._note_on_time(around),
-                *self._notes_on_memory(device_mb, measured_mb, host_mb),
+                *self._notes_on_memory(device_mb, measured_mb, host_mb, too_large),
                 *_notes_on_disk(disk, num_files, free_bytes),
                 *large_outputs(plan.counts.planned, config.outputs),
             ],
@@ -236,11 +236,18 @@ class Case:
 
     def _note_on_time(self, around_seconds: Mapping[str, float]) -> str:
         around = ", ".join(f"{what} {duration(each)}" for what, each in around_seconds.items())
-        has_weights = self.weights is None or self.settings.weights_sha256
-        weights = "" if has_weights else "; to fetch and convert the weights comes on top"
+        weights, module, model = "", self.config.module, self.config.model
+        if model and not self.settings.weights_sha256:
+            how = "read"
+            if isinstance(module, HasCheckpoints):
+                is_there = module.CHECKPOINTS.locate(model).kind != "published"
+                how = "convert" if is_there else "fetch and convert"
+            weights = f"; to {how} the weights comes on top"
         return f"In the time, besides the shards: {around} (at rates measured on 2 cores){weights}."
 
-    def _notes_on_memory(self, device_mb: int, measured_mb: int, host_mb: int) -> Iterator[str]:
+    def _notes_on_memory(
+        self, device_mb: int, measured_mb: int, host_mb: int, too_large: str
+    ) -> Iterator[str]:
         """Yield what a job takes: its GPUs' memory as doctor reckons it for all together, or as it
         was measured on the fullest one; and what does not fit."""
         if self.device.kind == "cpu":
@@ -257,7 +264,9 @@ class Case:
             parts.append(f"about {host_mb:,} MB of the host (reckoned)")
         yield f"Memory of a job: {', '.join(parts) or 'not known yet'}."
         has_mb = self.device.memory_mb
-        if has_mb and mb > gpus * has_mb:
+        if too_large:
+            yield f"{too_large[0].upper()}{too_large[1:]}"
+        elif has_mb and mb > gpus * has_mb:
             yield (
                 f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set gpus: "
                 f"{math.ceil(mb / has_mb)} or more, or take larger ones."

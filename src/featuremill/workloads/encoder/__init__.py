@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from featuremill.inputs import TableOptions, regions, sequences, spelled
+from featuremill.inputs import regions, sequences, spelled
 from featuremill.inputs.letters import maker
 from featuremill.inputs.payloads import Parts, alike, parts_of
 from featuremill.kit.errors import UserError
@@ -18,11 +18,14 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
+    contigs,
     fasta,
+    joined,
     memory,
+    pairs,
     structures,
     texts,
     tracing,
@@ -74,7 +77,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "3"
+VERSION = "4"
 COST_UNIT = "tokens"
 LENGTH_UNIT = "letters"
 READS_PICKLES = True
@@ -82,13 +85,24 @@ READS_PICKLES = True
 VERSIONS_OF = ("transformers", "tokenizers")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "encoder.yaml"
 PRECISION = "dtype"
-REASONS = (*structures.REASONS, *regions.REASONS, *texts.REASONS)
+REMEDIES = {**networks.REMEDIES, "shorter records": "max_residues"}
+"""Without max_residues, a T5 cuts none."""
+REASONS = (
+    *structures.REASONS,
+    *regions.REASONS,
+    *texts.REASONS,
+    *contigs.REASONS,
+    *pairs.REASONS,
+)
 USUAL_TOKENS = 1024
-"""What a network sees at once where nothing in it ends and its config says no more."""
+"""What a network sees at once where nothing in it ends, its config says no more, and its authors do
+not compute records whole."""
 MOST_TOKENS = 4096
 """Of a record, where tokens have any length and the config sets no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
+PAIRING = ("bert", "t5")
+"""Model types of which some read pairs of chains, with what ends a sequence between them."""
 NUM_SPECIAL = 2
 """Special tokens that costs are reckoned with; a network may have one less."""
 
@@ -131,6 +145,13 @@ def _opened(folder: Path, options: Options) -> tuple[Facts, Vocabulary]:
             f"{folder}: its vocabulary has {words.size:,} tokens, and its network takes "
             f"{facts.config['vocab_size']:,}; give a folder in which the two belong together."
         )
+    if options.alphabet == "contigs" and words.has_small_bases:
+        strands = [vocabulary.of(folder, kind, prefix).first for prefix in ("<+>", "<->")]
+        ids = {byte: id for byte, (id,) in zip(joined.STRANDS, strands, strict=True)}
+        words = joined.with_joints(words._replace(first=()), ids)
+    reads_pairs = kind in PAIRING and words.is_by_letter and not words.is_of_structure
+    if options.paired and reads_pairs:
+        words = joined.with_joints(words, {joined.BETWEEN[0]: words.last[-1]})
     return facts, words
 
 
@@ -145,13 +166,11 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
         return
     found = _spelled(inputs, options, words)
     if options.structures:
-        chosen = TableOptions(
-            id_column=options.id_column if options.structure_column else "",
-            sequence_column=options.structure_column,
-        )
-        found = structures.added(found, structures.read(Path(options.structures), chosen))
+        found = structures.added(found, structures.read(options, options.id_column))
     checked = _checked(found, options, facts, words)
-    if options.regions:
+    if joined.joints_of(options):
+        yield from joined.split(checked, options)
+    elif options.regions:
         yield from regions.Regions(Path(options.regions)).split(checked, options.max_residues)
     else:
         yield from checked
@@ -159,10 +178,15 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
     """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    if options.alphabet == "contigs":
+        found = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
+        return contigs.fitted(found, options)
+    if options.paired:
+        return pairs.read(inputs, options)
     if words.is_of_structure:
         return spelled(inputs, maker(structures.clean_alone), options, fasta.__name__)
     if words.with_structure:
-        return spelled(inputs, maker(structures.clean_pairs), options, fasta.__name__)
+        return structures.pairs(inputs, options)
     if words.has_3di:
         return spelled(inputs, maker(structures.clean_beside), options)
     return sequences(inputs, options)
@@ -184,7 +208,7 @@ def _checked(
         record = record._replace(payload=payload, length=len(letters))
         most = options.max_residues
         if most is not None and len(letters) > most:
-            if options.long == "refuse":
+            if options.long == "refuse" or options.paired:
                 reason = LENGTH.reason(f"{len(letters):,} residues, at most {most:,}")
                 yield record._replace(payload=b"", reason=reason)
                 continue
@@ -207,10 +231,10 @@ def _checked(
 
 def cost(payload: bytes, options: Options) -> int:
     """Return about how many tokens are computed for a record."""
-    length = len(_parts(payload, options).letters)
-    length = min(length, options.max_residues or length)
+    parts = _parts(payload, options)
+    length = min(len(parts.letters), options.max_residues or len(parts.letters))
     tokens = -(-length // (options.letters_per_token or 1)) + NUM_SPECIAL
-    return min(tokens, options.max_tokens or tokens)
+    return joined.share(parts, options, min(tokens, options.max_tokens or tokens))
 
 
 def _parts(payload: bytes, options: Options) -> Parts:
@@ -247,6 +271,14 @@ def _settled(options: Options, folder: Path) -> Options:
             f"options.structures: the vocabulary in {folder} has no letters of structure; leave "
             "structures out, or give a SaProt."
         )
+    if joined.joints_of(options) and not words.joints:
+        option, what, model = "alphabet", "contigs", "a gLM2"
+        if options.paired:
+            option, what, model = "paired", "pairs of chains", "an IgBert or IgT5"
+        raise UserError(
+            f"options.{option}: the network in {folder} reads no {what}; give {model}, or leave "
+            "that out."
+        )
     if options.regions and not words.is_by_letter:
         raise UserError(
             f"options.regions: the tokens of the vocabulary in {folder} are no single letters, so "
@@ -270,12 +302,20 @@ def _settled(options: Options, folder: Path) -> Options:
             "truncate or refuse."
         )
     usual = most or facts.trained_tokens or USUAL_TOKENS
-    most_letters, most_tokens = options.max_residues, options.max_tokens
-    if options.long != "full" and is_by_token:
+    long, most_letters, most_tokens = options.long, options.max_residues, options.max_tokens
+    if facts.architecture.is_whole and most_letters is None and not is_by_token:
+        if long == "refuse":
+            raise UserError(
+                "options.long: refuse: this network takes records of any length; give max_residues "
+                "with it, or leave long out."
+            )
+        long = "full"
+    if long != "full" and is_by_token:
         most_tokens = most_tokens or min(usual, MOST_TOKENS)
-    elif options.long != "full":
+    elif long != "full":
         most_letters = most_letters or words.letters_in(usual)
     settled = {
+        "long": long,
         "max_residues": most_letters,
         "max_tokens": most_tokens,
         "letters_per_token": options.letters_per_token or words.letters_per_token,
@@ -352,9 +392,9 @@ def spans(payload: bytes, options: Options, weights: Weights) -> list[slice] | N
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many tokens of a record get a vector, at most."""
     parts = _parts(payload, options)
+    length = joined.num_own(parts, options)
     if parts.region:
-        return parts.tokens[1] - parts.tokens[0]
-    length = len(parts.letters)
+        return length
     return min(length, options.max_residues or length, options.max_tokens or length)
 
 
@@ -443,12 +483,18 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         told = f"{longest:,} tokens, and the network has positions for {model.max_tokens:,}"
         raise RecordFailed("length", told)
     groups = padding.groups(tokens, words, batch_cost)
-    if model.options.regions:
+    if model.options.regions or model.options.parts:
         spans = [
-            [padding.Region(place, *parts[place].tokens) for place in places] for places in together
+            [
+                padding.Region(place, *each.tokens, each.tokens == (0, len(each.letters)))
+                for place, each in ((place, parts[place]) for place in places)
+            ]
+            for places in together
         ]
         groups = [group.of_regions(spans, len(words.first)) for group in groups]
-        num_own = [end - start for start, end in (each.tokens for each in parts)]
+        num_own = [joined.num_own(each, model.options) for each in parts]
+    elif words.joints:
+        num_own = [joined.num_own(each, model.options) for each in parts]
     else:
         num_own = [len(ids) - words.num_special for ids in tokens]
     if not all(num_own):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import one_line
 from featuremill.workload.hugging_face import CONFIG
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import decoders, t5
 from featuremill.workloads.encoder import folder as folders
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Architecture(NamedTuple):
     is_of_transformers: bool = True
     is_causal: bool = False
     """Whether a token sees those before it alone."""
+    is_whole: bool = False
+    """Whether its authors compute proteins of any length."""
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
@@ -253,10 +255,11 @@ KNOWN = {
             "t5",
             "",
             ("decoder.", "lm_head.", "classification_head.", "classifier."),
-            _transformers("t5", "T5EncoderModel"),
+            t5.build,
             layers_key="num_layers",
             width_key="d_model",
             named=_t5_named,
+            is_whole=True,
         ),
         Architecture(
             "modernbert",
@@ -411,7 +414,7 @@ def load(
                 encoder.exact_TE = encoder.last_layer(example.to(device))
             if facts.architecture.is_causal:
                 _prove(folder, encoder, example.to(device))
-    _narrow(network, device, dtype)
+    _narrow(network, dtype)
     if example is not None and facts.architecture.is_causal and dtype != torch.float32:
         _settle(folder, encoder, example.to(device), dtype)
     return encoder
@@ -566,7 +569,7 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def _narrow(network: torch.nn.Module, dtype: torch.dtype) -> None:
     """Have the weights of the products of `network` in `dtype` and all else in fp32.
 
     A product takes what it gets as `dtype` and hands `dtype` on; added to the residual stream that
@@ -590,11 +593,9 @@ def _narrow(network: torch.nn.Module, device: torch.device, dtype: torch.dtype) 
         is_product = isinstance(module, torch.nn.Linear) or type(module).__name__ == CONV1D
         if dtype == torch.float16 and name.rpartition(".")[2] in wide:
             is_product = False
-        # On a GPU, scores and what is added to them have to be of one type.
-        is_bias = name.endswith("relative_attention_bias") and device.type == "cuda"
         if is_product and dtype != torch.float32:
             module.register_forward_pre_hook(as_dtype)
-        wanted = dtype if is_product or is_bias else torch.float32
+        wanted = dtype if is_product else torch.float32
         for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(wanted)

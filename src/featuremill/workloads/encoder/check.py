@@ -25,6 +25,7 @@ TOKEN_COSINE = 0.9995
 LETTERS = {
     "proteins": b"MKTAYIAKQRQISFVKSHFS",
     "nucleotides": b"ACGTTGCAAGCTTAGGCATC",
+    "contigs": b"+MKTAYIAK+acgttg-RQI",
     "texts": b"Each text is a line.",
 }
 log = logging.getLogger("featuremill.encoder")

@@ -1,8 +1,10 @@
 """FASTA in which `#` is a letter, that of a residue without a known structure, also where a line
-begins. In other FASTA it marks a comment there (`featuremill.inputs.fasta`)."""
+begins; in other FASTA it marks a comment there (`featuremill.inputs.fasta`). A strand (`<+>`) that
+was wrapped between two lines is one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
 from featuremill.workload import Record
 
+OPEN = re.compile("<[+-][^<>]{0,200}$")
+"""How letters end in the middle of a strand: the next line may begin with its '>'."""
+NEXT = re.compile(">[A-Za-z*]*(<([+-].*)?)?")
+"""How that line goes on."""
 WHITE = " \t\ufeff"
 """What may stand before a line: files glued together keep their BOMs."""
 
@@ -19,21 +25,32 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
     """Stream the records of a FASTA file."""
     with source.open_text(path, errors="surrogateescape") as text:
         meter, header, first, lines = source.meter_of(text), "", 0, list[str]()
+        strand = ""
         for number, line in enumerate(text, 1):
             line = line.lstrip(WHITE).rstrip()
-            if line[:1] == ">":
+            is_header = line[:1] == ">" and not (strand and _goes_on(lines, line))
+            if is_header:
                 if first:
                     yield _record(path, kind, header, lines, first)
                 meter.num_open = 0
-                header, first, lines = line[1:], number, []
+                header, first, lines, strand = line[1:], number, [], ""
             elif line[:1] == ";" or not line:
                 continue
             elif first:
                 lines.append(line)
+                found = OPEN.search(strand + line)
+                strand = found.group() if found else ""
             elif line[0] != "#":
                 raise not_fasta(path, number, line, kind.readable)
         if first:
             yield _record(path, kind, header, lines, first)
+
+
+def _goes_on(lines: list[str], line: str) -> bool:
+    """Return whether `line`, which begins with '>', is that of a wrapped sequence: the one before
+    is as long as the first, and it is not longer."""
+    width = len(lines[-1])
+    return len(lines[0]) == width >= len(line) and NEXT.fullmatch(line) is not None
 
 
 def _record(path: Path, kind: Sequences, header: str, lines: list[str], number: int) -> Record:

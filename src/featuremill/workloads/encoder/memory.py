@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.workload import Weights
-from featuremill.workloads.encoder import decoders
+from featuremill.workloads.encoder import decoders, t5
 from featuremill.workloads.encoder.architectures import facts_of
 from featuremill.workloads.encoder.folder import config_of
 from featuremill.workloads.encoder.options import Options
@@ -46,8 +46,9 @@ class Size(NamedTuple):
     """What stays in fp32: embeddings, norms and experts."""
     file_number_bytes: int
     num_scores: int
-    """How often all scores are laid out at once: 2 where each gets a bias of its own, as in a T5, 3
-    where they are bent, as in a Gemma 2, and else 0."""
+    """How often all scores are laid out at once: 3 where they are bent, as in a Gemma 2, else 0."""
+    num_scores_in_parts: int
+    """How often some at a time are: 2 where each gets a bias of its own, as in a T5, else 0."""
     num_inner: int
     """Tensors of the inner width that live at once."""
     has_experts: int
@@ -97,7 +98,8 @@ def size_told(folder: Path) -> Size:
         products,
         others,
         file_number_bytes=FILE_BYTES.get(str(number), FLOAT_BYTES),
-        num_scores=2 * (name == "t5") + 3 * is_bent,
+        num_scores=3 * is_bent,
+        num_scores_in_parts=2 * (name == "t5"),
         num_inner=max(num_inner, ACTIVATIONS_IN_STEPS.get(str(activation), 0)),
         has_experts=int(bool(config.get("num_experts_per_tok"))),
     )
@@ -126,6 +128,8 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
         held += read * size.file_number_bytes
     kept = 1 if options.layers == (size.layers,) else size.layers + 1
     held += batch_tokens * _activation_bytes(size, kept, longest, number_bytes)
+    scores = min(t5.MOST_SCORES[kind], batch_tokens * size.heads * longest)
+    held += size.num_scores_in_parts * scores * FLOAT_BYTES
     process_mb = CUDA_PROCESS_MB if kind == "cuda" else CPU_PROCESS_MB
     return round(SLACK * held / 2**20) + process_mb
 

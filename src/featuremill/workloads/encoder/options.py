@@ -9,20 +9,23 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from featuremill.inputs import SequenceOptions
-from featuremill.workload import OptionFile, OptionWeights
+from featuremill.workload import OptionWeights
 from featuremill.workload.networks import ResidueOptions
+from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 
 __all__ = ["Options"]
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
-class Options(ResidueOptions, SequenceOptions):
+class Options(StructureOptions, ResidueOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
     EXECUTION = (
         ResidueOptions.EXECUTION
         | SequenceOptions.EXECUTION
-        | {"letters_per_token", "structure_column", "text_column"}
+        | OF_TABLES
+        | {"letters_per_token", "text_column"}
+        | {"heavy_column", "light_column", "chain_column"}
     )
     POOLS = ("mean", "mean_all", "max", "std", "cls", "last")
     WHOLE_POOLS = frozenset({"mean_all", "cls", "last"})
@@ -45,21 +48,40 @@ class Options(ResidueOptions, SequenceOptions):
     per_residue: bool = False
     """Also deliver one vector for each of the sequence's own tokens: residues of proteins, k-mers
     or what the tokenizer makes of nucleotides."""
-    long: Literal["truncate", "refuse", "full"] = "truncate"
+    long: Literal["truncate", "refuse", "full", "split"] = "truncate"
     """What happens to records of more than `max_residues`: `truncate` keeps the first ones,
     `refuse` lists them among the refused, `full` computes them whole (not where the network has a
-    table of positions, which ends)."""
+    table of positions, which ends). A T5 computes all whole unless `max_residues` is given. Contigs
+    are cut between elements: `truncate` keeps the first elements, `split` makes records
+    `<id>/window1`, `<id>/window2` and so on of all."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues (amino acids or bases) of a record that the network sees. If not given, as many as
-    its positions hold: 1022 for ESM-1b, 510 for a BERT of letters, 515 for DNABERT-1 of 6-mers,
-    5994 for the Nucleotide Transformer 1; where these have no end, what it was trained with: 1022
-    for ESM-2, 2046 for AMPLIFY, 4095 for gLM2, 12282 for the Nucleotide Transformer 2; where the
-    config does not say that, what 1,024 tokens hold: 1023 for a T5. Records that are computed with
-    more than the network was trained with get a note."""
-    alphabet: Literal["proteins", "nucleotides", "texts"]  # type: ignore[assignment]
-    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), or `texts`:
-    rows of tables, and .txt files, each of which is one text, for a network whose folder has a
-    tokenizer.json."""
+    """Residues (amino acids or bases) of a record that the network sees. If not given, all of them
+    in a T5 (ProtT5, ProstT5, Ankh), as its authors compute; else as many as its positions hold:
+    1022 for ESM-1b, 510 for a BERT of letters (39998 for ProtBERT, whose table is longer), 515 for
+    DNABERT-1 of 6-mers, 5994 for the Nucleotide Transformer 1; where these have no end, what it was
+    trained with: 1022 for ESM-2, 2046 for AMPLIFY, 4095 for gLM2 (4096 tokens of contigs), 12282
+    for the Nucleotide Transformer 2; where the config does not say that, what 1,024 tokens hold.
+    Records that are computed with more than the network was trained with get a note."""
+    alphabet: Literal["proteins", "nucleotides", "contigs", "texts"]  # type: ignore[assignment]
+    """What the inputs are: `proteins`, `nucleotides` (DNA or RNA, with U read as T), `contigs` of
+    proteins and the bases between them, for gLM2 (`<+>MALTK<+>aatttaagg<->MLGID`, or GenBank), or
+    `texts`: rows of tables, and .txt files, each of which is one text, for a network whose folder
+    has a tokenizer.json."""
+    paired: bool = False
+    """Records are pairs of antibody chains, for IgBert and IgT5: two columns of a table, two rows
+    of an id (`chain_column`), or records whose ids end in `_H` and `_L`. Pairs of more than
+    `max_residues` are refused."""
+    heavy_column: str = ""
+    """With `paired`: the column of tables that holds the heavy chains. Give `light_column`, too."""
+    light_column: str = ""
+    """That of the light chains."""
+    chain_column: str = ""
+    """With `paired`: the column of tables with a row for each chain that says which one it is, such
+    as `locus` of AIRR (IGH, IGK or IGL). Two rows of one id are a pair. Name `id_column` (there
+    `cell_id`) and `sequence_column`, too."""
+    parts: bool = False
+    """Also deliver vectors of each element of a contig, `<id>/<element>`, or of each chain of a
+    pair, `<id>/heavy` and `<id>/light`, which are computed with the whole."""
     chat: bool = False
     """With `alphabet: texts`: each text is one message of a user in the chat template of the
     folder, up to where the reply would begin. `mean`, `max`, `std` and `per_residue` are then of
@@ -70,13 +92,6 @@ class Options(ResidueOptions, SequenceOptions):
     """With texts, and in causal networks whose tokens have any length: tokens of a record that the
     network sees, special ones included. If not given, as many as its positions hold or it was
     trained with, and 4,096 at most. `long` says what happens to records of more."""
-    structures: OptionFile | None = None
-    """For SaProt: FASTA or a table of 3Di letters (Foldseek's), under the ids of the inputs. A
-    record without one gets `#` for each residue, and a note. Inputs of residues and 3Di letters in
-    turns (`MdKpTv`) need none."""
-    structure_column: str = ""
-    """With `structures`: the column of a table that holds the letters. If not given, it is found as
-    `sequence_column` is."""
     prefix: str = ""
     """The token in front of each sequence. If not given, what the authors have there for features:
     `[NLU]` for Ankh 3 (also `[S2S]`), `<AA2fold>` for ProstT5, `<+>` for gLM2 (`<->`: the other
@@ -89,19 +104,55 @@ class Options(ResidueOptions, SequenceOptions):
     @model_validator(mode="after")
     def _of_structures(self) -> Self:
         """Refuse what has no effect, or no meaning, with structures or without."""
-        self._refuse_idle("structure_column", self.structures is None, "no structures")
         self._refuse_idle("max_tokens", self.long == "full", "long: full")
         is_of_letters = self.alphabet != "texts"
         for name in ("text_column", "chat"):
             self._refuse_idle(name, is_of_letters, f"alphabet: {self.alphabet}")
         for name in ("max_residues", "sequence_column", "regions"):
             self._refuse_idle(name, not is_of_letters, "alphabet: texts")
+        self._check_parts()
         if self.structures and self.alphabet != "proteins":
             raise ValueError(
                 "structures are of proteins; leave them out, or set alphabet: proteins"
             )
         return self
 
+    def _check_parts(self) -> None:
+        """Refuse what has no effect, or no meaning, with records of several parts or without."""
+        is_contig = self.alphabet == "contigs"
+        for name in ("heavy_column", "light_column", "chain_column"):
+            self._refuse_idle(name, not self.paired, "paired: false")
+        self._refuse_idle("chain_column", bool(self.heavy_column), "heavy_column")
+        if self.chain_column and not (self.id_column and self.sequence_column):
+            raise ValueError(
+                "chain_column needs id_column and sequence_column beside it; name both"
+            )
+        self._refuse_idle("sequence_column", bool(self.heavy_column), "heavy_column")
+        self._refuse_idle(
+            "prefix", is_contig, "alphabet: contigs, whose elements have their strand"
+        )
+        if bool(self.heavy_column) != bool(self.light_column):
+            raise ValueError("heavy_column and light_column belong together; give both")
+        if self.heavy_column and self.heavy_column == self.light_column:
+            raise ValueError("heavy_column and light_column are one column; name two")
+        if self.paired and self.alphabet != "proteins":
+            raise ValueError("paired: true is of chains; set alphabet: proteins")
+        if self.long == "split" and not is_contig:
+            raise ValueError("long: split is of contigs; set truncate or refuse")
+        is_of_parts = self.paired or is_contig
+        self._refuse_idle("parts", not is_of_parts, "records of one part (no pairs, no contigs)")
+        for name in ("regions", "structures"):
+            if is_of_parts and getattr(self, name):
+                raise ValueError(f"{name} are of single sequences; leave them out")
+        if self.parts and (whole := {"cls", "last"} & set(self.pool)):
+            raise ValueError(
+                f"pool: {min(whole)} is of whole sequences; leave it out, or leave out parts"
+            )
+
     def row_columns(self) -> Mapping[str, type] | None:
         """Return the columns of tables whose rows are records as they are, with their types."""
+        if self.heavy_column:
+            return {self.heavy_column: str, self.light_column: str}
+        if self.chain_column:
+            return {self.chain_column: str, self.sequence_column: str}
         return {self.text_column: str} if self.alphabet == "texts" else None

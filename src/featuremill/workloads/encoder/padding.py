@@ -28,6 +28,9 @@ class Region(NamedTuple):
     place: int
     start: int
     end: int
+    is_whole: bool = False
+    """Whether it is of the whole sequence, so that `mean_all` is of all its tokens; else that is
+    of the special token in front as well, if there is one."""
 
 
 class Group(NamedTuple):
@@ -42,6 +45,8 @@ class Group(NamedTuple):
     """False for filling and for special tokens, and for what is outside a region."""
     rows: Tensor | None = None
     """With regions: of which row of tokens each is, as one sequence may have several."""
+    is_all_BT: Tensor | None = None
+    """With regions: the tokens that `mean_all` is of."""
 
     def each_to(self, device: torch.device) -> Group:
         """Return the group with its tensors on `device`."""
@@ -51,6 +56,9 @@ class Group(NamedTuple):
             is_token_BT=None if is_token_BT is None else is_token_BT.to(device, non_blocking=True),
             is_own_BT=self.is_own_BT.to(device, non_blocking=True),
             rows=None if self.rows is None else self.rows.to(device, non_blocking=True),
+            is_all_BT=None
+            if self.is_all_BT is None
+            else self.is_all_BT.to(device, non_blocking=True),
         )
 
     def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
@@ -65,9 +73,19 @@ class Group(NamedTuple):
             for edges in zip(*((region.start, region.end) for _, region in found), strict=True)
         )
         numbers_T = torch.arange(self.tokens_BT.shape[1])
-        is_own_BT = (numbers_T >= starts_B1) & (numbers_T < ends_B1)
-        places = [region.place for _, region in found]
-        return self._replace(places=places, is_own_BT=is_own_BT, rows=rows_B)
+        is_before_end_BT = numbers_T < ends_B1
+        is_own_BT = (numbers_T >= starts_B1) & is_before_end_BT & self.is_own_BT[rows_B]
+        is_all_BT = (numbers_T >= starts_B1 - 1) & is_before_end_BT
+        whole_B1 = torch.tensor([[region.is_whole] for _, region in found])
+        is_token_BT = torch.ones_like(is_own_BT)
+        if self.is_token_BT is not None:
+            is_token_BT = self.is_token_BT[rows_B]
+        return self._replace(
+            places=[region.place for _, region in found],
+            is_own_BT=is_own_BT,
+            rows=rows_B,
+            is_all_BT=torch.where(whole_B1, is_token_BT, is_all_BT),
+        )
 
 
 def groups(
@@ -108,6 +126,8 @@ def _group(places: list[int], sequences: Sequence[Ids], vocabulary: Vocabulary) 
     tokens_BT[is_token_BT] = np.concatenate(chosen)
     is_own_BT = numbers_T < lengths_B1 - len(vocabulary.last)
     is_own_BT &= numbers_T >= len(vocabulary.first)
+    if vocabulary.joints:
+        is_own_BT &= ~np.isin(tokens_BT, vocabulary.joints)
     return Group(
         places,
         torch.from_numpy(tokens_BT),
@@ -128,7 +148,8 @@ def values_of(group: Group, hidden: Mapping[int, Tensor], options: Options) -> l
             elif pool == "last":
                 values.append(_last(hidden_BTE, group.is_token_BT))
             elif pool == "mean_all":
-                values.append(_mean(hidden_BTE, group.is_token_BT))
+                is_meant_BT = group.is_token_BT if group.rows is None else group.is_all_BT
+                values.append(_mean(hidden_BTE, is_meant_BT))
             else:
                 values.append(OVER_OWN[pool](hidden_BTE, group.is_own_BT))
         if options.per_residue:

@@ -7,7 +7,7 @@ has none.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,8 +20,11 @@ from featuremill.kit.ids import Matcher
 from featuremill.kit.reasons import EMPTY, Kind, kind_of
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
-from featuremill.workloads.encoder import fasta
+from featuremill.workloads.encoder import fasta, foldseek, plddt
+from featuremill.workloads.encoder.plddt import Plddt
+from featuremill.workloads.encoder.structure_options import StructureOptions
 
+__all__ = ["NOT_KNOWN", "REASONS", "added", "clean_pairs", "pairs", "read"]
 LETTERS = "acdefghiklmnpqrstvwy"
 NONE = "#"
 PAIRS = re.compile("(?:[A-Z#][a-z#])+")
@@ -48,7 +51,13 @@ NOT_3DI = Kind(
     ("not a letter of 3Di",),
     f"Give the 3Di letters as Foldseek writes them, of {LETTERS}.",
 )
-REASONS = (OTHER_LENGTH, TWO, NOT_3DI)
+OTHER_RESIDUES = Kind(
+    "structure_residues",
+    ("its structure has other residues",),
+    "The structure is of another sequence, of an isoform or of a mutant. Give the structure's own "
+    "sequence, or take the structure out of the file, and then each residue gets #.",
+)
+REASONS = (OTHER_LENGTH, TWO, NOT_3DI, OTHER_RESIDUES, plddt.NO_PLDDT)
 
 
 def clean(letters: str) -> Cleaned:
@@ -87,6 +96,11 @@ def clean_pairs(letters: str) -> Cleaned:
     return found._replace(payload=Parts(found.payload, structure.payload).payload)
 
 
+def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
+    """Stream residues, with their structures where they stand in turns with them."""
+    return spelled(inputs, maker(clean_pairs), options, fasta.__name__)
+
+
 def clean_beside(letters: str) -> Cleaned:
     """Return residues, with a note where they look like the 3Di that the network has too."""
     found = residues.clean(letters)
@@ -102,17 +116,30 @@ class Structures(NamedTuple):
     path: Path
     letters: Mapping[str, bytes]
     lines: Mapping[str, int]
+    residues: Mapping[str, bytes]
+    """Those that the structures are of, where the file tells."""
+    also: Mapping[str, str]
+    """What ids are meant by other names."""
+    plddt: Plddt | None
 
 
-def read(path: Path, options: TableOptions) -> Structures:
-    """Return the letters of structure in `path`.
+def read(options: StructureOptions, id_column: str) -> Structures:
+    """Return the letters of structure that `options` name; `id_column` may be one of a table.
 
     Raises:
         UserError: where letters are no 3Di, or two structures of an id differ.
     """
+    assert options.structures
+    path = Path(options.structures)
+    table = TableOptions(
+        id_column=id_column if options.structure_column else "",
+        sequence_column=options.structure_column,
+    )
     found: dict[str, bytes] = {}
     lines: dict[str, int] = {}
-    for record in spelled([path], maker(clean), options, fasta.__name__):
+    residues: dict[str, bytes] = {}
+    is_descriptor = foldseek.takes(path)
+    for record in _of_descriptor(path, residues) if is_descriptor else _of_file(path, table):
         if record.reason and kind_of(record.reason) is EMPTY:  # as a record that is not there
             continue
         if record.reason:
@@ -125,15 +152,52 @@ def read(path: Path, options: TableOptions) -> Structures:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two structures; drop one."
             )
-    return Structures(path, found, lines)
+    also = foldseek.also_called(
+        name for name in found if is_descriptor or foldseek.named(name).suffix
+    )
+    known = None
+    if options.plddt_folder or options.plddt_column:
+        texts: Mapping[str, str] = {}
+        if options.plddt_column:
+            texts = plddt.of_column(path, options, table.id_column)
+        known = Plddt(options, texts)
+    return Structures(path, found, lines, residues, also, known)
+
+
+def _of_file(path: Path, options: TableOptions) -> Iterator[Record]:
+    yield from spelled([path], maker(clean), options, fasta.__name__)
+
+
+def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
+    """Yield the chains of Foldseek's descriptor as records, and put down their residues."""
+    make = maker(clean)
+    for chain in foldseek.read(path):
+        known = residues.setdefault(chain.name, chain.residues)
+        if known != chain.residues:
+            raise UserError(
+                f"{path}:{chain.line}: {clipped(chain.name)!r} has two structures; drop one."
+            )
+        yield make(chain.name, "", chain.letters, str(path), chain.line)
+
+
+def difference(own: bytes, of_structure: bytes) -> str:
+    """Return where the residues of a structure are others than those of a record; "" where they
+    are not. An X, which is any residue, is no difference."""
+    pairs = zip(own.decode(), of_structure.decode("utf-8", "replace"), strict=True)
+    for place, (one, other) in enumerate(pairs, 1):
+        if one != other and "X" not in (one, other.upper()):
+            return f"residue {place:,} is {one} in the inputs and {other} in the structure"
+    return ""
 
 
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
     """Yield `records` with their structures, by id or accession; those with one of another length
     are refused."""
-    matcher = Matcher(structures.path, structures.lines, "record of the inputs")
+    known = {name: structures.lines[of] for name, of in structures.also.items()}
+    matcher = Matcher(structures.path, known | dict(structures.lines), "record of the inputs")
     for record in records:
         name = matcher.name_of(record.id)
+        name = name if name is None else structures.also.get(name, name)
         letters = None if name is None else structures.letters[name]
         own, among, _ = parts_of(record.payload)
         if record.reason or (among and letters in (None, among)):
@@ -146,6 +210,14 @@ def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]
             told = f"{len(letters):,} letters for {len(own):,} residues"
             yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(told))
         else:
-            yield record._replace(payload=Parts(own, letters).payload)
+            assert name is not None
+            of_structure = structures.residues.get(name, own)
+            reason = ""
+            if told := difference(own, of_structure):
+                reason = OTHER_RESIDUES.reason(told)
+            elif structures.plddt:
+                letters, reason = structures.plddt.masked(name, letters)
+            payload = b"" if reason else Parts(own, letters).payload
+            yield record._replace(payload=payload, reason=reason)
     if not matcher.id_of:
         matcher.check()

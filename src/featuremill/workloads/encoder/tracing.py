@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.inputs.payloads import parts_of
+from featuremill.workloads.encoder import joined
 
 if TYPE_CHECKING:
     from featuremill.workloads.encoder.architectures import Facts
@@ -41,9 +42,8 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     """Return the bytes of a payload that each of its own tokens stands for; None where they are
     k-mers, or others in a chat template than alone."""
     if words.is_by_letter:
-        parts = parts_of(payload)
-        begin, end = parts.tokens if parts.region else (0, len(parts.letters))
-        return [slice(at, at + 1) for at in range(begin, end)]
+        places = joined.places(parts_of(payload), options)
+        return [slice(at, at + 1) for at in places]
     if not words.is_learned:
         return None
     from tokenizers import Tokenizer

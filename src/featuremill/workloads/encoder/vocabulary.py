@@ -100,6 +100,8 @@ class Vocabulary(NamedTuple):
     """Whether it is told that the latter follow."""
     is_learned: bool = False
     """Whether tokens are of any length, as the library tokenizers cuts them."""
+    joints: Ends = ()
+    """Special tokens that stand among the letters of records of several parts."""
 
     def spelled(self, letters: bytes, alphabet: str) -> bytes:
         """Return letters of an alphabet as this vocabulary has them."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from featuremill.workload import Device, Weights
+    from featuremill.workloads.esm2.attention import Backend
     from featuremill.workloads.esm2.encoder import Encoder
     from featuremill.workloads.esm2.packing import Packed
     from featuremill.workloads.esm2.pooling import Places
@@ -51,6 +52,7 @@ __all__ = [
     "cost",
     "embed",
     "load",
+    "loaded_mb",
     "memory_mb",
     "num_vectors",
     "prepare",
@@ -175,6 +177,12 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     return memory.estimate_mb(memory.model_of(weights), device.kind, options.dtype, batch_cost)
 
 
+def loaded_mb(options: Options, device: Device, weights: Weights) -> float:
+    """Return the size of the loaded weights alone, in MiB."""
+    model = memory.model_of(weights)
+    return memory.weights_bytes(model, device.kind, options.dtype) / 2**20
+
+
 def num_vectors(payload: bytes, options: Options) -> int:
     """Return how many residues of a protein, or of its region, get a vector."""
     parts = parts_of(payload)
@@ -199,8 +207,18 @@ def start_ahead(devices: Sequence[Device]) -> None:
         triton_cache.start_ahead()
 
 
-def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the encoder with its weights, the layers spread over `devices` in their order."""
+def load(
+    options: Options,
+    devices: Sequence[Device],
+    weights: Weights | None,
+    attention: Backend | None = None,
+    prefix: str = "",
+) -> Model:
+    """Return the encoder with its weights, the layers spread over `devices` in their order.
+
+    `attention` takes the place of all methods for attention. `prefix` stands before all names in
+    the file of weights.
+    """
     with loading.part("modules"):
         import torch
 
@@ -222,7 +240,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     num_rows = 0
     if devices[0].kind == "cuda":
         num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])
-    encoder = Encoder(weights.path, weights.metadata, places, DTYPES[options.dtype], num_rows)
+    dtype = DTYPES[options.dtype]
+    encoder = Encoder(weights.path, weights.metadata, places, dtype, num_rows, attention, prefix)
     return Model(encoder, options, encoder.backend)
 
 

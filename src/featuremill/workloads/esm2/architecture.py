@@ -1,7 +1,9 @@
-"""Differences between the networks that the engine computes: ESM-2 and ESM C.
+"""Differences between the networks that the engine computes: ESM-2, ESM C, ESM-1b, ESM-1v, SaProt.
 
-Both are pre-LayerNorm transformers with rotary positions. Missing biases are stored as zeros in our
-file of weights (ESM C has biases only in two LayerNorms of a layer).
+All are pre-LayerNorm transformers. ESM-1b and ESM-1v add a learned vector of each position, and
+their rotary frequencies are zeros in our file of weights: turned by nothing. Missing biases are
+zeros there, too (ESM C has biases only in two LayerNorms of a layer). SaProt is an ESM-2 whose
+tokens are residues with their structures.
 """
 
 from __future__ import annotations
@@ -9,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["ESM_C", "Sizes", "sizes_of"]
+__all__ = ["ESM_1B", "ESM_1V", "ESM_C", "SAPROT", "Architecture", "Sizes", "sizes_of"]
 
 
 class Architecture(NamedTuple):
@@ -31,6 +33,12 @@ class Architecture(NamedTuple):
     unscaled_layers: int
     """With this number of layers, a layer's output is added to the residual stream unchanged; with
     another number it is divided by the root of their ratio. 0: always unchanged."""
+    mask: int = 32
+    """The token that hides a residue."""
+    num_positions: int = 0
+    """Rows of the table of positions, those of padding included; 0 if positions are rotary."""
+    norms_embedding: bool = False
+    """Whether the sum of embedding and position goes through a LayerNorm."""
 
     def divisor(self, num_layers: int) -> float:
         """Return the divisor of the residual branches of a network of `num_layers`."""
@@ -39,7 +47,12 @@ class Architecture(NamedTuple):
 
 ESM2 = Architecture("esm2", "ESM-2", 33, True, False, False, 0)
 ESM_C = Architecture("esmc", "ESM C", 64, False, True, True, 36)
-ARCHITECTURES = {architecture.name: architecture for architecture in (ESM2, ESM_C)}
+ESM_1V = ESM2._replace(name="esm1v", title="ESM-1v", num_positions=1026)
+ESM_1B = ESM_1V._replace(name="esm1b", title="ESM-1b", norms_embedding=True)
+SAPROT = ESM2._replace(name="saprot", title="SaProt", num_rows=446, mask=4)
+ARCHITECTURES = {
+    architecture.name: architecture for architecture in (ESM2, ESM_C, ESM_1B, ESM_1V, SAPROT)
+}
 
 
 class Sizes(NamedTuple):

@@ -21,6 +21,7 @@ from featuremill.workload import BF16_CAPABILITY
 from featuremill.workloads.esm2 import kernels, lanes
 from featuremill.workloads.esm2.packing import Packed
 
+__all__ = ["Backend"]
 FLASH_HEAD_MULTIPLE, FLASH_HEAD_MAX = 8, 256
 """Widths of a head that FlashAttention-2 supports; all published models have such."""
 TRITON_HEAD_MAX = 128

@@ -1,7 +1,8 @@
-"""Recognising a checkpoint as an ESM-2."""
+"""Recognising a checkpoint as an ESM-2, or as one of its kin."""
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from featuremill.workloads.esm2 import layout
-from featuremill.workloads.esm2.architecture import ESM2, Sizes
+from featuremill.workloads.esm2 import kin, layout
+from featuremill.workloads.esm2.architecture import (
+    ESM2,
+    ESM_1B,
+    ESM_1V,
+    SAPROT,
+    Architecture,
+    Sizes,
+)
 from featuremill.workloads.esm2.catalogue import PUBLISHED
 from featuremill.workloads.esm2.conversion import (
     Checkpoint,
@@ -21,10 +29,14 @@ from featuremill.workloads.esm2.conversion import (
     refuse_other_sizes,
     width_of,
 )
-from featuremill.workloads.esm2.folder import ROTARY_BASE, unlike
+from featuremill.workloads.esm2.folder import ESM2 as KIND_OF_ESM2
+from featuremill.workloads.esm2.folder import ROTARY_BASE, Kind, facts_of, unlike
 from featuremill.workloads.esm2.readers import Opened, open_checkpoint, refusal
 
+__all__ = ["read"]
 HEADS_OF_SHAPE = {(model.num_layers, model.width): model.num_heads for model in PUBLISHED.values()}
+ARCH_OF_ESM_1 = "roberta_large"
+"""What fair-esm's settings call ESM-1b and ESM-1v; ESM-1 and MSA Transformer have other names."""
 ELDER_KEYS = ("embed_positions.", "emb_layer_norm_before.", "embeddings.layer_norm.")
 """Keys of ESM-1b and ESM-1v, whose other tensors look like those of an ESM-2."""
 IDLE_KEYS = ("embeddings.position_ids", "embeddings.position_embeddings.")
@@ -33,21 +45,21 @@ COMMON_PARTS = {"lm_head", "contact_head", "pooler"}
 """Parts of every published ESM-2 besides the encoder, which are not used here."""
 
 
-def read(path: Path, has_head: bool = False) -> Checkpoint:
-    """Return the ESM-2 checkpoint in `path`, with or without its language-model head.
+def read(path: Path, has_head: bool = False, kind: Kind = KIND_OF_ESM2) -> Checkpoint:
+    """Return the checkpoint of such a network in `path`, with or without its language-model head.
 
     Raises:
-        UserError: it is no ESM-2; the message has the reason.
+        UserError: it is none; the message has the reason.
     """
-    opened = open_checkpoint(path)
+    opened = open_checkpoint(path, kind, functools.partial(facts_of, kind=kind))
     is_hugging_face = any(key.endswith(layout.HUGGING_FACE.embedding) for key in opened.tensors)
     names = layout.HUGGING_FACE if is_hugging_face else layout.FAIR_ESM
     prefix = re.compile("|".join(map(re.escape, names.prefixes)))
     tensors = {_plain(key, prefix): tensor for key, tensor in opened.tensors.items()}
     try:
-        return _recognise(opened._replace(tensors=tensors), names, has_head)
+        return _recognise(opened._replace(tensors=tensors), names, has_head, kind)
     except ValueError as error:
-        raise refusal(path, str(error)) from None
+        raise refusal(path, str(error), kind) from None
 
 
 def _plain(key: str, prefix: re.Pattern[str]) -> str:
@@ -61,47 +73,70 @@ def _plain(key: str, prefix: re.Pattern[str]) -> str:
     )
 
 
-def _recognise(opened: Opened, names: layout.Names, has_head: bool) -> Checkpoint:
-    """Return the checkpoint; raise ValueError with the reason if it is no ESM-2."""
+def _recognise(opened: Opened, names: layout.Names, has_head: bool, kind: Kind) -> Checkpoint:
+    """Return the checkpoint; raise ValueError with the reason if it is none of this kind."""
     tensors, facts = opened.tensors, opened.facts
-    _refuse_elders(opened)
+    architecture = _architecture(opened, names, kind)
+    if opened.is_elder:  # as fair-esm does when it loads one, to the head's tied matrix as well
+        for key in tensors.keys() & {names.embedding, names.decoder}:
+            tensors[key] = tensors[key].clone()
+            tensors[key][architecture.mask] = 0
     width = width_of(tensors, names.embedding)
-    if (rows := len(tensors[names.embedding])) != ESM2.num_rows:
+    if (rows := len(tensors[names.embedding])) != architecture.num_rows:
         raise ValueError(
-            f"its embedding has {rows} rows, where an ESM-2 has {ESM2.num_rows} (the workload "
-            "encoder computes a folder of such a network, docs/encoders.md)"
+            f"its embedding has {rows} rows, where an {architecture.title} has "
+            f"{architecture.num_rows} (the workload encoder computes a folder of such a network, "
+            "docs/encoders.md)"
         )
     count = num_layers(tensors, names.layer)
     refuse_other_sizes({"num_layers": count, "embed_dim": width}, facts)
-    inv_freq, num_heads = _rotary(tensors, facts, count, width)
+    if architecture.num_positions:
+        num_heads = _heads(facts, width, 0)
+        inv_freq = torch.zeros(width // num_heads // 2)  # nothing is turned
+    else:
+        inv_freq, num_heads = _rotary(tensors, facts, count, width)
     if has_head and not any(key.startswith(layout.HEAD) for key in tensors):
         raise ValueError(
             f"it has no language-model head (no tensor {layout.HEAD}…), as an EsmForMaskedLM has"
         )
     entries = [
         layout.Entry(layout.FREQUENCIES, (), tuple(inv_freq.shape)),
-        *layout.entries(names, count, width, ESM2.num_rows),
+        *layout.entries(names, count, width, architecture.num_rows),
+        *layout.first_entries(names, architecture, width),
     ]
     if has_head:
-        entries += layout.head_entries(names, tensors, width, ESM2.num_rows)
+        entries += layout.head_entries(names, tensors, width, architecture.num_rows)
     checkpoint = Checkpoint(
         tensors,
         {layout.FREQUENCIES: inv_freq},
         entries,
-        Sizes(ESM2, count, num_heads, width, 4 * width),
+        Sizes(architecture, count, num_heads, width, 4 * width),
         str(facts.get("license", "")),
     )
     of_encoder = (names.layer, names.embedding.partition(".")[0])
-    check_tensors(checkpoint, of_encoder, IDLE_KEYS, COMMON_PARTS)
+    idle = IDLE_KEYS[:1] if architecture.num_positions else IDLE_KEYS
+    check_tensors(checkpoint, of_encoder, idle, COMMON_PARTS)
     return checkpoint._replace(is_half=checkpoint.fits_half())
 
 
-def _refuse_elders(opened: Opened) -> None:
-    facts = opened.facts
-    if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in opened.tensors):
+def _architecture(opened: Opened, names: layout.Names, kind: Kind) -> Architecture:
+    """Return which network of a kind it is; raise ValueError with the reason if it is none."""
+    facts, tensors = opened.facts, opened.tensors
+    if kind is kin.ESM_1:
+        if opened.is_elder and facts.get("arch") != ARCH_OF_ESM_1:
+            raise ValueError(f"its arch is {facts.get('arch')!r}, and not {ARCH_OF_ESM_1!r}")
+        settings = {"token_dropout": False, **facts} if opened.is_elder else facts
+        if reason := unlike(settings, kind):
+            raise ValueError(reason)
+        has_norm = any(key.startswith(f"{names.first_norm}.") for key in tensors)
+        if not opened.is_elder and facts.get("emb_layer_norm_before", has_norm) != has_norm:
+            raise ValueError("its tensors and its settings differ in emb_layer_norm_before")
+        return ESM_1B if has_norm else ESM_1V
+    if opened.is_elder or any(key.startswith(ELDER_KEYS) for key in tensors):
         raise ValueError("it is of an older network (ESM-1, ESM-1b, ESM-1v or MSA Transformer)")
-    if reason := unlike(facts):
+    if reason := unlike(facts, kind):
         raise ValueError(reason)
+    return SAPROT if kind is kin.SAPROT else ESM2
 
 
 def _rotary(
@@ -115,18 +150,24 @@ def _rotary(
     stored = [tensor for key, tensor in tensors.items() if key.endswith("inv_freq")]
     if any(not torch.equal(tensor, stored[0]) for tensor in stored):
         raise ValueError("its layers differ in their rotary frequencies")
-    heads = number(facts, "attention_heads", HEADS_OF_SHAPE.get((count, width), 0))
+    usual = HEADS_OF_SHAPE.get((count, width), 0)
     if stored:
         heads_stored, remainder = divmod(width, 2 * len(stored[0]))
-        heads = heads or heads_stored
+        heads = number(facts, "attention_heads", usual) or heads_stored
         if remainder or heads != heads_stored:
             raise ValueError("its rotary frequencies do not fit its width and heads")
+    head_dim = width // _heads(facts, width, heads if stored else usual)
+    exponents = torch.arange(0, head_dim, 2).float() / head_dim
+    return (stored[0] if stored else 1.0 / ROTARY_BASE**exponents), width // head_dim
+
+
+def _heads(facts: Mapping[str, Any], width: int, usual: int) -> int:
+    """Return the number of heads that the settings say, or the `usual` one if that is not 0."""
+    heads = number(facts, "attention_heads", usual)
     if not heads:
         raise ValueError(
             "the number of its attention heads is missing; put its config.json beside it"
         )
     if width % (2 * heads):
         raise ValueError(f"{heads} attention heads do not divide its width {width}")
-    head_dim = width // heads
-    exponents = torch.arange(0, head_dim, 2).float() / head_dim
-    return (stored[0] if stored else 1.0 / ROTARY_BASE**exponents), heads
+    return heads

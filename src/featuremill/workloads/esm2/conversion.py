@@ -60,7 +60,7 @@ class Checkpoint(NamedTuple):
 
     def dtype(self, entry: Entry) -> torch.dtype:
         """Return the number type of `entry` that holds all of its parts exactly."""
-        if self.is_half:
+        if self.is_half and not entry.keeps_type:
             return torch.float16
         first, *others = self.parts(entry)
         dtype = first.dtype

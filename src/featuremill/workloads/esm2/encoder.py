@@ -1,8 +1,8 @@
 """The encoder over packed sequences, without padding, language-model head or attention maps.
 
-Numerics are those of fair-esm 2.0.0 (ESM-2) and of transformers 5.23 (ESM C) in fp32. In bf16 and
-fp16 only the matrix products and the tensors between them are narrow: residual stream, LayerNorm,
-rotary and softmax stay in fp32.
+Numerics are those of fair-esm 2.0.0 (ESM-2, ESM-1b, ESM-1v) and of transformers 5.23 (ESM C,
+SaProt) in fp32. In bf16 and fp16 only the matrix products and the tensors between them are narrow:
+residual stream, LayerNorm, rotary and softmax stay in fp32.
 
 Shape legend: T tokens of all sequences, D width, F width of the feed forward, H heads, d width of a
 head, P positions, f = d/2 pairs of a head.
@@ -22,12 +22,15 @@ from torch import Tensor
 from featuremill.workload import loading
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
+from featuremill.workloads.esm2.attention import Backend
 from featuremill.workloads.esm2.copies import DIRECT
 from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
+from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
+from featuremill.workloads.esm2.layout import FIRST_NORM, POSITIONS
 from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
 from featuremill.workloads.esm2.stages import Block, Layer, Norm, Stage
-from featuremill.workloads.esm2.tokens import MASK, PAD
+from featuremill.workloads.esm2.tokens import PAD
 
 __all__ = ["Encoder"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -55,10 +58,15 @@ class Encoder:
         devices: Sequence[torch.device],
         dtype: torch.dtype,
         num_rows: int = 0,
+        attention: Backend | None = None,
+        prefix: str = "",
     ) -> None:
-        """Products are also tested with `num_rows`, the rows of a batch; 0 for none."""
+        """Products are also tested with `num_rows`, the rows of a batch; 0 for none. `attention`
+        takes the place of all methods for attention. `prefix` stands before all names in the
+        file."""
         self.dtype = dtype
         self._num_rows = num_rows
+        self._attention = attention
         sizes = sizes_of(metadata)
         self.architecture = sizes.architecture
         self.num_layers, self.num_heads = sizes.num_layers, sizes.num_heads
@@ -69,7 +77,7 @@ class Encoder:
             for device in devices:
                 torch.zeros(1, device=device)
         with safe_open(path, framework="pt") as file:
-            self._read(file.get_tensor, devices)
+            self._read(lambda name: file.get_tensor(prefix + name), devices)
 
     @property
     def backend(self) -> str:
@@ -80,8 +88,14 @@ class Encoder:
         embedding = get("embed_tokens.weight").float()
         if self.architecture.has_token_dropout:
             embedding = embedding * KEPT_IN_TRAINING
-            embedding[[MASK, PAD]] = 0
+            embedding[[self.architecture.mask, PAD]] = 0
         self.embedding = embedding.to(devices[0])
+        self.positions_PD: Tensor | None = None
+        if self.architecture.num_positions:
+            self.positions_PD = get(POSITIONS)[PAD + 1 :].to(devices[0], torch.float32)
+        self.first_norm: Norm | None = None
+        if self.architecture.norms_embedding:
+            self.first_norm = _norm(get, FIRST_NORM, devices[0])
         self.frequencies_f = get("rotary.inv_freq").float()
         self.final_norm = _norm(get, "final_norm", devices[-1])
         bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
@@ -94,6 +108,8 @@ class Encoder:
         there."""
         with loading.part("methods"):
             fallbacks = Fallbacks(device, self.dtype, self.num_heads, self.head_dim)
+            if self._attention:
+                fallbacks.attention = [self._attention]
         copies = DIRECT  # the first device gets no copies
         if self.stages:
             while fault := fault_of_copies(fallbacks.copies[0], self.stages[-1].device, device):
@@ -184,6 +200,10 @@ class Encoder:
         residual_TD = F.embedding(pack.tokens_T, self.embedding)
         if pack.unmasked_T1 is not None and self.architecture.has_token_dropout:
             residual_TD /= pack.unmasked_T1
+        if self.positions_PD is not None:
+            residual_TD += F.embedding(pack.positions_T, self.positions_PD)
+        if self.first_norm is not None:
+            residual_TD = F.layer_norm(residual_TD, (self.width,), *self.first_norm, NORM_EPSILON)
         if 0 in wanted:
             yield 0, residual_TD
         number = 0

@@ -14,6 +14,7 @@ from typing import TypeVar
 
 import torch
 
+__all__ = ["each", "number"]
 Piece = TypeVar("Piece")
 
 

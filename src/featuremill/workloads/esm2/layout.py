@@ -2,8 +2,9 @@
 
 Our file has, per layer, `layers.<i>.` attention_norm, qkv (query, key and value as one matrix),
 out, feed_forward_norm, up and down, each with .weight and .bias; and once embed_tokens.weight,
-rotary.inv_freq, and final_norm.weight and .bias. With the language-model head, it also has
-head.dense, head.norm and head.decoder, each with .weight and .bias.
+rotary.inv_freq, and final_norm.weight and .bias. ESM-1b and ESM-1v have embed_positions.weight,
+ESM-1b first_norm.weight and .bias. With the language-model head, it also has head.dense, head.norm
+and head.decoder, each with .weight and .bias.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
-from featuremill.workloads.esm2.architecture import Sizes
+from featuremill.workloads.esm2.architecture import Architecture, Sizes
 
 __all__ = ["EMBEDDING", "FREQUENCIES", "Entry"]
 EMBEDDING = "embed_tokens.weight"
 FREQUENCIES = "rotary.inv_freq"
+POSITIONS = "embed_positions.weight"
+FIRST_NORM = "first_norm"
 HEAD = "lm_head."
 """Prefix of the keys of the language-model head, in every source."""
 
@@ -32,6 +35,8 @@ class Names(NamedTuple):
     """Our part of a layer → theirs; several are stacked."""
     decoder: str
     """The head's last matrix, if it is stored: it is tied to the embedding."""
+    positions: str
+    first_norm: str
 
 
 FAIR_ESM = Names(
@@ -48,6 +53,8 @@ FAIR_ESM = Names(
         "down": ("fc2",),
     },
     "lm_head.weight",
+    "embed_positions.weight",
+    "emb_layer_norm_before",
 )
 HUGGING_FACE = Names(
     ("esm.",),
@@ -63,6 +70,8 @@ HUGGING_FACE = Names(
         "down": ("output.dense",),
     },
     "lm_head.decoder.weight",
+    "embeddings.position_embeddings.weight",
+    "embeddings.layer_norm",
 )
 
 
@@ -73,6 +82,8 @@ class Entry(NamedTuple):
     keys: tuple[str, ...]
     """The tensors of the source that are stacked to it."""
     shape: tuple[int, ...]
+    keeps_type: bool = False
+    """Whether it keeps its number type where the others are stored in fp16."""
 
 
 def of_ours(sizes: Sizes) -> Iterator[Entry]:
@@ -100,6 +111,15 @@ def entries(names: Names, num_layers: int, width: int, num_tokens: int) -> Itera
                     tuple(f"{names.layer}{layer}.{key}.{kind}" for key in theirs),
                     shape if kind == "weight" else shape[:1],
                 )
+
+
+def first_entries(names: Names, architecture: Architecture, width: int) -> Iterator[Entry]:
+    """Yield the tensors that ESM-1b and ESM-1v have before their layers, and ESM-2 has not."""
+    if rows := architecture.num_positions:
+        yield Entry(POSITIONS, (names.positions,), (rows, width))
+    if architecture.norms_embedding:
+        for kind in ("weight", "bias"):
+            yield Entry(f"{FIRST_NORM}.{kind}", (f"{names.first_norm}.{kind}",), (width,))
 
 
 def head_entries(

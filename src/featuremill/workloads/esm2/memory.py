@@ -50,10 +50,12 @@ class Model(NamedTuple):
 
     @property
     def num_other_numbers(self) -> int:
-        """Numbers that stay in fp32: the norms of a layer, the final one, and the embedding."""
+        """Numbers that stay in fp32: the norms of a layer, those around all, and the embedding."""
         architecture = self.sizes.architecture
         of_layer = 6 if architecture.norms_query_and_key else 4
-        return self.width * (of_layer * self.sizes.num_layers + 2 + architecture.num_rows)
+        rows = architecture.num_rows + architecture.num_positions
+        rows += 2 + 2 * architecture.norms_embedding
+        return self.width * (of_layer * self.sizes.num_layers + rows)
 
     @property
     def file_bytes(self) -> int:

@@ -35,6 +35,7 @@ OTHERS = (
     Other("amplify", "chandar-lab/AMPLIFY_350M"),
     Other("glm2", "tattabio/gLM2_650M"),
     Other("esm1b", "facebook/esm1b_t33_650M_UR50S"),
+    Other("esm1v", "facebook/esm1v_t33_650M_UR90S_1"),
     Other("esm(c|cambrian)300m", "biohub/ESMC-300M", "", "esmc", "esmc_300m"),
     Other("esm(c|cambrian)6b", "biohub/ESMC-6B", "", "esmc", "esmc_6b"),
     Other("esm(c|cambrian)", "biohub/ESMC-600M", "", "esmc", "esmc_600m"),

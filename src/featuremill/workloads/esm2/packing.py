@@ -16,7 +16,7 @@ from torch import Tensor
 
 from featuremill.workloads.esm2.tokens import MASK, PAD, Tokens
 
-__all__ = ["pack"]
+__all__ = ["Packed", "pack"]
 ROW_MULTIPLE = 16
 MIN_ROWS = 64
 """With at least so many rows, in multiples of `ROW_MULTIPLE`, products on a CPU give a row the same
@@ -99,11 +99,14 @@ def below(num_bytes: int, row_bytes: int) -> int:
 
 
 def pack(
-    sequences: Sequence[Tokens], batch_tokens: int = 0, device: torch.device = _HOST
+    sequences: Sequence[Tokens],
+    batch_tokens: int = 0,
+    device: torch.device = _HOST,
+    mask: int = MASK,
 ) -> Packed:
     """Pack token sequences, each with its BOS and EOS, for batches of `batch_tokens` on `device`.
 
-    The pack itself is on the host.
+    The pack itself is on the host. `mask` is the token that hides a residue.
     """
     lengths = [len(sequence) for sequence in sequences]
     bounds = [0, *np.cumsum(lengths).tolist()]
@@ -118,7 +121,7 @@ def pack(
         torch.tensor(all_bounds, dtype=torch.int32),
         torch.tensor(_pieces(all_bounds), dtype=torch.int32),
         max(lengths),
-        _unmasked(sequences, filling),
+        _unmasked(sequences, filling, mask),
     )
 
 
@@ -142,8 +145,8 @@ def _up(number: int, multiple: int) -> int:
     return -(-number // multiple) * multiple
 
 
-def _unmasked(sequences: Sequence[Tokens], filling: int) -> Tensor | None:
-    shares = [np.float32(np.count_nonzero(s == MASK)) / np.float32(len(s)) for s in sequences]
+def _unmasked(sequences: Sequence[Tokens], filling: int, mask: int) -> Tensor | None:
+    shares = [np.float32(np.count_nonzero(s == mask)) / np.float32(len(s)) for s in sequences]
     if not any(shares):
         return None
     each = [np.full(len(s), 1 - share) for s, share in zip(sequences, shares, strict=True)]

@@ -113,6 +113,7 @@ def _pickle(path: Path, kind: Kind) -> Opened:
     tensors = raw.get("model", raw)
     cfg = raw.get("cfg")
     settings = cfg.get("model") if isinstance(cfg, dict) else None
+    settings = raw.get("args", settings)
     facts = dict(vars(settings)) if isinstance(settings, argparse.Namespace) else {}
     return Opened(tensors if isinstance(tensors, dict) else {}, facts, "args" in raw)
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from featuremill.inputs.source import check
 from featuremill.kit import environment
@@ -32,16 +33,27 @@ from featuremill.workloads.esm2.folder import facts_of
 from featuremill.workloads.esm2.options import Options
 from featuremill.workloads.esm2.others import where_else
 
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.conversion import Checkpoint as Opened
+
 __all__ = [
     "NUMBERS",
+    "OWNER",
     "PUBLISHED",
+    "PUBLISHED_LICENSE",
     "SUGGESTED",
     "bundled_names",
+    "download",
     "is_path",
+    "locate",
     "looks_like_path",
+    "name_of",
     "nearest",
+    "published",
+    "read",
     "refuse_missing",
     "stem_of",
+    "write",
 ]
 _log = logging.getLogger("featuremill.weights")
 
@@ -157,6 +169,11 @@ def locate(model: str) -> Checkpoint:
     if name not in PUBLISHED:
         path = BUNDLED / f"{name}.safetensors"
         return Checkpoint("bundled", name, f"featuremill/{path.name}", path)
+    return published(name)
+
+
+def published(name: str) -> Checkpoint:
+    """Return the place of one of Meta's models, also before its download."""
     path = _hub_folder() / f"{name}.pt"
     if not path.is_file() and (folder := _cached(name)):
         return Checkpoint("published", name, f"{OWNER}{name}", folder)
@@ -174,13 +191,24 @@ def _cached(name: str) -> Path | None:
 def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted:
     """Write the weights of `source` to `path`, with or without the language-model head; download
     the checkpoint first if needed."""
+    return write(source, read(source, has_head), path)
+
+
+def read(source: Checkpoint, has_head: bool = False) -> Opened:
+    """Return the weights of `source`, as `convert` writes them."""
     refuse_without_packages(Options)
     if source.kind == "published" and not source.path.exists():
-        download(source)
-    from featuremill.workloads.esm2 import checkpoint, conversion
+        download(source, PUBLISHED[source.name].gigabytes)
+    from featuremill.workloads.esm2 import checkpoint
 
     _log.info("converting %s", source.path)
-    opened = checkpoint.read(source.path, has_head)
+    return checkpoint.read(source.path, has_head)
+
+
+def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
+    """Write the weights `opened`, of `source`, to `path`."""
+    from featuremill.workloads.esm2 import conversion
+
     sha256 = conversion.write(opened, path)
     metadata = opened.metadata()
     if source.kind == "published":
@@ -199,11 +227,11 @@ def _hub_folder() -> Path:
     ).expanduser()
 
 
-def download(source: Checkpoint) -> None:
-    """Download a published checkpoint as fair-esm does, to where fair-esm would find it."""
+def download(source: Checkpoint, gigabytes: float) -> None:
+    """Download a published checkpoint of about this size as fair-esm does, to where fair-esm would
+    find it."""
     import torch
 
-    gigabytes = PUBLISHED[source.name].gigabytes
     _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
     try:
         source.path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from featuremill.workloads.esm2.options import Options
 
-__all__ = ["MASK", "NUM_SPECIAL", "NUM_TOKENS", "Tokens", "tokenize"]
+__all__ = ["EOS", "MASK", "NUM_SPECIAL", "NUM_TOKENS", "Tokens", "tokenize"]
 BOS, PAD, EOS, MASK = 0, 1, 2, 32
 NUM_TOKENS = 33
 NUM_SPECIAL = 2

@@ -26,7 +26,7 @@ from featuremill.workloads.esm2.sources import looks_like_path, nearest, stem_of
 from featuremill.workloads.esmc.folder import facts_of
 from featuremill.workloads.esmc.options import Options
 
-__all__ = ["NAMES", "refuse_missing", "takes"]
+__all__ = ["NAMES", "header", "refuse_missing", "takes"]
 _log = logging.getLogger("featuremill.weights")
 
 NUMBERS = ("num_layers", "embed_dim", "attention_heads", "feed_forward")
@@ -53,12 +53,12 @@ def takes(model: str) -> bool:
         if path.is_dir():
             told = json.loads((path / CONFIG).read_text("utf-8"))
             return bool(told.get("model_type") == "esmc")
-        header = _header(path)
-        return any(name in header for name in QUERY_NORMS)
+        names = header(path)
+        return any(name in names for name in QUERY_NORMS)
     return False
 
 
-def _header(path: Path) -> bytes:
+def header(path: Path) -> bytes:
     """Return the part of a file of weights that names its tensors."""
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as whole:

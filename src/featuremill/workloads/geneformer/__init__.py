@@ -6,7 +6,7 @@ network. This package makes the tokens of a cell, perturbs them, and compares ve
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -80,13 +80,18 @@ SHIFT = pa.struct(
     {"gene": pa.string(), "kind": pa.string(), "cosine": pa.float64(), "tokens": pa.int32()}
 )
 """`cosine` compares the cell with the perturbed cell, by the option `shift`; float64, since it is
-near 1. NaN if the gene is not among the cell's `tokens`, is deleted and the only one, or is
-overexpressed and first already."""
+near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted
+and the only one, or is overexpressed and first already."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
 """The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
 cell's."""
-SHIFTS = "shifts"
-"""The column that the outputs `perturbations` and `gene_statistics` read."""
+SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
+"""The columns that the outputs `perturbations`, `gene_statistics`, `gene_shifts` and
+`gene_embeddings` read: shifts, shifts with the cosines of all genes, and the names of genes."""
+COSINES = pa.field("cosines", pa.list_(pa.float64()))
+"""Of each of a row's `genes`, the cosine of its vector in the cell with that in the perturbed cell;
+NaN for perturbed genes and those that are cut off, empty if there is no `cosine`, and after the
+first state."""
 LONG = 40
 """Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
 
@@ -158,10 +163,25 @@ def write_object(inputs: Any, stem: Path) -> Path | None:
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens to compute: the cell's tokens × (1 + perturbations)."""
+    """Return the tokens to compute: the cell's tokens × (1 + perturbations). With absent genes they
+    are counted, as cells get longer, and cells that are cut off for them are computed anew."""
     cell = cells.cell_of(payload)
-    num_perturbed = 1 if options.together else len(cell.perturbed)
-    return len(cell.tokens) * (1 + num_perturbed)
+    if options.overexpress_absent:
+        version = "V2" if options.version == "auto" else options.version
+        most = genes.INPUT_SIZES[version] - genes.SPECIAL[version]
+        return max(1, sum(map(len, _rows(cell, cells.possible(cell, options, most)))))
+    return len(cell.tokens) * (1 + len(cells.perturbations(cell, options)))
+
+
+def _lengths_before(done: Sequence[cells.Perturbed]) -> list[int]:
+    """Return of how many of its genes a cell is computed unperturbed, each once, most first."""
+    return sorted({one.num_before for one in done}, reverse=True)
+
+
+def _rows(cell: cells.Cell, done: Sequence[cells.Perturbed]) -> list[cells.Tokens]:
+    """Return what is computed of a cell: itself, then its perturbed cells."""
+    before = [cell.tokens[:length] for length in _lengths_before(done)]
+    return before + [one.tokens for one in done]
 
 
 def weights(options: Options) -> str:
@@ -198,16 +218,31 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
     from featuremill.workloads.encoder import columns
 
     assert weights is not None
+    names = pa.field(GENES, pa.list_(pa.string()))
     if options.perturb != "none":
-        return pa.schema({SHIFTS: pa.list_(SHIFT_TOWARDS if options.states else SHIFT)})
+        shift = SHIFT_TOWARDS if options.states else SHIFT
+        if options.gene_shifts:
+            with_genes = pa.struct([*shift, COSINES])
+            return pa.schema([pa.field(GENE_SHIFTS, pa.list_(with_genes)), names])
+        return pa.schema({SHIFTS: pa.list_(shift)})
     width = architectures.facts_of(weights.path).width
-    return columns.schema(options.of_encoder, width, is_by_letter=True)
+    pooled = columns.schema(options.of_encoder, width, is_by_letter=True)
+    if not options.gene_vectors:
+        return pooled
+    number = pa.float16() if options.output_dtype == "float16" else pa.float32()
+    vectors = pa.list_(pa.list_(number, width))
+    most = {} if options.genes == ALL else {"most_a_row": f"{len(options.genes)}"}
+    of_genes = [
+        pa.field(f"{GENES}_layer_{layer}", vectors, metadata=most) for layer in options.layers
+    ]
+    return pa.schema([*pooled, names, *of_genes])
 
 
 def audited(options: Options, precision: str) -> Options:
     """Return the options for the cell's vector without perturbations."""
     more = {"dtype": precision, "perturb": "none", "genes": ALL, "together": False}
-    more |= {"shift": "auto", "states": None}
+    more |= {"shift": "auto", "states": None, "overexpress_absent": False, "anchor": ""}
+    more |= {"gene_shifts": False, "gene_vectors": False, "output_dtype": "float16"}
     return Options.model_validate(options.model_dump() | more)
 
 
@@ -258,9 +293,15 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
         return Batch([together], given, [])
     batch = Batch([], given, [])
     for cell in given:
-        done = cells.possible(cell, model.options)
-        rows = [row(tokens) for tokens in (cell.tokens, *(one.tokens for one in done)) if done]
-        batch.units.append(padding.groups(rows, words, model.batch_tokens, 0.0))
+        done = cells.possible(cell, model.options, model.genes.most)
+        rows = [row(tokens) for tokens in _rows(cell, done)]
+        # A longer perturbed cell would come before the cell itself, which it is compared with.
+        num_before = len(rows) - len(done) if model.options.overexpress_absent else 0
+        unit = padding.groups(rows[:num_before], words, model.batch_tokens, 0.0)
+        others = padding.groups(rows[num_before:], words, model.batch_tokens, 0.0)
+        for group in others:
+            unit.append(group._replace(places=[num_before + place for place in group.places]))
+        batch.units.append(unit)
         batch.done.append(done)
     return batch
 
@@ -273,60 +314,126 @@ def run(model: Model, batch: Batch) -> Result:
     values: list[list[list[Tensor]]] = []
     for number, unit in enumerate(batch.units):
         values.append([])
+        own: list[Tensor] = []
         for group in unit:
             here = group.each_to(model.network.device)
             hidden = model.network.hidden_states(here.tokens_BT, here.is_token_BT, options.layers)
             values[-1].append(padding.values_of(here, hidden, options))
-            if model.options.shift == "genes" and batch.done:
-                (hidden_BTE,) = hidden.values()
-                genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
-                if group is unit[0]:  # the first of the longest: the cell itself
-                    own_TE = genes_BTE[0]
-                done = [batch.done[number][place - 1] for place in group.places if place]
-                values[-1][-1].append(_cosines_of_genes(own_TE, genes_BTE, done))
+            if batch.done:
+                cell, done = batch.cells[number], batch.done[number]
+                values[-1][-1] += _turns_of_genes(model, own, hidden, group.places, cell, done)
+            elif model.options.gene_vectors:
+                values[-1][-1] += _vectors_of_genes(model, here, hidden)
     return Result(values, batch)
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
-    """Return the vector of each cell, or its shifts."""
-    from featuremill.workloads.encoder import columns, padding
-
-    given, units, options = result.batch.cells, result.batch.units, model.options
-    if options.perturb == "none":
-        ones = [1] * len(given)
-        (values,) = result.values
-        return columns.batch(padding.in_order(values, units[0], ones), ones, model.columns)
+    """Return the vectors of each cell, or its shifts."""
+    if model.options.perturb == "none":
+        return _vectors(model, result)
     rows = []
     for cell, done, unit, values in zip(
-        given, result.batch.done, units, result.values, strict=True
+        result.batch.cells, result.batch.done, result.batch.units, result.values, strict=True
     ):
-        names = [
-            "+".join(model.genes.names[token] for token in tokens.tolist())
-            for tokens in cells.perturbations(cell, options)
-        ]
-        numbers = [one.number for one in done]
-        cosines = np.full(len(names), np.nan)
-        towards = {state: np.full(len(names), np.nan) for state in model.states}
-        if done:
-            vectors_SE, *by_genes = padding.in_order(values, unit, [1] * (1 + len(done)))
-            (cosines_S,) = by_genes or [_cosines(vectors_SE, vectors_SE[0])]
-            cosines[numbers] = cosines_S[1:]
-            for state, vector_E in model.states.items():
-                towards_S = _cosines(vectors_SE, vector_E)
-                towards[state][numbers] = towards_S[1:] - towards_S[0]
-        common = {"kind": options.perturb, "tokens": len(cell.tokens)}
-        shifts = [
-            {"gene": gene, "cosine": cosine} | common
-            for gene, cosine in zip(names, cosines.tolist(), strict=True)
-        ]
-        if towards:
-            shifts = [
-                {**shift, "state": state, "shift": float(of_state[place])}
-                for place, shift in enumerate(shifts)
-                for state, of_state in towards.items()
-            ]
-        rows.append({SHIFTS: shifts})
+        shifts = _shifts(model, cell, done, unit, values)
+        if model.options.gene_shifts:
+            names = [model.genes.names[token] for token in cell.tokens.tolist()]
+            rows.append({GENE_SHIFTS: shifts, GENES: names})
+        else:
+            rows.append({SHIFTS: shifts})
     return pa.RecordBatch.from_pylist(rows, model.columns)
+
+
+def _vectors(model: Model, result: Result) -> pa.RecordBatch:
+    """Return the vector of each cell, and those of its genes."""
+    from featuremill.workload.arrays import lists_of_vectors
+    from featuremill.workloads.encoder import columns, padding
+
+    (unit,), (values,) = result.batch.units, result.values
+    ones = [1] * len(result.batch.cells)
+    pooled = columns.schema(model.options.of_encoder, model.network.width, is_by_letter=True)
+    num_pooled = len(pooled)
+    of_cells = padding.in_order([each[:num_pooled] for each in values], unit, ones)
+    found = columns.batch(of_cells, ones, pooled)
+    if not model.options.gene_vectors:
+        return found
+    genes_of_cells = [_delivered(model, cell) for cell in result.batch.cells]
+    counts = [len(tokens) for tokens in genes_of_cells]
+    places = np.concatenate([group.places for group in unit])
+    order = np.argsort(np.repeat(places, np.take(counts, places)), kind="stable")
+    names = [[model.genes.names[token] for token in tokens] for tokens in genes_of_cells]
+    of_genes = [
+        lists_of_vectors(np.concatenate([part.cpu().numpy() for part in parts])[order], counts)
+        for parts in zip(*(each[num_pooled:] for each in values), strict=True)
+    ]
+    arrays = [*found.columns, pa.array(names, pa.list_(pa.string())), *of_genes]
+    return pa.RecordBatch.from_arrays(arrays, schema=model.columns)
+
+
+def _delivered(model: Model, cell: cells.Cell) -> list[int]:
+    """Return the tokens of the cell's genes whose vectors are delivered, in the cell's order."""
+    chosen = cell.tokens if model.genes.chosen is None else model.genes.chosen
+    tokens: list[int] = cell.tokens[np.isin(cell.tokens, chosen)].tolist()
+    return tokens
+
+
+def _vectors_of_genes(model: Model, group: Group, hidden: Mapping[int, Tensor]) -> list[Tensor]:
+    """Return of each layer the vectors of the genes to deliver, one cell's after the other's."""
+    import torch
+
+    is_chosen_BT = group.is_own_BT
+    if model.genes.chosen is not None:
+        chosen = torch.tensor(model.genes.chosen, device=group.tokens_BT.device)
+        is_chosen_BT = is_chosen_BT & torch.isin(group.tokens_BT, chosen)
+    number = getattr(torch, model.options.output_dtype)
+    return [hidden[layer][is_chosen_BT].to(number) for layer in model.options.layers]
+
+
+def _shifts(
+    model: Model,
+    cell: cells.Cell,
+    done: Sequence[cells.Perturbed],
+    unit: Sequence[Group],
+    values: Sequence[Sequence[Tensor]],
+) -> list[dict[str, Any]]:
+    """Return the shifts of a cell; `done` are its possible perturbations."""
+    from featuremill.workloads.encoder import padding
+
+    options = model.options
+    names = [
+        "+".join(model.genes.names[token] for token in tokens.tolist())
+        for tokens in cells.perturbations(cell, options)
+    ]
+    common = {"kind": options.perturb, "tokens": len(cell.tokens)}
+    shifts: list[dict[str, Any]] = [{"gene": name, "cosine": np.nan} | common for name in names]
+    towards = {state: np.full(len(names), np.nan) for state in model.states}
+    for shift in shifts if options.gene_shifts else ():
+        shift[COSINES.name] = []
+    if done:
+        before = _lengths_before(done)
+        places = np.array([before.index(one.num_before) for one in done])
+        numbers, after = [one.number for one in done], np.arange(len(done)) + len(before)
+        vectors_SE, *of_genes = padding.in_order(values, unit, [1] * (len(before) + len(done)))
+        if options.shift == "genes":
+            cosines = of_genes[0][after]
+        else:
+            each_SS = [_cosines(vectors_SE, vectors_SE[place]) for place in range(len(before))]
+            cosines = np.stack(each_SS)[places, after]
+        for one, cosine in zip(done, cosines.tolist(), strict=True):
+            shifts[one.number] |= {"cosine": cosine, "tokens": one.num_before}
+        for one, row in zip(done, of_genes[-1][after] if options.gene_shifts else (), strict=False):
+            shifts[one.number][COSINES.name] = row
+        for state, vector_E in model.states.items():
+            towards_S = _cosines(vectors_SE, vector_E)
+            towards[state][numbers] = towards_S[after] - towards_S[places]
+    if not towards:
+        return shifts
+    return [
+        {**shift, "state": state, "shift": float(of_state[place])}
+        | ({COSINES.name: []} if options.gene_shifts and number else {})
+        for place, shift in enumerate(shifts)
+        for number, (state, of_state) in enumerate(towards.items())
+    ]
 
 
 def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
@@ -337,15 +444,41 @@ def _cosines(vectors_SE: Matrix, vector_E: Matrix) -> Matrix:
     return cosines_S
 
 
-def _cosines_of_genes(own_TE: Tensor, genes_BTE: Tensor, done: Sequence[cells.Perturbed]) -> Tensor:
-    """Return for each perturbed cell the mean cosine of each unperturbed gene with itself in the
-    cell, in float64. NaN without such a gene, and for the unperturbed cell, which is first."""
+def _turns_of_genes(
+    model: Model,
+    own: list[Tensor],
+    hidden: Mapping[int, Tensor],
+    places: Sequence[int],
+    cell: cells.Cell,
+    done: Sequence[cells.Perturbed],
+) -> list[Tensor]:
+    """Return for each cell of a group what `shift` and `gene_shifts` ask of the cell's genes, in
+    float64: the mean (B,) of their cosines with themselves in the unperturbed cell, and these
+    cosines (B, T), NaN where there is none, and for unperturbed cells.
+
+    `own` collects the vectors of the unperturbed cells, which come first.
+    """
     import torch
 
-    num_others = len(genes_BTE) - len(done)
-    means = [torch.full((), torch.nan, dtype=torch.float64, device=own_TE.device)] * num_others
-    for perturbed_TE, one in zip(genes_BTE[num_others:], done, strict=True):
-        before_KE = own_TE[torch.from_numpy(one.kept).to(own_TE.device)].double()
+    wants_means, wants_each = model.options.shift == "genes", model.options.gene_shifts
+    if not wants_means and not wants_each:
+        return []
+    (hidden_BTE,) = hidden.values()
+    genes_BTE = hidden_BTE[:, len(model.genes.words.first) :]
+    before = _lengths_before(done)
+    device = genes_BTE.device
+    means_B = torch.full((len(places),), torch.nan, dtype=torch.float64, device=device)
+    each_BT = means_B.unsqueeze(1).repeat(1, len(cell.tokens) * wants_each)
+    for row, (place, perturbed_TE) in enumerate(zip(places, genes_BTE, strict=True)):
+        if place < len(before):
+            own.append(perturbed_TE)
+            continue
+        one = done[place - len(before)]
+        kept = torch.from_numpy(one.kept).to(device)
+        before_KE = own[before.index(one.num_before)][kept].double()
         after_KE = perturbed_TE[len(one.tokens) - len(one.kept) : len(one.tokens)].double()
-        means.append(torch.cosine_similarity(before_KE, after_KE, dim=1).mean())
-    return torch.stack(means)
+        cosines_K = torch.cosine_similarity(before_KE, after_KE, dim=1)
+        means_B[row] = cosines_K.mean()
+        if wants_each:
+            each_BT[row, kept] = cosines_K
+    return [means_B] * wants_means + [each_BT] * wants_each

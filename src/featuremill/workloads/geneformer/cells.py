@@ -45,7 +45,8 @@ class Cell(NamedTuple):
     """A record: a cell, and the genes to perturb in it."""
 
     perturbed: Tokens
-    """(P,) tokens of genes, in the cell or not."""
+    """(P,) tokens of genes, in the cell or not. An anchor, which is perturbed with each other one,
+    is the first."""
     tokens: Tokens
     """(T,) tokens of the cell's genes, the highest rank first."""
 
@@ -165,12 +166,17 @@ def _blocks(
     if options.perturb == "none":
         yield name, np.empty(0, np.int64)
         return
-    wanted = tokens if genes.perturbed is None else np.array(genes.perturbed, np.int64)
+    wanted = tokens if genes.chosen is None else np.array(genes.chosen, np.int64)
     if options.together:
         yield f"{name}{BETWEEN}1", wanted
         return
-    for number, start in enumerate(range(0, len(wanted), BLOCK), 1):
-        yield f"{name}{BETWEEN}{number}", wanted[start : start + BLOCK]
+    anchor = np.array(genes.anchor, np.int64)
+    if genes.chosen is None and genes.anchor:
+        is_other = tokens != anchor
+        wanted = tokens[is_other] if not is_other.all() else tokens[:0]
+    for number, start in enumerate(range(0, max(1, len(wanted)), BLOCK), 1):
+        block = wanted[start : start + BLOCK]
+        yield f"{name}{BETWEEN}{number}", np.concatenate((anchor, block))
 
 
 class Perturbed(NamedTuple):
@@ -181,26 +187,44 @@ class Perturbed(NamedTuple):
     tokens: Tokens
     kept: Tokens
     """Places of the unperturbed genes in the unperturbed cell, (K,)."""
+    num_before: int
+    """Genes of the unperturbed cell that it is compared with: all, or the first so many where
+    the last ones are cut off for genes in front."""
 
 
 def perturbations(cell: Cell, options: Options) -> list[Tokens]:
     """Return the tokens of each perturbation."""
     if options.together:
         return [cell.perturbed]
-    return [cell.perturbed[place : place + 1] for place in range(len(cell.perturbed))]
+    num_anchors = int(options.anchor != "")
+    anchor, others = cell.perturbed[:num_anchors], cell.perturbed[num_anchors:]
+    return [np.append(anchor, other) for other in others]
 
 
-def possible(cell: Cell, options: Options) -> list[Perturbed]:
-    """Return the cell after each possible perturbation: its genes are in the cell, a deletion
-    leaves another gene, and what is overexpressed is not first already."""
+def possible(cell: Cell, options: Options, most: int) -> list[Perturbed]:
+    """Return the cell of at most `most` genes after each possible perturbation: its genes are in
+    the cell or may be absent, a deletion leaves another gene, and what is overexpressed is not
+    first already.
+
+    What no longer fits is cut off as Geneformer does: the perturbed cell ends at `most` genes. The
+    unperturbed one loses its last ones, as many as it would have above `most` with the absent ones.
+    """
     places: dict[Any, int] = {token: place for place, token in enumerate(cell.tokens.tolist())}
+    is_overexpressed = options.perturb == "overexpress"
     every = []
     for number, tokens in enumerate(perturbations(cell, options)):
         own = [places[token] for token in tokens.tolist() if token in places]
+        num_absent = len(tokens) - len(own)
         kept = np.delete(np.arange(len(cell.tokens)), own)
-        is_moved = own != list(range(len(own)))
-        is_possible = is_moved if options.perturb == "overexpress" else len(kept)
-        if len(own) == len(tokens) and is_possible:
-            front = tokens if options.perturb == "overexpress" else tokens[:0]
-            every.append(Perturbed(number, np.concatenate((front, cell.tokens[kept])), kept))
+        front = tokens if is_overexpressed else tokens[:0]
+        num_before = min(len(cell.tokens), most - num_absent)
+        if num_absent:
+            kept = kept[: max(0, most - len(front))]
+            is_possible = options.overexpress_absent and len(kept)
+        else:
+            is_moved = own != list(range(len(own)))
+            is_possible = is_moved if is_overexpressed else len(kept)
+        if is_possible:
+            perturbed = np.concatenate((front, cell.tokens[kept]))
+            every.append(Perturbed(number, perturbed, kept, num_before))
     return every

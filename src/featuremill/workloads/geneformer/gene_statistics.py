@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from featuremill.workload.outputs import Target, need
+from featuremill.workload.outputs import Target
 from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
-from featuremill.workloads.geneformer.perturbations import SHIFTS, long_table
+from featuremill.workloads.geneformer.perturbations import fields_of, long_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,10 +26,9 @@ class Writer:
     """Accumulates blocks, and writes at the end."""
 
     def __init__(self, target: Target) -> None:
-        need([name for name in target.values.names if name == SHIFTS], "gene_statistics", SHIFTS)
         self._target = target
         has_states = "state" in [
-            field.name for field in target.values.field(SHIFTS).type.value_type
+            field.name for field in fields_of(target.values, "gene_statistics")
         ]
         self._by = ("gene", "kind", "state") if has_states else ("gene", "kind")
         self._value = "shift" if has_states else "cosine"
@@ -69,23 +68,30 @@ class Writer:
         import pyarrow as pa
         import pyarrow.parquet
 
-        cells, means, squares = self._sums
-        with np.errstate(divide="ignore", invalid="ignore"):
-            deviations = np.sqrt(np.where(cells > 1, squares, np.nan) / (cells - 1))
         order = sorted(self._places, key=lambda key: (*key[1:], key[0]))
         at = np.array([self._places[key] for key in order], np.int64)
         metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
         columns = {
-            **{
-                name: pa.array([key[place] for key in order], pa.string())
-                for place, name in enumerate(self._by)
-            },
-            "cells": pa.array(cells[at].astype(np.int64)),
-            "mean": pa.array(np.where(cells > 0, means, np.nan)[at]),
-            "deviation": pa.array(deviations[at]),
+            name: pa.array([key[place] for key in order], pa.string())
+            for place, name in enumerate(self._by)
         }
-        table = pa.table(columns).replace_schema_metadata(metadata)
+        table = pa.table(columns | described(self._sums[:, at]))
+        table = table.replace_schema_metadata(metadata)
         pa.parquet.write_table(table, self._target.path, compression="zstd")
+
+
+def described(sums: Any) -> dict[str, pa.Array]:
+    """Return the columns of `sums`, which are cells, means and sums of squared distances."""
+    import pyarrow as pa
+
+    cells, means, squares = sums
+    with np.errstate(divide="ignore", invalid="ignore"):
+        deviations = np.sqrt(np.where(cells > 1, squares, np.nan) / (cells - 1))
+    return {
+        "cells": pa.array(cells.astype(np.int64)),
+        "mean": pa.array(np.where(cells > 0, means, np.nan)),
+        "deviation": pa.array(deviations),
+    }
 
 
 def _sums(values: Any, groups: Any, num_groups: int) -> Any:

@@ -30,6 +30,8 @@ INPUT_SIZES = {"V1": 2048, "V2": 4096}
 TOKEN = np.dtype("<u2")
 """Type of a token in a payload; published vocabularies have 20,275 and 25,426."""
 MOST_TOKENS = 2**16
+SPECIAL = {"V1": 0, "V2": 2}
+"""Special tokens of a cell."""
 NUMPY_NUMBERS = {"f8": "d", "f4": "f", "i8": "q", "i4": "i"}
 
 
@@ -44,13 +46,15 @@ class Genes(NamedTuple):
     """By token."""
     most: int
     """The most genes of a cell; others are cut off."""
-    perturbed: tuple[int, ...] | None
-    """Tokens of the genes to perturb; None for all, or for none."""
+    chosen: tuple[int, ...] | None
+    """Tokens of the option `genes`, which are perturbed or have vectors; None for all."""
     version: str
     words: Vocabulary
     """The vocabulary of the workload encoder: the letters of a payload are genes' tokens."""
     mapping: dict[str, str] | None = None
     """The gene of each id in a file; None if no counts are added up."""
+    anchor: tuple[int, ...] = ()
+    """The token of the option `anchor`; empty without it."""
 
 
 def of(options: Options, facts: Facts) -> Genes:
@@ -94,7 +98,8 @@ def of(options: Options, facts: Facts) -> Genes:
         medians=by_token,
         names={token: gene for gene, token in tokens.items()},
         most=size - len(first) - len(last),
-        perturbed=_perturbed(options, known),
+        chosen=None if options.genes == ALL else _tokens_of("genes", options.genes, options, known),
+        anchor=_tokens_of("anchor", (options.anchor,) * bool(options.anchor), options, known),
         version=version,
         words=Vocabulary(_as_tokens, first, last, tokens[PAD], tokens[PAD], 1, size=width),
         mapping=mapping,
@@ -153,15 +158,15 @@ def _version(options: Options, facts: Facts) -> str:
     )
 
 
-def _perturbed(options: Options, known: Mapping[str, int]) -> tuple[int, ...] | None:
-    if options.genes == ALL:
-        return None
-    if missing := [gene for gene in options.genes if gene not in known]:
+def _tokens_of(
+    option: str, ids: Sequence[str], options: Options, known: Mapping[str, int]
+) -> tuple[int, ...]:
+    if missing := [gene for gene in ids if gene not in known]:
         raise UserError(
-            f"options.genes: {missing[0]!r} has no token in {options.vocabulary}, or no median in "
-            f"{options.medians}; give Ensembl ids that have both."
+            f"options.{option}: {missing[0]!r} has no token in {options.vocabulary}, or no median "
+            f"in {options.medians}; give Ensembl ids that have both."
         )
-    return tuple(known[gene] for gene in options.genes)
+    return tuple(known[gene] for gene in ids)
 
 
 def _table(name: str, option: str, kind: type[int | float | str]) -> dict[str, Any]:

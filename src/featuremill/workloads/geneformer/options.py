@@ -47,10 +47,27 @@ class Options(NetworkOptions):
     """The perturbation: `none` computes the cell's vector; `delete` removes a gene's token and
     `overexpress` moves it to the front, and both compute how far the cell's vector turns."""
     genes: Literal["all"] | tuple[str, ...] = "all"
-    """The genes to perturb: a list of Ensembl ids, or `all` genes among the cell's tokens."""
+    """The genes to perturb, or with `gene_vectors` those whose vectors are delivered: a list of
+    Ensembl ids, or `all` genes among the cell's tokens."""
     together: bool = False
     """Perturb all `genes` of the list at once, as Geneformer does with a list, in cells that have
     all of them. If not, each gene by itself."""
+    overexpress_absent: bool = False
+    """Overexpress `genes` of the list in cells without them as well, as Geneformer does with a
+    list: they come first, and what no longer fits into the model is cut from the cell, before and
+    after. If not, these cells have NaN."""
+    anchor: str = ""
+    """Delete this gene (Ensembl id) together with each of `genes`, in cells that have both:
+    Geneformer's `anchor_gene`."""
+    gene_shifts: bool = False
+    """Also compute how far the vector of each unperturbed gene of the cell turns, as Geneformer's
+    `cell_and_gene` and `cls_and_gene` do. The output `gene_shifts` has the means."""
+    gene_vectors: bool = False
+    """Without perturbations: also deliver a vector for each gene of the cell, or for each of
+    `genes`, as Geneformer's `emb_mode` gene does. The output `gene_embeddings` has the means over
+    cells."""
+    output_dtype: Literal["float16", "float32"] = "float16"
+    """Number type of the vectors of genes. The means over cells are always float32."""
     shift: Literal["auto", "genes", "pooled"] = "auto"
     """What `cosine` compares: `pooled`, the vectors of the cell and the perturbed cell; `genes`,
     each unperturbed gene with itself (the mean over these genes). `auto` is Geneformer's own:
@@ -69,9 +86,21 @@ class Options(NetworkOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse contradictory options and options without effect."""
-        for name in ("genes", "together", "shift", "states"):
+        for name in ("together", "anchor", "gene_shifts", "shift", "states"):
             self._refuse_idle(name, self.perturb == "none", "perturb: none")
-        self._refuse_idle("together", self.genes == ALL, "genes: all")
+        is_unperturbed = self.perturb == "none" and not self.gene_vectors
+        self._refuse_idle("genes", is_unperturbed, "perturb: none")
+        is_overexpressed = self.perturb == "overexpress"
+        self._refuse_idle("overexpress_absent", not is_overexpressed, f"perturb: {self.perturb}")
+        for name in ("together", "overexpress_absent"):
+            self._refuse_idle(name, self.genes == ALL, "genes: all")
+        if self.anchor and (is_overexpressed or self.together or self.anchor in self.genes):
+            raise ValueError(
+                "anchor is deleted together with each other gene: set perturb: delete, leave out "
+                "together, and leave the anchor out of genes"
+            )
+        self._refuse_idle("gene_vectors", self.perturb != "none", f"perturb: {self.perturb}")
+        self._refuse_idle("output_dtype", not self.gene_vectors, "gene_vectors: false")
         if self.perturb != "none" and len(self.layers) * len(set(self.pool)) > 1:
             raise ValueError("perturb is of one vector: give one layer and one pool")
         if self.genes != ALL and len(set(self.genes)) < max(1, len(self.genes)):
@@ -81,8 +110,10 @@ class Options(NetworkOptions):
         return self
 
     def delivers(self) -> set[Kind]:
-        """Return the kind of values: a vector a cell, or a list of shifts."""
-        return {"pooled"} if self.perturb == "none" else {"table"}
+        """Return the kinds of values: vectors of cells and of genes, or lists of shifts."""
+        if self.perturb != "none":
+            return {"table"}
+        return {"pooled", "per_residue", "table"} if self.gene_vectors else {"pooled"}
 
     @property
     def of_encoder(self) -> EncoderOptions:

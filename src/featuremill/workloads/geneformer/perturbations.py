@@ -14,14 +14,14 @@ from featuremill.workload.outputs import Format, Target, need
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SHIFTS = "shifts"
-"""The workload's column."""
+SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
+"""The workload's columns: shifts of cells; these with the shifts of genes, and the genes' names."""
 FORMAT = Format(
     "perturbations.parquet",
     "pandas, polars, DuckDB, R's arrow",
     60,
     "table",
-    columns=re.compile(SHIFTS),
+    columns=re.compile(f"{SHIFTS}|{GENE_SHIFTS}|{GENES}"),
     columns_like=SHIFTS,
 )
 BETWEEN = "_block_"
@@ -35,8 +35,7 @@ class Writer:
         import pyarrow as pa
         import pyarrow.parquet
 
-        need([name for name in target.values.names if name == SHIFTS], "perturbations", SHIFTS)
-        shift = target.values.field(SHIFTS).type.value_type
+        shift = fields_of(target.values, "perturbations")
         metadata = {"featuremill": json.dumps(target.provenance, sort_keys=True)}
         self._schema = pa.schema([pa.field("cell", pa.string()), *shift], metadata=metadata)
         self._file = pa.parquet.ParquetWriter(target.path, self._schema, compression="zstd")
@@ -50,16 +49,35 @@ class Writer:
         self._file.close()
 
 
+def column_of(values: pa.Schema, output: str) -> str:
+    """Return the name of the column with shifts.
+
+    Raises:
+        UserError: there is none.
+    """
+    return need([name for name in (SHIFTS, GENE_SHIFTS) if name in values.names], output, SHIFTS)[0]
+
+
+def fields_of(values: pa.Schema, output: str) -> list[pa.Field]:
+    """Return the fields of a shift but for lists, which are of genes."""
+    import pyarrow as pa
+
+    shift = values.field(column_of(values, output)).type.value_type
+    return [field for field in shift if not pa.types.is_list(field.type)]
+
+
 def long_table(block: pa.Table) -> pa.Table:
     """Return a row for each shift of a block's records: its cell, then its fields."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    rows = block.select(["id", SHIFTS]).combine_chunks()
+    column = column_of(block.schema, "perturbations")
+    rows = block.select(["id", column]).combine_chunks()
     cells = pc.replace_substring_regex(rows["id"], rf"{BETWEEN}\d+$", "")
-    parents = pc.list_parent_indices(rows[SHIFTS])
-    shifts = pc.list_flatten(rows[SHIFTS])
+    parents = pc.list_parent_indices(rows[column])
+    shifts = pc.list_flatten(rows[column])
     columns = {"cell": cells.take(parents)} | {
-        field.name: pc.struct_field(shifts, field.name) for field in shifts.type
+        field.name: pc.struct_field(shifts, field.name)
+        for field in fields_of(block.schema, "perturbations")
     }
     return pa.table(columns)

@@ -1,7 +1,7 @@
-"""Scores of proteins and their variants from the language-model head of ESM-2 or ESM C.
+"""Scores of proteins and their variants from the head of a protein language model.
 
-The workloads esm2 and esmc have the networks; here stand which passes a score takes, and what is
-read off them.
+The engine of the workload esm2 computes all of them: ESM-2, ESM C, ESM-1b, ESM-1v and SaProt. Here
+stand which passes a score takes, and what is read off them.
 """
 
 from __future__ import annotations
@@ -9,25 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from featuremill.kit.errors import UserError
 from featuremill.workload import UnitWork, networks
-from featuremill.workloads import esm2, esmc
-from featuremill.workloads.esm2 import ENVIRONMENT, memory_mb, start_ahead
-from featuremill.workloads.esm2.architecture import sizes_of
+from featuremill.workloads import esm2
+from featuremill.workloads.encoder import structures
+from featuremill.workloads.esm2 import ENVIRONMENT, start_ahead
+from featuremill.workloads.esm2.architecture import ESM_1V, SAPROT, sizes_of
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL, NUM_TOKENS
+from featuremill.workloads.scores import alphabets, ensemble, listed, sources
 from featuremill.workloads.scores import sources as CHECKPOINTS
-from featuremill.workloads.scores.listed import records, with_columns
 from featuremill.workloads.scores.options import Options
-from featuremill.workloads.scores.variants import REASONS, parts_of
+from featuremill.workloads.scores.tables import SETTLED, with_columns
+from featuremill.workloads.scores.variants import REASONS as OF_VARIANTS
+from featuremill.workloads.scores.variants import parts_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from torch import Tensor
 
-    from featuremill.workload import Device, Weights
+    from featuremill.workload import Device, Record, Weights
     from featuremill.workload.figures import Figure
-    from featuremill.workloads.esm2.encoder import Encoder
+    from featuremill.workloads.esm2.architecture import Architecture
     from featuremill.workloads.esm2.transfer import Transfer
-    from featuremill.workloads.scores.head import Head
+    from featuremill.workloads.scores.ensemble import Network, Networks
     from featuremill.workloads.scores.passes import Pass, Work
 
 __all__ = [
@@ -64,6 +70,7 @@ __all__ = [
 ]
 
 VERSION = "2"
+REASONS = (*OF_VARIANTS, *structures.REASONS)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
@@ -74,16 +81,17 @@ REMEDIES = {
     "shorter records": "long: truncate",
     "less written": "listed variants, or no log_probabilities",
 }
+FIRST_POSITION = 2
+"""Of the rows of a table of positions, those before the first token's."""
 USUAL_PASS = 450
 """Tokens of a pass, for the share of attention: the cost of a record tells only all of its passes
 together."""
 
 
 class Model(NamedTuple):
-    """The network with its head, and what to deliver."""
+    """The networks with their heads, and what to deliver."""
 
-    encoder: Encoder
-    head: Head
+    networks: Networks
     options: Options
     batch_tokens: int
     """Tokens of a pack."""
@@ -99,19 +107,19 @@ class Batch(NamedTuple):
 
 
 class Result(NamedTuple):
-    """Log-probabilities on their way to the host: a tensor a pack."""
+    """Log-probabilities on their way to the host: a tensor a pack, network after network."""
 
     transfer: Transfer
     works: list[Work]
 
 
 def cost(payload: bytes, options: Options) -> int:
-    """Return the tokens of all passes of a protein."""
+    """Return the tokens of all passes of a protein, by all networks."""
     from featuremill.workloads.scores import passes
 
     letters, _ = parts_of(payload)
-    num_tokens = options.width(len(letters)) + NUM_SPECIAL
-    return max(1, passes.num_passes(payload, options)) * num_tokens
+    num_tokens = passes.count(payload, options).tokens
+    return (num_tokens or options.width(len(letters)) + NUM_SPECIAL) * len(options.networks)
 
 
 def weights(options: Options) -> str:
@@ -120,18 +128,25 @@ def weights(options: Options) -> str:
 
 
 def caution(options: Options) -> str:
-    """Return what a network that is no ESM-2 is for."""
-    return esm2.caution(esm2.Options(model=options.model))
+    """Return what a network that is no ESM-2 is for, and what several of them take."""
+    cautions = [esm2.caution(esm2.Options(model=each)) for each in sources.members(options.model)]
+    if (num := len(cautions)) > 1:
+        cautions.append(
+            f"{options.model}: {num} networks take {num} times the passes of one; all are loaded "
+            "if there is memory for them, else one at a time"
+        )
+    return "; ".join(filter(None, cautions))
 
 
 def resolve(options: Options, device: Device, weights: Weights | None) -> Options:
     """Settle the dtype for `device`, and name the model by its weights."""
     assert weights is not None
+    _refuse_beyond_positions(options, sizes_of(weights.metadata).architecture)
     settled = {
         "model": weights.name,
         "dtype": networks.dtype_on(device, options.dtype),
         "max_residues": None if options.long == "full" else options.limit,
-        "columns": with_columns(options).columns,
+        **with_columns(options).model_dump(include=SETTLED),
     }
     return Options.model_validate(options.model_dump() | settled)
 
@@ -144,23 +159,59 @@ def schema(options: Options, weights: Weights | None) -> pa.Schema:
 
 
 def batch_cost(options: Options, device: Device) -> int:
-    """Return the tokens that one batch may hold."""
+    """Return the tokens that one batch may hold, of all networks together."""
+    num = len(options.networks)
+    num_packs = ensemble.PACKS_A_LOAD if num > 1 and device.kind == "cuda" else 1
+    return num * num_packs * _pack_tokens(options, device)
+
+
+def _pack_tokens(options: Options, device: Device) -> int:
     return networks.batch_cost(options.of_esm2, device)
+
+
+def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
+    if sources.is_esm_1(options.model):
+        _refuse_beyond_positions(options, ESM_1V)
+    return listed.records(inputs, options)
+
+
+def _refuse_beyond_positions(options: Options, architecture: Architecture) -> None:
+    """Raise UserError where the options ask for more residues than there are positions."""
+    most = architecture.num_positions - FIRST_POSITION - NUM_SPECIAL
+    if not architecture.num_positions:
+        return
+    if options.long == "full" or (options.long == "proteingym" and options.has_whole_passes):
+        raise UserError(
+            f"options.long: an {architecture.title} has positions for {most:,} residues only; set "
+            "long: truncate or chunk."
+        )
+    if options.max_residues and options.max_residues > most:
+        raise UserError(
+            f"options.max_residues: an {architecture.title} has positions for {most:,} residues "
+            "only; give at most that."
+        )
 
 
 def weights_ahead(options: Options) -> Weights:
     """Return what is known of the model before it is converted."""
-    if CHECKPOINTS.is_esm_c(options.model):
-        return esmc.weights_ahead(esmc.Options(model=options.model), CHECKPOINTS.LAYOUT)
-    return esm2.weights_ahead(options.of_esm2)
+    return CHECKPOINTS.weights_ahead(options.model)
+
+
+def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: int) -> int:
+    """Return the estimated peak in MiB; `options` are resolved ones, `batch_cost` is tokens."""
+    own = options.of_esm2
+    tokens = min(_pack_tokens(options, device), batch_cost)
+    num = ensemble.num_together(own, device, weights, tokens)
+    return ensemble.memory_mb(own, device, weights, tokens, num)
 
 
 def weights_mb(weights: Weights) -> float:
-    """Return the size of the converted weights, the head included, in MiB."""
+    """Return the size of the converted weights, the heads included, in MiB."""
     sizes = sizes_of(weights.metadata)
     width, num_rows = sizes.width, sizes.architecture.num_rows
     numbers = width**2 + (num_rows + 3) * width + num_rows
-    return esm2.weights_mb(weights) + 4 * numbers / 2**20
+    return ensemble.num_networks(weights) * (esm2.weights_mb(weights) + 4 * numbers / 2**20)
 
 
 def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
@@ -184,22 +235,21 @@ def num_vectors(payload: bytes, options: Options) -> int:
 def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
-    """Return heat maps of the first proteins, with their highest and lowest variants."""
-    from featuremill.workloads.scores import heat_maps
+    """Return how the scores agree with measured ones, and heat maps of the first proteins."""
+    from featuremill.workloads.scores import agreement_figure, heat_maps
     from featuremill.workloads.scores.columns import VARIANTS
 
-    return heat_maps.figures(read) if VARIANTS in columns else []
+    if VARIANTS not in columns:
+        return []
+    return [*agreement_figure.figures(read), *heat_maps.figures(read)]
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
-    """Return the network with its weights and its head."""
-    from featuremill.workloads.scores.head import Head
-
+    """Return the networks with their weights and their heads."""
     assert weights is not None
-    network = esm2.load(options.of_esm2, devices, weights)
-    head = Head(weights.path, network.encoder)
-    pack_tokens = batch_cost(options, devices[0])
-    return Model(network.encoder, head, options, pack_tokens, network.backend)
+    pack_tokens = _pack_tokens(options, devices[0])
+    found = ensemble.Networks(options.of_esm2, devices, weights, pack_tokens)
+    return Model(found, options, pack_tokens, found.backend)
 
 
 def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
@@ -207,7 +257,8 @@ def prepare(model: Model, payloads: Sequence[bytes], batch_cost: int) -> Batch:
     from featuremill.workloads.scores import passes
 
     works = [passes.work_of(payload, model.options) for payload in payloads]
-    return Batch(works, min(model.batch_tokens, batch_cost))
+    tokens = max(1, batch_cost // model.networks.num)
+    return Batch(works, min(model.batch_tokens, tokens))
 
 
 def run(model: Model, batch: Batch) -> Result:
@@ -215,8 +266,14 @@ def run(model: Model, batch: Batch) -> Result:
     from featuremill.workloads.esm2.transfer import Slabs, Transfer
 
     slabs = Slabs(batch.pack_tokens * NUM_TOKENS * 4, 1)
-    found = (_log_probabilities(model, batch, some) for some in _packs(batch))
-    return Result(Transfer(found, slabs), batch.works)
+    return Result(Transfer(_of_networks(model, batch), slabs), batch.works)
+
+
+def _of_networks(model: Model, batch: Batch) -> Iterator[Tensor]:
+    for network in model.networks.each():
+        for some in _packs(batch):
+            yield _log_probabilities(network, batch, some)
+        del network  # before the next one is loaded
 
 
 def _packs(batch: Batch) -> Iterator[list[Pass]]:
@@ -236,22 +293,25 @@ def _packs(batch: Batch) -> Iterator[list[Pass]]:
         yield some
 
 
-def _log_probabilities(model: Model, batch: Batch, some: Sequence[Pass]) -> Tensor:
+def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> Tensor:
     """Return the log-probabilities of the rows that these passes ask for."""
     import numpy as np
     import torch
 
     from featuremill.workloads.esm2 import packing
 
-    encoder = model.encoder
-    pack = packing.pack([one.tokens for one in some], batch.pack_tokens, encoder.device)
+    encoder = network.encoder
+    tokens, mask = [one.tokens for one in some], encoder.architecture.mask
+    if encoder.architecture is SAPROT:
+        tokens = [alphabets.own_tokens(one.tokens, one.structure) for one in some]
+    pack = packing.pack(tokens, batch.pack_tokens, encoder.device, mask)
     rows = np.concatenate([start + one.rows for start, one in zip(pack.bounds, some, strict=False)])
     rows_R = torch.from_numpy(rows)
     if encoder.device.type != "cpu":
         pack, rows_R = pack.each(lambda tensor: tensor.pin_memory()), rows_R.pin_memory()
     states = encoder.representations(pack.to(encoder.device), (encoder.num_layers,))
     ((_, hidden_TD),) = states
-    return model.head.log_probabilities(hidden_TD, rows_R.to(hidden_TD.device, non_blocking=True))
+    return network.head.log_probabilities(hidden_TD, rows_R.to(hidden_TD.device, non_blocking=True))
 
 
 def collect(model: Model, result: Result) -> pa.RecordBatch:
@@ -263,4 +323,5 @@ def collect(model: Model, result: Result) -> pa.RecordBatch:
     every = [tensor.numpy() for tensor in result.transfer.wait()]
     found = np.concatenate([*every, np.empty((0, NUM_TOKENS), np.float32)])
     bounds = np.cumsum([passes.num_rows(work) for work in result.works])
-    return columns.batch(result.works, np.split(found, bounds[:-1]), model.options)
+    of_networks = [np.split(rows, bounds[:-1]) for rows in np.split(found, model.networks.num)]
+    return columns.batch(result.works, of_networks, model.options)

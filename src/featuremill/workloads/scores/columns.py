@@ -11,7 +11,7 @@ import pyarrow as pa
 from featuremill.kit.reasons import NOT_FINITE
 from featuremill.workload.arrays import lists_of_vectors, numbers
 from featuremill.workloads.scores import passes
-from featuremill.workloads.scores.options import LIKELIHOODS, Options
+from featuremill.workloads.scores.options import LIKELIHOODS, MARGINALS, Options
 from featuremill.workloads.scores.passes import Work
 from featuremill.workloads.scores.variants import AMINO_ACIDS
 
@@ -19,6 +19,8 @@ VARIANTS = "variants"
 """The column by which the output `variant_scores` finds its rows."""
 POSITIONS = "positions"
 """The same for `position_scores`."""
+MEASURED, CLASS = pa.float64(), pa.int8()
+"""The types of a measured score and of its class beside a variant: no other column has them."""
 MATRIX = "log_probabilities"
 POSITION = pa.struct(
     {
@@ -32,55 +34,86 @@ POSITION = pa.struct(
 
 Rows = npt.NDArray[np.float32]
 """Log-probabilities of 33 tokens, a row for each that the passes of a protein ask for."""
+Pairs = Sequence[tuple[Work, Rows]]
+"""Proteins with their rows by one network."""
+Numbers = npt.NDArray[np.float64]
 
 
 def schema(options: Options) -> pa.Schema:
     """Return the columns; `options` are resolved ones."""
     fields: dict[str, pa.DataType] = {}
     if kinds := options.kinds:
-        row = {"variant": pa.string(), **{f"{kind}_marginal": pa.float32() for kind in kinds}}
+        names = [f"{MARGINALS[kind]}{each}" for kind in kinds for each in _of_scores(options)]
+        row = {"variant": pa.string(), **dict.fromkeys(names, pa.float32())}
         if options.variants == "listed":
             others = dict.fromkeys(options.carried_as, pa.string())
-            row |= {"read_as": pa.string(), **others, "reason": pa.string()}
+            measured = zip(options.measured.values(), (MEASURED, CLASS), strict=False)
+            row |= {"read_as": pa.string(), **others, **dict(measured), "reason": pa.string()}
         fields[VARIANTS] = pa.list_(pa.struct(row))
     for kind in LIKELIHOODS:
         if kind in options.likelihood:
-            fields[f"{kind}_log_likelihood"] = fields[f"{kind}_perplexity"] = pa.float64()
+            for each in options.networks:
+                fields[f"{kind}_log_likelihood{each}"] = pa.float64()
+                fields[f"{kind}_perplexity{each}"] = pa.float64()
+            if len(options.networks) > 1:
+                fields[f"{kind}_log_likelihood{options.mean}"] = pa.float64()
     if options.positions != "none":
         fields[POSITIONS] = pa.list_(POSITION)
     if options.log_probabilities != "none":
         number = pa.float16() if options.output_dtype == "float16" else pa.float32()
-        fields[MATRIX] = pa.list_(pa.list_(number, len(AMINO_ACIDS)))
+        for each in options.networks:
+            fields[f"{MATRIX}{each}"] = pa.list_(pa.list_(number, len(AMINO_ACIDS)))
     return pa.schema(fields)
 
 
-def batch(works: Sequence[Work], found: Sequence[Rows], options: Options) -> pa.RecordBatch:
-    """Return one row a protein from the log-probabilities of all rows of its passes."""
-    pairs = list(zip(works, found, strict=True))
-    arrays = [_variants(pairs, options)] if options.kinds else []
+def _of_scores(options: Options) -> tuple[str, ...]:
+    """Return what stands behind the names of scores: of an ensemble, the mean comes first."""
+    several = len(options.networks) > 1
+    return (options.mean, *options.networks) if several else options.networks
+
+
+def batch(
+    works: Sequence[Work], found: Sequence[Sequence[Rows]], options: Options
+) -> pa.RecordBatch:
+    """Return one row a protein from the log-probabilities of all rows of its passes, by each
+    network."""
+    of_networks: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in found]
+    arrays = [_variants(of_networks, options)] if options.kinds else []
     for kind, source in LIKELIHOODS.items():
         if kind in options.likelihood:
-            arrays += _likelihoods(pairs, source)
+            each = [_likelihoods(pairs, source) for pairs in of_networks]
+            arrays += [numbers(column) for columns in each for column in columns]
+            if len(each) > 1:
+                arrays.append(numbers(np.mean([sums for sums, _ in each], axis=0)))
     if options.positions != "none":
-        arrays.append(_positions(pairs, options.positions))
+        arrays.append(_positions(of_networks[0], options.positions))
     if options.log_probabilities != "none":
-        arrays.append(_matrices(pairs, options))
+        arrays += [_matrices(pairs, options) for pairs in of_networks]
     values = pa.RecordBatch.from_arrays(arrays, schema=schema(options))
-    wrong = [None if np.isfinite(rows).all() else NOT_FINITE.reason() for rows in found]
+    wrong = [
+        None if all(np.isfinite(rows).all() for rows in of_protein) else NOT_FINITE.reason()
+        for of_protein in zip(*found, strict=True)
+    ]
     return values.append_column("reason", pa.array(wrong, pa.string())) if any(wrong) else values
 
 
-def _variants(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
-    names = [name for work, _ in pairs for name in work.names]
-    scores = [
-        np.concatenate([passes.marginal(work, kind, rows) for work, rows in pairs])
-        for kind in options.kinds
-    ]
+def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
+    works = [work for work, _ in of_networks[0]]
+    names = [name for work in works for name in work.names]
+    scores = list[Rows]()
+    for kind in options.kinds:
+        each = [
+            np.concatenate([passes.marginal(work, kind, rows) for work, rows in pairs])
+            for pairs in of_networks
+        ]
+        if len(each) > 1:
+            scores.append(np.stack(each).astype(np.float64).mean(0).astype(np.float32))
+        scores += each
     struct = schema(options).field(VARIANTS).type.value_type
-    columns = [pa.array(names, pa.string()), *map(numbers, scores)]
+    columns = [pa.array(names, pa.string()), *map(_known, scores)]
     if options.variants == "listed":
-        return _rows([work for work, _ in pairs], columns, struct)
-    return _lists(columns, struct, [len(work.names) for work, _ in pairs])
+        return _rows(works, columns, struct)
+    return _lists(columns, struct, [len(work.names) for work in works])
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
@@ -95,32 +128,50 @@ def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructT
     num_others = len(struct) - len(columns) - len(("read_as", "reason"))
     others = zip(*(row.others for row in rows), strict=True) if rows else [[]] * num_others
     texts = [[row.text for row in rows], *others, [row.reason or None for row in rows]]
-    variants, *more = (pa.array(text, pa.string()) for text in texts)
+    fields = [struct[0], *list(struct)[-1 - num_others :]]
+    variants, *more = (_texts(text, field.type) for text, field in zip(texts, fields, strict=True))
     return _lists([variants, *scores, read_as, *more], struct, [len(work.rows) for work in works])
 
 
-def _likelihoods(pairs: Sequence[tuple[Work, Rows]], source: str) -> list[pa.Array]:
+def _known(scores: Rows) -> pa.Array:
+    """Return scores with null in place of NaN."""
+    import pyarrow.compute as pc
+
+    array = numbers(scores)
+    return pc.if_else(pc.is_nan(array), None, array) if np.isnan(scores).any() else array
+
+
+def _texts(values: Sequence[str | None], kind: pa.DataType) -> pa.Array:
+    """Return values of a table, which are texts, as the type that their column has."""
+    if kind == pa.string():
+        return pa.array(values, kind)
+    read = float if kind == MEASURED else int
+    return pa.array([None if value is None else read(value) for value in values], kind)
+
+
+def _likelihoods(pairs: Pairs, source: str) -> tuple[Numbers, Numbers]:
     """Return the log-likelihood of each protein, and exp(-log-likelihood / residues)."""
     every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
-    sums = np.array([passes.own(*each).sum(dtype=np.float64) for each in every])
+    each = [passes.own(work.letters, rows).sum(dtype=np.float64) for work, rows in every]
+    sums = np.array(each)
     lengths = np.array([len(work.letters) for work, _ in pairs])
-    return [numbers(sums), numbers(np.exp(-sums / lengths))]
+    return sums, np.exp(-sums / lengths)
 
 
-def _positions(pairs: Sequence[tuple[Work, Rows]], source: str) -> pa.Array:
+def _positions(pairs: Pairs, source: str) -> pa.Array:
     every = [(work, passes.of_every_residue(work, source, rows)) for work, rows in pairs]
     lengths = [len(work.letters) for work, _ in pairs]
     letters = b"".join(work.letters for work, _ in pairs).decode()
     columns = [
         numbers(np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])),
         pa.array(list(letters), pa.string()),
-        numbers(np.concatenate([passes.own(*each) for each in every])),
+        numbers(np.concatenate([passes.own(work.letters, rows) for work, rows in every])),
         numbers(np.concatenate([passes.entropies(rows) for _, rows in every])),
     ]
     return _lists(columns, POSITION, lengths)
 
 
-def _matrices(pairs: Sequence[tuple[Work, Rows]], options: Options) -> pa.Array:
+def _matrices(pairs: Pairs, options: Options) -> pa.Array:
     tokens = passes.tokens_of(AMINO_ACIDS.encode())
     every = [
         passes.of_every_residue(work, options.log_probabilities, rows)[:, tokens]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from featuremill.kit.text import clipped
 from featuremill.workload.figures import REST, Figure, Panel, specification, values
 from featuremill.workloads.scores.columns import VARIANTS
+from featuremill.workloads.scores.edits import is_indel
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
 
 MOST_PROTEINS = 6
@@ -66,7 +67,7 @@ def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
         variant = "read_as" if struct.get_field_index("read_as") >= 0 else "variant"
         for id, length, rows in zip(*batch.columns, strict=True):
             columns = (rows.values.field(name).to_pylist() for name in (variant, score))
-            found = dict(pair for pair in zip(*columns, strict=True) if pair[0])
+            found = dict(pair for pair in zip(*columns, strict=True) if None not in pair)
             if found:
                 scored = list(map(Scored, *zip(*found.items(), strict=True)))
                 yield Protein(id.as_py(), length.as_py(), score, scored)
@@ -93,7 +94,7 @@ def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
     cells: list[dict[str, Any]] = [
         {"position": one.place + 1, "residue": one.letter, "was": variant[0], "score": score}
         for variant, score in protein.scored
-        if ":" not in variant
+        if ":" not in variant and not is_indel(variant)
         for one in substitutions(variant)
     ]
     num_all = protein.length * (len(AMINO_ACIDS) - 1)

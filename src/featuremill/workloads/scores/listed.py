@@ -6,78 +6,21 @@ import json
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, proteins, rows
-from featuremill.inputs.residues import protein
+from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, rows
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
-from featuremill.workloads.scores import variants
+from featuremill.workloads.esm2.tokens import NUM_SPECIAL
+from featuremill.workloads.scores import edits, structured, tables, variants
 from featuremill.workloads.scores.options import Options
-from featuremill.workloads.scores.variants import Changed, Row, WrongError
+from featuremill.workloads.scores.tables import Cell
+from featuremill.workloads.scores.variants import Change, Row, WrongError, letters_of
 
 log = logging.getLogger("featuremill.scores")
-NAMES = (
-    (
-        "variant",
-        "variants",
-        "mutant",
-        "mutants",
-        "mutation",
-        "mutations",
-        "substitution",
-        "substitutions",
-    ),
-)
-"""Names of a column of variants."""
-NO_IDS = ("label",)
-"""Names of an id column elsewhere; beside variants it says what they do."""
-SEQUENCE = "seq"
-"""In the names of columns of sequences, which would come along with each variant."""
-
-
-class Cell(NamedTuple):
-    """What a row of a table has of variants."""
-
-    text: str
-    line: int
-    others: tuple[str | None, ...]
-
-
-def with_columns(options: Options) -> Options:
-    """Return `options` with the columns that come along.
-
-    Raises:
-        UserError: two of them would have one name.
-    """
-    settled = options
-    if options.variants_file and options.columns is None:
-        path = Path(options.variants_file)
-        names = names_in_table(path, "variants")
-        known = _columns(path, names, options)
-        others = [name for name in names if name not in known and SEQUENCE not in name.lower()]
-        settled = options.model_copy(update={"columns": tuple(others)})
-    names = settled.carried_as
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(
-            f"{options.variants_file or 'options.columns'}: two columns would be called {twice!r} "
-            "beside the scores; rename one, or name others in options.columns."
-        )
-    return settled
-
-
-def _columns(path: Path, names: Sequence[str], options: Options) -> tuple[str, str]:
-    """Return which of `names` are the columns of variants and of their proteins' ids; "" where
-    there is none of ids."""
-    variant = names[columns.one(path, names, options.variant_column, NAMES, "variant")]
-    possible = [name for name in names if name.strip().lower() not in NO_IDS and name != variant]
-    if options.id_column in names:
-        return variant, options.id_column
-    if not columns.has_id(possible):
-        return variant, ""
-    return variant, possible[columns.one(path, possible, "", columns.IDS, "id")]
+Found = tuple[Record, tuple[list[Cell], bool]]
+"""A protein with its cells, and whether these are whole sequences."""
 
 
 class _Listed:
@@ -86,15 +29,17 @@ class _Listed:
     def __init__(self, path: Path, options: Options, has_tables: bool) -> None:
         """`has_tables`: the column `options.id_column` may be one of the inputs alone."""
         self._path, self._names = path, names_in_table(path, "variants")
-        column, self._id_column = _columns(path, self._names, options)
+        self.columns = tables.find(path, self._names, options)
+        column, self._id_column = self.columns.variant, self.columns.id
         if not has_tables and options.id_column:
             columns.one(path, self._names, options.id_column, columns.IDS, "id")
         if self._id_column:
             told = (path, column, self._id_column)
             log.info("%s: variants from column %r, their proteins from %r", *told)
         self._cells: dict[str, list[Cell]] = {}
-        carried = options.carried
-        wanted = NamedColumns(id_column=self._id_column or column, names=(column, *carried))
+        wanted = NamedColumns(
+            id_column=self._id_column or column, names=self.columns.wanted(*options.carried)
+        )
         for record in rows([path], wanted):
             if record.reason and not self._id_column and not record.id:  # an empty cell
                 continue
@@ -103,7 +48,8 @@ class _Listed:
                 raise UserError(
                     f"{path}:{record.line}: this row has no {what} ({record.reason}); fix it."
                 )
-            if cell := _cell(json.loads(record.payload), column, carried, record.line):
+            values = json.loads(record.payload)
+            if cell := tables.cell(values, self.columns, options, path, record.line):
                 id = record.id if self._id_column else ""
                 self._cells.setdefault(id, []).append(cell)
         if not self._cells:
@@ -148,27 +94,30 @@ class _Listed:
 
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
-    options = with_columns(options)
+    options = tables.with_columns(options)
     if options.variants != "listed":
-        for record in proteins(inputs, options):
+        for record in structured.proteins(inputs, options):
             yield _sized(record, options)
         return
-    found = _of_file(inputs, options) if options.variants_file else _long(inputs, options)
+    if options.variants_file:
+        found = _of_file(inputs, options)
+    else:
+        found = structured.paired(_long(inputs, options), options)
     is_told = False
-    for record, cells in found:
-        made, problem = _with_variants(record, cells, options)
+    for record, (cells, of_sequences) in found:
+        made, problem = _with_variants(record, cells, of_sequences, options)
         if problem and not is_told:
             log.warning("%r: %s", clipped(record.id), problem)
             is_told = True
         yield made
 
 
-def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, list[Cell]]]:
+def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     """Yield the proteins of `inputs`, each with its cells of `options.variants_file`."""
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
-    for record in proteins(inputs, options):
-        yield record, listed.of(record.id)
+    for record in structured.proteins(inputs, options):
+        yield record, (listed.of(record.id), listed.columns.is_of_sequences)
     listed.refuse_strangers()
 
 
@@ -176,20 +125,7 @@ def _is_table(path: Path) -> bool:
     return format_of(path).module in ("table", "parquet")
 
 
-def _cell(values: dict[str, Any], column: str, carried: Sequence[str], line: int) -> Cell | None:
-    """Return what a row has of variants; None where its cell is empty."""
-    text = _text(values.get(column))
-    return Cell(text, line, tuple(_text(values[name]) for name in carried)) if text else None
-
-
-def _text(value: Any) -> str | None:
-    """Return a value of a table as text; None where there is none."""
-    if value is None or (isinstance(value, str) and not value.strip()):
-        return None
-    return value.strip() if isinstance(value, str) else json.dumps(value)
-
-
-def _long(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, list[Cell]]]:
+def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     """Yield the proteins of tables, each with its cells: of one row, or of all rows that repeat its
     id and sequence."""
     for path in inputs:
@@ -198,33 +134,37 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[tuple[Record, li
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
+    make = structured.maker(options)
     for path in inputs:
         names = names_in_table(path, "variants")
         chosen = columns.Named(options.id_column, options.sequence_column)
-        found = columns.find(path, names, chosen)
-        place = columns.one(path, names, options.variant_column, NAMES, "variant")
-        id, letters, column = names[found.id], names[found.sequence], names[place]
-        wanted = NamedColumns(id_column=id, names=(letters, column, *options.carried))
+        place = columns.find(path, names, chosen)
+        id, letters = names[place.id], names[place.sequence]
+        found = tables.of_variants(path, names, options)
+        wanted = NamedColumns(id_column=id, names=found.wanted(letters, *options.carried))
         of_protein: dict[tuple[object, ...], tuple[Record, list[Cell]]] = {}
         for row in rows([path], wanted):
             values = {} if row.reason else json.loads(row.payload)
             text = str(values.get(letters) or "")
             key = (row.line,) if row.reason else (row.id, text)
             if key not in of_protein:
-                of_protein[key] = (protein(row.id, "", text, row.source, row.line), [])
-            if cell := _cell(values, column, options.carried, row.line):
+                of_protein[key] = (make(row.id, "", text, row.source, row.line), [])
+            if cell := tables.cell(values, found, options, path, row.line):
                 of_protein[key][1].append(cell)
-        yield from of_protein.values()
+        for record, cells in of_protein.values():
+            yield record, (cells, found.is_of_sequences)
 
 
-def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> tuple[Record, str]:
+def _with_variants(
+    record: Record, cells: Sequence[Cell], of_sequences: bool, options: Options
+) -> tuple[Record, str]:
     """Return the record of a protein and its variants, refused where none of them has a score; and
     why some have none, "" where all have one."""
     sized = _sized(record, options)
     if record.reason:
         return sized, ""
-    letters, found, every, first = record.payload, list[Row](), list[Changed](), ""
-    notes = [sized.note]
+    letters, found, every, first = letters_of(record.payload), list[Row](), list[Change](), ""
+    notes, strangers = [sized.note], list[Cell]()
     several = [cell for cell in cells if variants.BETWEEN.search(cell.text.strip(",; "))]
     if several:
         shown = clipped(" ".join(several[0].text.split())).replace("; ", ";")
@@ -233,15 +173,29 @@ def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> t
             f"substitutions): {len(several):,}, the first is {shown!r} at line {several[0].line}"
         )
     for cell in cells:
-        for text in filter(None, variants.BETWEEN.split(cell.text)):
+        texts = list(filter(None, variants.BETWEEN.split(cell.text)))
+        for text in texts:
             try:
-                changes = variants.read(text)
-                every += changes
-                row = Row(text, variants.checked(changes, letters, options), "", cell.others)
+                if of_sequences:
+                    variant = variants.of_sequence(text, letters, options)
+                else:
+                    changes = variants.read(text)
+                    every += changes
+                    variant = variants.checked(changes, text, letters, options, cell.first)
+                row = Row(text, variant, "", cell.others)
+                is_one = len(texts) == 1 and cell.mutated and not of_sequences
+                if is_one and edits.mutated(variant, letters) != cell.mutated.encode():
+                    strangers.append(cell)
             except WrongError as wrong:
                 row = Row(text, "", str(wrong), cell.others)
                 first = first or f"{row.reason} (line {cell.line})"
             found.append(row)
+    if strangers:
+        notes.append(
+            "mutated sequences that the variant does not make of the protein, and the variant "
+            f"counts: {len(strangers):,}, the first is of {clipped(strangers[0].text)!r} at line "
+            f"{strangers[0].line}"
+        )
     num_refused = sum(bool(row.reason) for row in found)
     hint = _hint(found, every, letters)
     if num_refused and num_refused == len(found):
@@ -254,25 +208,24 @@ def _with_variants(record: Record, cells: Sequence[Cell], options: Options) -> t
         told = f"{num_refused:,} of {len(found):,}, the first is {first}{hint}"
         problem = f"variants without a score: {told}"
     note = "; ".join(filter(None, (*notes, problem)))
-    return sized._replace(payload=variants.payload_of(letters, found), note=note), problem
+    return sized._replace(payload=variants.payload_of(record.payload, found), note=note), problem
 
 
-def _hint(rows: Sequence[Row], every: Sequence[Changed], letters: bytes) -> str:
+def _hint(rows: Sequence[Row], every: Sequence[Change], letters: bytes) -> str:
     """Return what may explain that most `rows` name another residue than stands there."""
-    heads = (*variants.WILD_TYPE.heads, variants.BEYOND.heads[0])
+    heads = (*variants.WILD_TYPE.heads, variants.BEYOND.heads[0], variants.BEFORE)
     if 2 * sum(row.reason.startswith(heads) for row in rows) <= len(rows):
         return ""
-    number = variants.shift(every, letters)
+    number = variants.first_residue(every, letters)
     if number is None:
         return ", so positions may be counted from elsewhere"
-    how = "more" if number > 0 else "less"
-    return f", and all positions fit if each is {abs(number)} {how}"
+    return f", and all positions fit with first_residue {number} under options"
 
 
 def _sized(record: Record, options: Options) -> Record:
-    length = len(record.payload)
+    length = len(letters_of(record.payload))
     note = record.note
-    if options.width(length) < length:
+    if min(options.width(length), options.masked_tokens(length) - NUM_SPECIAL) < length:
         is_cut = options.long == "truncate"
         how = "truncated (full for option long computes all)" if is_cut else "in windows"
         cut = f"longer than {options.limit} residues, {how}"

@@ -12,31 +12,52 @@ from pydantic import Field, field_validator, model_validator
 from featuremill.inputs import TableOptions
 from featuremill.workload import Kind, OptionFile
 from featuremill.workloads import esm2, esmc
+from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
+from featuremill.workloads.esm2.tokens import NUM_SPECIAL
 from featuremill.workloads.scores import sources
+from featuremill.workloads.scores.model_option import ModelOptions
 
-Marginal = Literal["wildtype", "masked", "mutant"]
+Marginal = Literal["wildtype", "masked", "masked_additive", "mutant", "pseudo"]
 Likelihood = Literal["pseudo", "one_pass"]
 Source = Literal["none", "wildtype", "masked"]
-MARGINALS: tuple[Marginal, ...] = ("wildtype", "masked", "mutant")
-"""In the order of their columns."""
+MARGINALS: Mapping[Marginal, str] = MappingProxyType(
+    {
+        "wildtype": "wildtype_marginal",
+        "masked": "masked_marginal",
+        "masked_additive": "masked_additive_marginal",
+        "mutant": "mutant_marginal",
+        "pseudo": "pseudo_log_likelihood_ratio",
+    }
+)
+"""Each with its column, in the order of these."""
 LIKELIHOODS: Mapping[Likelihood, Source] = MappingProxyType(
     {"pseudo": "masked", "one_pass": "wildtype"}
 )
 """In the order of their columns, each with the passes that it is of."""
+MEASURED, MEASURED_CLASS = "DMS_score", "DMS_score_bin"
+"""The columns of ProteinGym."""
 TAKEN = ("id", "sample", "variant", "read_as", "reason")
 """Columns beside the scores of a listed variant."""
 
 
-class Options(TableOptions):
-    """Which variants of which proteins are scored, by which ESM-2 or ESM C, and how."""
+OF_LISTED = (
+    *("variants_file", "variant_column", "mutated_sequence_column", "first_residue"),
+    *("first_residue_column", "measured_column", "measured_class_column", "columns"),
+)
+"""Options of listed variants."""
 
-    EXECUTION = TableOptions.EXECUTION | {"variant_column", "batch_tokens"}
+
+class Options(StructureOptions, ModelOptions):
+    """Which variants of which proteins are scored, by which network, and how."""
+
+    EXECUTION = (
+        TableOptions.EXECUTION
+        | OF_TABLES
+        | {"variant_column", "mutated_sequence_column", "first_residue", "first_residue_column"}
+        | {"batch_tokens"}
+    )
     PACKAGES = MappingProxyType(dict(esm2.Options.PACKAGES))
 
-    model: str = "mill_t6_8M"
-    """The network, as for the workloads `esm2` and `esmc`: `mill_t6_8M` (comes with featuremill for
-    trials; it is not an ESM-2), the name of one of Meta's such as `esm2_t33_650M_UR50D`, of an ESM
-    C such as `esmc_300m`, or the path of weights of either with their language-model head."""
     variants: Literal["none", "all", "listed"] = "all"
     """Which variants are scored: `all` substitutions of one residue (19 a residue; none of a letter
     beyond the 20 amino acids), those that are `listed` in a table, or `none`."""
@@ -50,6 +71,23 @@ class Options(TableOptions):
     two substitutions. A cell may hold several variants, with a space, a comma or a semicolon
     between. If not given, the only one of `variant`, `variants`, `mutant`, `mutants`, `mutation`,
     `mutations`, `substitution`, `substitutions`."""
+    mutated_sequence_column: str = ""
+    """With `listed`: the column of whole sequences of variants. If not given, `mutated_sequence`
+    where there is one. Where the table has a column of variants as well, that one counts, and a
+    note says which sequences are other ones."""
+    first_residue: int = 1
+    """With `listed`: the number that the table gives the first residue of the protein, such as 24
+    where the sequence has no signal peptide and the positions count it."""
+    first_residue_column: str = ""
+    """With `listed`: the column of these numbers, where proteins have several; `first_residue` is
+    that of empty cells."""
+    measured_column: str = ""
+    """With `listed`: the column of measured scores, the higher the fitter, with which
+    `variant_metrics` and the report compare. If not given, `DMS_score` where `variants_file` has
+    it. It comes along as numbers."""
+    measured_class_column: str = ""
+    """With `listed`: the column that says by 0 or 1 which variants are fit, for the AUC. If not
+    given, `DMS_score_bin` where `variants_file` has it; else variants above the median are fit."""
     columns: tuple[str, ...] | None = None
     """With `listed`: columns of the table that come along with each variant, as text. If not given,
     all others of `variants_file`, but those with `seq` in their names; none of inputs."""
@@ -57,7 +95,10 @@ class Options(TableOptions):
     """Scores of a variant, one or several (Meier et al. 2021): log-probabilities of the new
     residues, less those of the old ones. They are read off the protein as it is (`wildtype`, one
     pass a protein), with all the variant's positions masked at once (`masked`, one pass for each
-    set of positions), or off the variant (`mutant`, one pass a variant)."""
+    set of positions), with one masked at a time (`masked_additive`, as ProteinGym does; one pass
+    for each position), or off the variant (`mutant`, one pass a variant). `pseudo` is the
+    pseudo-log-likelihood of the variant less that of the protein, also for insertions and
+    deletions: one pass for each residue of each variant."""
     likelihood: tuple[Likelihood, ...] = ()
     """Also deliver the log-likelihood of the protein, and its perplexity: `pseudo` masks one
     residue at a time (one pass a residue; Salazar et al. 2020), `one_pass` masks none. The two are
@@ -74,14 +115,16 @@ class Options(TableOptions):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = "auto"
     """Precision of the matrix products; the rest, and the language-model head, is fp32. `auto`
     takes bf16 where the device has it, else fp16 on a GPU and fp32 on a CPU."""
-    long: Literal["truncate", "full", "chunk"] = "truncate"
+    long: Literal["truncate", "full", "chunk", "proteingym"] = "truncate"
     """What happens to proteins of more than `max_residues`: `truncate` keeps the first ones (and
     a variant of the others fails), `full` computes them whole, `chunk` computes windows of
     `max_residues`: masked and mutant passes in a window around the variant, the others in windows
-    that overlap by half, where each residue is read in the one whose middle is nearest."""
+    that overlap by half, where each residue is read in the one whose middle is nearest.
+    `proteingym` computes passes with one masked residue in ProteinGym's windows (`max_residues` and
+    two more tokens around it, without start and end inside the protein), the others whole."""
     max_residues: int | None = Field(default=None, ge=1)
-    """Residues that are kept, or of a window. If not given, what the network was trained with: 1022
-    for ESM-2, 2046 for ESM C."""
+    """Residues that are kept, or of a window. If not given, what the network was trained with: 2046
+    for ESM C, 1022 for the others; an ESM-1b or ESM-1v has positions for no more."""
     batch_tokens: int | None = Field(default=None, ge=1, le=131_072)
     """Tokens that are computed together, special ones included. If not given: 128 for each
     multiprocessor of a GPU, 4096 on a CPU."""
@@ -94,13 +137,20 @@ class Options(TableOptions):
     @model_validator(mode="after")
     def _agree(self) -> Self:
         """Refuse what contradicts itself and what would have no effect."""
-        for name in ("variants_file", "variant_column", "columns"):
+        for name in OF_LISTED:
             self._refuse_idle(name, self.variants != "listed", f"variants: {self.variants}")
         self._refuse_idle("marginals", self.variants == "none", "variants: none")
         self._refuse_idle("max_residues", self.long == "full", "long: full")
         no_matrix = self.log_probabilities == "none"
         self._refuse_idle("output_dtype", no_matrix, "log_probabilities: none")
+        if self.long == "proteingym" and (other := {"masked", "mutant"} & set(self.kinds)):
+            raise ValueError(
+                f"long: proteingym has no windows for marginals: {min(other)}; set long: chunk, or "
+                "marginals: masked_additive"
+            )
         of_protein = (*self.likelihood, self.log_probabilities, self.positions)
+        if self.positions != "none" and len(self.networks) > 1:
+            raise ValueError("positions are of one network; leave them out, or give one model")
         if self.variants == "none" and set(of_protein) <= {"none"}:
             raise ValueError(
                 "variants: none leaves nothing to deliver; set likelihood, log_probabilities or "
@@ -120,8 +170,19 @@ class Options(TableOptions):
     @property
     def carried_as(self) -> list[str]:
         """Their names beside the scores."""
-        taken = {*TAKEN, *(f"{kind}_marginal" for kind in MARGINALS)}
-        return [f"table_{name}" if name in taken else name for name in self.carried]
+        return [self._carried_as(name) for name in self.carried]
+
+    def _carried_as(self, name: str) -> str:
+        suffixes = (*self.networks, self.mean)
+        scores = (f"{column}{each}" for column in MARGINALS.values() for each in suffixes)
+        return f"table_{name}" if name in {*TAKEN, *scores} else name
+
+    @property
+    def measured(self) -> dict[str, str]:
+        """The names of the columns of measured scores and of their classes among `carried`, each
+        with its name beside the scores."""
+        names = filter(None, (self.measured_column, self.measured_class_column))
+        return {name: self._carried_as(name) for name in names}
 
     def delivers(self) -> set[Kind]:
         """Return what comes out: tables of variants or numbers, and a matrix."""
@@ -141,12 +202,19 @@ class Options(TableOptions):
     def of_residues(self) -> set[str]:
         """How the log-probabilities of every residue are wanted: `wildtype`, `masked` or both."""
         wanted = {self.log_probabilities, self.positions} - {"none"}
+        if "pseudo" in self.kinds:
+            wanted.add("masked")
         return wanted | {LIKELIHOODS[kind] for kind in self.likelihood}
+
+    @property
+    def has_whole_passes(self) -> bool:
+        """Whether some passes have no masked residue."""
+        return "wildtype" in {*self.kinds, *self.of_residues}
 
     @cached_property
     def limit(self) -> int:
         """Residues that are kept, or of a window."""
-        workload = esmc if sources.is_esm_c(self.model) else esm2
+        workload: Any = esmc if sources.is_esm_c(self.model) else esm2
         trained: int = workload.Options.model_fields["max_residues"].default
         return self.max_residues or trained
 
@@ -154,7 +222,10 @@ class Options(TableOptions):
     def of_esm2(self) -> esm2.Options:
         """The options by which the workload esm2 loads this network, be it an ESM C."""
         return esm2.Options(
-            model=self.model, dtype=self.dtype, long=self.long, batch_tokens=self.batch_tokens
+            model=self.model,
+            dtype=self.dtype,
+            long="full" if self.long == "proteingym" else self.long,
+            batch_tokens=self.batch_tokens,
         )
 
     def seen(self, num_residues: int) -> int:
@@ -162,5 +233,12 @@ class Options(TableOptions):
         return self.width(num_residues) if self.long == "truncate" else num_residues
 
     def width(self, num_residues: int) -> int:
-        """Return how many residues of a protein one pass sees."""
-        return num_residues if self.long == "full" else min(num_residues, self.limit)
+        """Return how many residues of a protein one pass sees, but passes in ProteinGym's
+        windows."""
+        is_whole = self.long in ("full", "proteingym")
+        return num_residues if is_whole else min(num_residues, self.limit)
+
+    def masked_tokens(self, num_residues: int) -> int:
+        """Return how many tokens a pass with one masked residue has."""
+        most = self.limit if self.long == "proteingym" else self.width(num_residues)
+        return min(num_residues, most) + NUM_SPECIAL

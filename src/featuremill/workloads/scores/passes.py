@@ -6,7 +6,8 @@ through the language-model head.
 
 The marginals are those of Meier et al. 2021 (doi:10.1101/2021.07.09.450648), as in fair-esm's
 `examples/variant-prediction`; the pseudo-log-likelihood is that of Salazar et al. 2020
-(doi:10.18653/v1/2020.acl-main.240).
+(doi:10.18653/v1/2020.acl-main.240). The additive masked marginal and its windows are those of
+ProteinGym's `baselines/esm/compute_fitness.py` (Notin et al. 2023).
 
 Shape legend: L residues, V variants, S substitutions of all variants, R rows of all passes.
 """
@@ -20,13 +21,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.workloads.esm2.tokens import MASK, Tokens, tokenize
+from featuremill.workloads.esm2.tokens import MASK, NUM_SPECIAL, Tokens, tokenize
+from featuremill.workloads.scores import edits
 from featuremill.workloads.scores.options import Marginal, Options
 from featuremill.workloads.scores.variants import (
     AMINO_ACIDS,
     Row,
     parts_of,
     rows_of,
+    structure_of,
     substitutions,
 )
 
@@ -40,53 +43,92 @@ class Pass(NamedTuple):
     tokens: Tokens
     rows: Places
     """The tokens whose log-probabilities are wanted."""
+    structure: bytes = b""
+    """The 3Di letters of its residues; b"" where none is known."""
 
 
 class Work(NamedTuple):
-    """What is computed of a protein: passes of it as it is, the masked ones, then the mutants."""
+    """What is computed of a protein: passes of it as it is, the masked ones, those of mutants, then
+    those of each mutant with each residue masked."""
 
     letters: bytes
     """The residues that the network sees."""
-    width: int
-    """Residues of a pass."""
+    options: Options
     names: list[str]
     """Of the variants."""
     bounds: Places
-    """Where each variant's substitutions begin, and where the last one's end."""
+    """Where each variant's substitutions begin, and where the last one's end; a variant with other
+    changes has none here."""
     places_S: Places
     letters_S: npt.NDArray[np.uint8]
     wildtype: Places
     """Places that are read off the protein as it is."""
+    alone: Places
+    """Places that are masked alone, in order; with them `masked` begins."""
     masked: list[tuple[int, ...]]
     """Places that are masked together."""
     masked_of_V: Places
     """Which of `masked` is each variant's."""
-    has_mutants: bool
+    mutated: list[bytes]
+    """The sequence of each variant; none where no score is of them."""
     rows: list[Row]
     """Of the table, each with its variant; none where all are scored."""
+    structure: bytes = b""
+    """The 3Di letters of the residues; b"" where none is known."""
+    mutated_structures: Sequence[bytes] = ()
+    """Those of each sequence in `mutated`."""
+
+    @property
+    def num_mutants(self) -> int:
+        """How many substitutions are read off mutants."""
+        return ("mutant" in self.options.kinds) * len(self.places_S)
 
 
-def num_passes(payload: bytes, options: Options) -> int:
-    """Return how many passes there are, without making them."""
+class Count(NamedTuple):
+    """What is computed of a protein."""
+
+    passes: int
+    tokens: int
+
+
+def count(payload: bytes, options: Options) -> Count:
+    """Return how many passes and tokens there are, without making them."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
-    kinds, of_residues = options.kinds, options.of_residues
-    if options.variants == "all":
+    length, kinds, of_residues = len(seen), options.kinds, options.of_residues
+    is_all = options.variants == "all"
+    if is_all:
         num_variants = (len(AMINO_ACIDS) - 1) * sum(map(seen.count, AMINO_ACIDS.encode()))
-        sets: set[tuple[int, ...]] = set()
-    else:
-        listed = listed if options.variants == "listed" else []
-        num_variants = len(listed)
-        sets = {_places(variant) for variant in listed} if "masked" in kinds else set()
-    num = 0
+    listed = listed if options.variants == "listed" else []
+    substituted = [_places(variant) for variant in listed if not edits.is_indel(variant)]
+    if not is_all:
+        num_variants = len(substituted)
+    together = set(substituted) if "masked" in kinds else set()
+    alone = {place for places in together if len(places) == 1 for place in places}
+    if "masked_additive" in kinds:
+        alone |= {place for places in substituted for place in places}
+    num_alone = length if _every_place(options) else len(alone)
+    num_whole = num_variants * ("mutant" in kinds)
+    num_whole += sum(len(places) > 1 for places in together)
     if "wildtype" in of_residues or ("wildtype" in kinds and num_variants > 0):
-        every = "wildtype" in of_residues or options.variants == "all"
-        num = _num_windows(len(seen), options, None if every else listed)
-    if "masked" in of_residues or ("masked" in kinds and options.variants == "all"):
-        num += len(seen) + sum(len(places) > 1 for places in sets)
-    else:
-        num += len(sets)
-    return num + num_variants * ("mutant" in kinds)
+        every = "wildtype" in of_residues or is_all
+        num_whole += _num_windows(length, options, None if every else substituted)
+    found = [(num_whole, options.width(length) + NUM_SPECIAL)]
+    found.append((num_alone, options.masked_tokens(length)))
+    if "pseudo" in kinds:
+        mutated = [seen] * num_variants if is_all else _mutated(listed, seen)
+        found += [(len(each), options.masked_tokens(len(each))) for each in mutated]
+    return Count(sum(number for number, _ in found), sum(number * size for number, size in found))
+
+
+def _every_place(options: Options) -> bool:
+    """Tell whether each residue is masked alone, whatever the variants are."""
+    of_all = options.variants == "all" and {"masked", "masked_additive"} & set(options.kinds)
+    return bool("masked" in options.of_residues or of_all)
+
+
+def _mutated(variants: Sequence[str], letters: bytes) -> list[bytes]:
+    return [edits.mutated(variant, letters) for variant in variants]
 
 
 def work_of(payload: bytes, options: Options) -> Work:
@@ -94,91 +136,140 @@ def work_of(payload: bytes, options: Options) -> Work:
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     every = np.arange(len(seen))
-    if options.variants == "all":
+    is_all = options.variants == "all"
+    if is_all:
         names, places_S, letters_S = _all(seen)
         bounds = np.arange(len(names) + 1)
     else:
         names = listed if options.variants == "listed" else []
-        each = [substitutions(name) for name in names]
+        each = [[] if edits.is_indel(name) else substitutions(name) for name in names]
         bounds = np.cumsum([0, *map(len, each)])
         places_S = np.array([one.place for some in each for one in some], np.int64)
         letters_S = np.array([ord(one.letter) for some in each for one in some], np.uint8)
     kinds, of_residues = options.kinds, options.of_residues
     wildtype = every if "wildtype" in of_residues else every[:0]
-    is_all = options.variants == "all"
-    if "wildtype" in kinds and names and not len(wildtype):
+    if "wildtype" in kinds and len(places_S) and not len(wildtype):
         wildtype = every if is_all else np.unique(places_S)
-    masked: list[tuple[int, ...]] = []
-    if "masked" in of_residues or ("masked" in kinds and is_all):
-        masked = [(place,) for place in every.tolist()]
+    sets = [()] * len(names) if is_all else [_places(name) for name in names]
+    alone = every if _every_place(options) else every[:0]
+    if not len(alone) and "masked_additive" in kinds:
+        alone = np.unique(places_S)
+    elif not len(alone) and "masked" in kinds:
+        alone = np.unique(np.array([places[0] for places in sets if len(places) == 1], np.int64))
+    masked: list[tuple[int, ...]] = [(place,) for place in alone.tolist()]
     masked_of_V = places_S
     if "masked" in kinds and not is_all:
         number_of = {places: number for number, places in enumerate(masked)}
-        found = [number_of.setdefault(_places(name), len(number_of)) for name in names]
+        found = [number_of.setdefault(places, len(number_of)) if places else 0 for places in sets]
         masked, masked_of_V = list(number_of), np.array(found, np.int64)
-    has_mutants = "mutant" in kinds
+    structure = structure_of(payload)[: len(seen)]
+    mutants = names if "pseudo" in kinds else []
     return Work(
         seen,
-        options.width(len(seen)),
+        options,
         names,
         bounds,
         places_S,
         letters_S,
         wildtype,
+        alone,
         masked,
         masked_of_V,
-        has_mutants,
+        _mutated(mutants, seen),
         rows_of(payload) if options.variants == "listed" else [],
+        structure,
+        [edits.mutated_structure(name, seen, structure) for name in mutants],
     )
 
 
 def passes(work: Work) -> Iterator[Pass]:
     """Yield the passes of a protein, in order."""
-    length, width = len(work.letters), work.width
+    length, width = len(work.letters), work.options.width(len(work.letters))
     starts_R = _nearest_starts(work.wildtype, length, width)
     for start in np.unique(starts_R).tolist():
         rows = work.wildtype[starts_R == start] - start + 1
-        yield Pass(tokenize(work.letters, (start, start + width)), rows)
-    for places in work.masked:
-        start = _start_around(places[0], places[-1], length, width)
         tokens = tokenize(work.letters, (start, start + width))
-        rows = np.array(places) - start + 1
-        tokens[rows] = MASK
-        yield Pass(tokens, rows)
-    if work.has_mutants:
+        yield Pass(tokens, rows, work.structure[start : start + width])
+    for places in work.masked:
+        yield _masked(work.letters, work.structure, places, work.options)
+    if work.num_mutants:
         tokens_S = tokens_of(work.letters_S.tobytes())
         for begin, end in zip(work.bounds, work.bounds[1:], strict=False):
+            if begin == end:
+                continue
             places_S = work.places_S[begin:end]
             start = _start_around(int(places_S[0]), int(places_S[-1]), length, width)
             tokens = tokenize(work.letters, (start, start + width))
             rows = places_S - start + 1
             tokens[rows] = tokens_S[begin:end]
-            yield Pass(tokens, rows)
+            yield Pass(tokens, rows, work.structure[start : start + width])
+    for letters, structure in zip(work.mutated, work.mutated_structures, strict=True):
+        for place in range(len(letters)):
+            yield _masked(letters, structure, (place,), work.options)
+
+
+def _masked(letters: bytes, structure: bytes, places: tuple[int, ...], options: Options) -> Pass:
+    """Return the pass of a protein with `places` masked, in the window around them."""
+    length = len(letters)
+    width = options.width(length)
+    start = _start_around(places[0], places[-1], length, width)
+    tokens = tokenize(letters, (start, start + width))
+    structure = structure[start : start + width]
+    rows = np.array(places) - start + 1
+    tokens[rows] = MASK
+    num_tokens = options.masked_tokens(length)
+    if num_tokens < len(tokens):  # a window of ProteinGym
+        first = min(max(0, int(rows[0]) - num_tokens // 2), len(tokens) - num_tokens)
+        end = first + num_tokens
+        tokens, rows = tokens[first:end], rows - first
+        structure = structure[max(0, first - 1) : end - 1]
+    return Pass(tokens, rows, structure)
 
 
 def num_rows(work: Work) -> int:
     """Return how many log-probabilities of 33 tokens come out."""
     num_masked = sum(map(len, work.masked))
-    return len(work.wildtype) + num_masked + work.has_mutants * len(work.places_S)
+    return len(work.wildtype) + num_masked + work.num_mutants + sum(map(len, work.mutated))
 
 
 def marginal(work: Work, kind: Marginal, found_R: Numbers) -> Numbers:
-    """Return the score of each variant: what its new residues have, less what the old ones have."""
-    if not work.names:
-        return np.empty(0, np.float32)
+    """Return the score of each variant: what its new residues have, less what the old ones have;
+    NaN where the variant has other changes than substitutions."""
+    if kind == "pseudo":
+        return _likelihood_ratios(work, found_R)
+    scores_V = np.full(len(work.names), np.nan, np.float32)
+    has_score_V = np.diff(work.bounds) > 0
+    if not has_score_V.any():
+        return scores_V
     starts = work.bounds[:-1]
+    first_mutant = len(work.wildtype) + sum(map(len, work.masked))
     if kind == "wildtype":
         rows_S = np.searchsorted(work.wildtype, work.places_S)
     elif kind == "masked":
         firsts = np.cumsum([len(work.wildtype), *map(len, work.masked)])
         rank_S = np.arange(len(work.places_S)) - np.repeat(starts, np.diff(work.bounds))
         rows_S = np.repeat(firsts[work.masked_of_V], np.diff(work.bounds)) + rank_S
+    elif kind == "masked_additive":
+        rows_S = len(work.wildtype) + np.searchsorted(work.alone, work.places_S)
     else:
-        rows_S = num_rows(work) - len(work.places_S) + np.arange(len(work.places_S))
+        rows_S = first_mutant + np.arange(len(work.places_S))
     old_S = tokens_of(work.letters)[work.places_S]
     new_S = tokens_of(work.letters_S.tobytes())
     differences_S = found_R[rows_S, new_S].astype(np.float64) - found_R[rows_S, old_S]
-    return np.add.reduceat(differences_S, starts).astype(np.float32)
+    starts = starts[has_score_V]
+    scores_V[has_score_V] = np.add.reduceat(differences_S, starts)
+    return scores_V
+
+
+def _likelihood_ratios(work: Work, found_R: Numbers) -> Numbers:
+    """Return the pseudo-log-likelihood of each variant less that of the protein."""
+    protein = own(work.letters, of_every_residue(work, "masked", found_R)).sum(dtype=np.float64)
+    ends = num_rows(work) - sum(map(len, work.mutated)) + np.cumsum([0, *map(len, work.mutated)])
+    found = [
+        own(letters, found_R[start:end]).sum(dtype=np.float64) - protein
+        for letters, start, end in zip(work.mutated, ends, ends[1:], strict=False)
+    ]
+    return np.array(found, np.float32)
 
 
 def of_every_residue(work: Work, source: str, found_R: Numbers) -> Numbers:
@@ -187,9 +278,9 @@ def of_every_residue(work: Work, source: str, found_R: Numbers) -> Numbers:
     return found_R[start : start + len(work.letters)]
 
 
-def own(work: Work, found_L: Numbers) -> Numbers:
+def own(letters: bytes, found_L: Numbers) -> Numbers:
     """Return the log-probability of each residue itself."""
-    log_probabilities: Numbers = found_L[np.arange(len(found_L)), tokens_of(work.letters)]
+    log_probabilities: Numbers = found_L[np.arange(len(found_L)), tokens_of(letters)]
     return log_probabilities
 
 
@@ -222,18 +313,19 @@ def _nearest_starts(places: Places, length: int, width: int) -> Places:
     return nearest
 
 
-def _num_windows(length: int, options: Options, listed: Sequence[str] | None) -> int:
-    """Return how many windows the residues of `listed` variants are read in; of all where None."""
+def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] | None) -> int:
+    """Return how many windows the places of `sets` are read in; all residues where None."""
     width = options.width(length)
     if width == length:
         return 1
-    every = (
-        range(length) if listed is None else (place for name in listed for place in _places(name))
-    )
+    every = range(length) if sets is None else (place for places in sets for place in places)
     return len(np.unique(_nearest_starts(np.fromiter(every, np.int64), length, width)))
 
 
 def _places(variant: str) -> tuple[int, ...]:
+    """Return the places of the substitutions of a variant; none where it has other changes."""
+    if edits.is_indel(variant):
+        return ()
     return tuple(one.place for one in substitutions(variant))
 
 

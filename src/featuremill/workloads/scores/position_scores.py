@@ -13,4 +13,4 @@ FORMAT = variant_scores.FORMAT._replace(file="position_scores.tsv", columns_like
 class Writer(variant_scores.Writer):
     """Writes the names of the columns, then the residues of record after record."""
 
-    COLUMN = "positions"
+    COLUMN, OUTPUT = "positions", "position_scores"

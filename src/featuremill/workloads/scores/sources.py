@@ -1,24 +1,35 @@
-"""Checkpoints of the workloads esm2 and esmc, converted with their language-model head.
+"""Which network a model is, and its checkpoint, converted with its language-model head.
 
-These are other files than theirs, in a folder of their own, so nothing changes for their runs.
+The files are others than those of the workloads esm2 and esmc, in a folder of their own, so nothing
+changes for their runs. Several models are an ensemble: one file has all of them, the tensors of
+each behind its number.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
-from featuremill.workload import Checkpoint, Converted
+from featuremill.kit.errors import UserError
+from featuremill.kit.text import listed
+from featuremill.workload import Checkpoint, Converted, Weights
+from featuremill.workload.hugging_face import place_of
+from featuremill.workloads import esm2, esmc
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.sources import NUMBERS, SUGGESTED, looks_like_path, nearest
 from featuremill.workloads.esmc import sources as of_esmc
+from featuremill.workloads.scores.kin import ESM_1, SAPROT
 
 __all__ = [
     "LAYOUT",
     "NUMBERS",
     "SUGGESTED",
     "convert",
-    "is_esm_c",
     "is_path",
     "locate",
     "name_of",
@@ -26,48 +37,216 @@ __all__ = [
 ]
 
 LAYOUT = "esm2-lm_head-1"
-"""Of both networks; it is called after the first."""
+"""Of all networks; it is called after the first."""
+BETWEEN = " + "
+"""What stands between the models of an ensemble."""
+NUM_NETWORKS = "networks"
+"""How many an ensemble has, in its metadata."""
+NAMES = (*of_esm2.PUBLISHED, *of_esmc.NAMES, *ESM_1.published)
+BLOCK = 2**24
+
+
+def members(model: str) -> list[str]:
+    """Return the models of an ensemble; of one model, itself."""
+    return model.split(BETWEEN)
+
+
+def prefix(number: int, model: str) -> str:
+    """Return what stands before the names of the tensors of a member."""
+    return f"{number}." if BETWEEN in model else ""
 
 
 def is_esm_c(model: str) -> bool:
-    """Tell whether `model` is an ESM C, by its name or its files; else it is taken for an ESM-2."""
-    if of_esm2.is_path(model) and not looks_like_path(model):
-        names = [*of_esmc.NAMES, *of_esm2.bundled_names(), *of_esm2.PUBLISHED]
-        return nearest(model, names) in of_esmc.NAMES
-    return of_esm2.is_path(model) and of_esmc.takes(model)
+    """Tell whether `model` is an ESM C, by its name or its files."""
+    return _sources(members(model)[0]) is of_esmc
 
 
-def _sources(model: str) -> ModuleType:
-    return of_esmc if is_esm_c(model) else of_esm2
+def is_saprot(model: str) -> bool:
+    """Tell whether `model` is a SaProt, by its files."""
+    return _sources(members(model)[0]) is SAPROT
+
+
+def is_esm_1(model: str) -> bool:
+    """Tell whether `model` is an ESM-1b or ESM-1v, by its name or its files."""
+    return _sources(members(model)[0]) is ESM_1
+
+
+def _sources(model: str) -> Any:
+    """Return what knows about the checkpoint of one model; an unknown one is taken for an ESM-2."""
+    for kin in (ESM_1, SAPROT):
+        if kin.takes(model):
+            return kin
+    if not of_esm2.is_path(model):
+        return of_esm2
+    if looks_like_path(model):
+        return of_esmc if of_esmc.takes(model) else of_esm2
+    near = nearest(model, [*of_esm2.bundled_names(), *NAMES])
+    return of_esmc if near in of_esmc.NAMES else of_esm2
 
 
 def is_path(model: str) -> bool:
-    """Tell whether `model` is the path of a checkpoint and not the name of a known model."""
-    found: bool = _sources(model).is_path(model)
-    return found
+    """Tell whether `model` is the path of a checkpoint and not the name of a known model. An
+    ensemble is neither: `name_of` sees to it that another file is noticed."""
+    return BETWEEN not in model and bool(_sources(model).is_path(model))
 
 
 def name_of(model: str) -> str:
-    """Return the name under which `weights/<name>.json` stands for `model`: not that of esm2."""
-    return f"{_sources(model).name_of(model)}-lm_head"
+    """Return the name under which `weights/<name>.json` stands for `model`: not that of esm2.
+
+    Of an ensemble it has a digest of the members, and of size and time of those that are files.
+    """
+    if BETWEEN not in model:
+        _refuse_unknown(model)
+        return f"{_sources(model).name_of(model)}-lm_head"
+    each = members(model)
+    for one in each:
+        _refuse_unknown(one)
+    names = [str(_sources(one).name_of(one)) for one in each]
+    told = [(one, *_stamps(one)) for one in each]
+    digest = hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    return f"{names[0]}-and-{len(each) - 1}-more-{digest[:8]}-lm_head"
+
+
+def _refuse_unknown(model: str) -> None:
+    """Raise UserError for a name that is nearly one of an ESM-1b or ESM-1v."""
+    if not of_esm2.is_path(model) or looks_like_path(model) or ESM_1.takes(model):
+        return
+    if (near := nearest(model, [*of_esm2.bundled_names(), *NAMES])) in ESM_1.published:
+        raise UserError(
+            f"there is no model {model!r}; did you mean {near!r}? There are "
+            f"{', '.join(ESM_1.published)}, those of ESM-2 and ESM C (docs/scores.md), or give the "
+            "path of a checkpoint, or of a folder from Hugging Face."
+        )
+
+
+def _stamps(model: str) -> Iterator[tuple[str, int, int]]:
+    """Yield name, size and time of each file of a member; of one that is known by its name, and
+    where there is none, nothing."""
+    if not _sources(model).is_path(model):
+        return
+    path = place_of(model)
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    for file in files:
+        if file.is_file():
+            stat = file.stat()
+            yield file.name, stat.st_size, stat.st_mtime_ns
 
 
 def refuse_missing(model: str) -> None:
-    """Raise UserError where `model` is not here, or is a folder of another network."""
-    if is_esm_c(model):
-        of_esmc.refuse_missing(model, LAYOUT)
-    else:
-        of_esm2.refuse_missing(model)
+    """Raise UserError where a network of `model` is not here, or is a folder of another network."""
+    for one in members(model):
+        if _sources(one) is of_esmc:
+            of_esmc.refuse_missing(one, LAYOUT)
+        else:
+            _sources(one).refuse_missing(one)
 
 
 def locate(model: str) -> Checkpoint:
     """Return where the checkpoint of `model` is or is to come from."""
-    found: Checkpoint = _sources(model).locate(model)
-    return found
+    found: list[Checkpoint] = [_sources(one).locate(one) for one in members(model)]
+    first, *others = found
+    if not others:
+        return first
+    kind = first.kind if {each.kind for each in found} == {"published"} else "local"
+    for each in found:
+        if kind == "local" and each.kind == "published" and not each.path.exists():
+            raise UserError(
+                f"{each.name}: it is not on this machine, and stands beside files; type "
+                f"featuremill weights {each.name} --workload scores --output {each.name}.json "
+                "first."
+            )
+    places = tuple(each.path for each in others)
+    return Checkpoint(kind, name_of(model), model, first.path, places)
 
 
 def convert(source: Checkpoint, path: Path) -> Converted:
     """Write the weights of `source`, with the head, to `path`."""
-    model = source.name if source.kind == "published" else str(source.path)
-    found: Converted = _sources(model).convert(source, path, has_head=True)
+    if not source.others:
+        model = source.name if source.kind == "published" else str(source.path)
+        found: Converted = _sources(model).convert(source, path, has_head=True)
+        return found
+    made, parts = list[Converted](), list[Path]()
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".ensemble-") as folder:
+        for number, one in enumerate(members(source.location)):
+            parts.append(Path(folder, f"{number}.safetensors"))
+            made.append(_sources(one).convert(locate(one), parts[-1], has_head=True))
+        _refuse_unlike(made)
+        sha256 = _join(parts, path)
+    names = [each.name for each in made]
+    if twice := next((name for name in names if names.count(name) > 1), ""):
+        raise UserError(f"{twice}: it stands twice among the models of options.model; drop one.")
+    return Converted(BETWEEN.join(names), sha256, _metadata([each.metadata for each in made]))
+
+
+def weights_ahead(model: str) -> Weights:
+    """Return what is known of `model` before it is converted."""
+    found = [_weights_ahead(one) for one in members(model)]
+    if len(found) == 1:
+        return found[0]
+    _refuse_unlike(found)
+    metadata = _metadata([each.metadata for each in found])
+    return Weights(BETWEEN.join(each.name for each in found), Path(), "", metadata)
+
+
+def _weights_ahead(model: str) -> Weights:
+    if _sources(model) is of_esmc:
+        return esmc.weights_ahead(esmc.Options(model=model), LAYOUT)
+    if _sources(model) is of_esm2:
+        return esm2.weights_ahead(esm2.Options(model=model))
+    found: Weights = _sources(model).weights_ahead(model)
     return found
+
+
+def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Return the facts about an ensemble: those of the first, and what is of all."""
+    found = each[0] | {NUM_NETWORKS: str(len(each))}
+    if len({one["dtype"] for one in each}) > 1:
+        found["dtype"] = "float32"
+    licenses = sorted({one["license"] for one in each if one.get("license")})
+    return found | ({"license": ", ".join(licenses)} if licenses else {})
+
+
+def _refuse_unlike(found: Sequence[Any]) -> None:
+    """Raise UserError where networks differ in anything but their numbers."""
+    first, *others = found
+    for other in others:
+        for fact, value in first.metadata.items():
+            there = other.metadata.get(fact)
+            if fact not in ("dtype", "license") and there != value:
+                raise UserError(
+                    f"options.model: {first.name} has {fact} {value}, and {other.name} {there}; "
+                    "the mean of scores is of networks of one kind and size, so score these two in "
+                    "runs of their own."
+                )
+
+
+def _join(parts: Sequence[Path], path: Path) -> str:
+    """Write all tensors of the safetensors files `parts` to `path`, each behind the number of its
+    file; return the sha256. Copies bytes, so it needs no memory for them."""
+    whole: dict[str, Any] = {}
+    starts, end = list[int](), 0
+    for number, part in enumerate(parts):
+        with part.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            entries = json.loads(file.read(length))
+        starts.append(8 + length)
+        for name, entry in entries.items():
+            offsets = [end + offset for offset in entry["data_offsets"]]
+            whole[f"{number}.{name}"] = entry | {"data_offsets": offsets}
+        end += part.stat().st_size - starts[-1]
+    text = json.dumps(whole, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for part, start in zip(parts, starts, strict=True):
+            with part.open("rb") as other:
+                other.seek(start)
+                shutil.copyfileobj(other, file, BLOCK)
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def told(model: str) -> str:
+    """Return an ensemble in words; "" for one model."""
+    each = members(model)
+    return f"{len(each)} networks ({listed(each)})" if len(each) > 1 else ""

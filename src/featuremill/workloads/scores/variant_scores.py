@@ -13,9 +13,10 @@ from featuremill.workload.outputs import Format, Target, need
 if TYPE_CHECKING:
     import pyarrow as pa
 
+__all__ = ["FORMAT", "Writer"]
 VARIANTS = "variants"
 """The workload's column."""
-OF_SCORES = re.compile(r"variants|positions|log_probabilities|(pseudo|one_pass)_\w+")
+OF_SCORES = re.compile(r"variants|positions|log_probabilities\w*|(pseudo|one_pass)_\w+")
 """All columns that the workload may deliver."""
 FORMAT = Format(
     "variant_scores.tsv",
@@ -31,14 +32,14 @@ FORMAT = Format(
 class Writer:
     """Writes the names of the columns, then the variants of record after record."""
 
-    COLUMN = VARIANTS
+    COLUMN, OUTPUT = VARIANTS, "variant_scores"
 
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
         import pyarrow.csv
 
         there = [name for name in target.values.names if name == self.COLUMN]
-        need(there, f"{self.COLUMN.removesuffix('s')}_scores", f"a column {self.COLUMN}")
+        need(there, self.OUTPUT, f"a column {self.COLUMN}")
         struct = target.values.field(self.COLUMN).type.value_type
         self._schema = pa.schema([pa.field("id", pa.string()), *struct])
         options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header="none")

@@ -1,8 +1,9 @@
 """Variants: how tables write them, how payloads hold them, and why one cannot be scored.
 
-A payload is the protein's letters; behind them, after a line break, its distinct listed variants
-with a space between, whose substitutions stand in the order of their positions. Where the rows of
-the table are not these texts one for one, they follow as JSON after another line break.
+A payload is the protein's letters, where its structure is known with a tab and its 3Di letters;
+behind them, after a line break, its distinct listed variants with a space between, whose changes
+stand in the order of their positions. Where the rows of the table are not these texts one for one,
+they follow as JSON after another line break.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from Bio.Data.IUPACData import protein_letters_3to1
-
 from featuremill.kit.reasons import Kind
 from featuremill.kit.text import clipped
+from featuremill.workloads.scores import edits
+from featuremill.workloads.scores.edits import Edit, Indel
 from featuremill.workloads.scores.options import Options
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
@@ -26,21 +27,27 @@ OF_THREE = re.compile(r"([A-Z]{3})([0-9]+)([A-Z]{3})")
 SUBSTITUTION = re.compile(r"([A-Z])([1-9][0-9]{0,8})([A-Z])")
 JOINED = re.compile("[_+/|&]")
 """What some tables have between the substitutions of a variant."""
+NAMED = re.compile(r"(.*?):(p\..*)", re.IGNORECASE)
+"""A change behind the name of a sequence, as NP_000537.3:p.Lys2Ala."""
+PREFIX = re.compile(r"p\.", re.IGNORECASE)
 WILD_TYPES = frozenset(("WT", "_WT", "_WTM", "_SY", "WILDTYPE", "WILD-TYPE", "WILD_TYPE"))
 AS_IT_WAS = re.compile(r"([A-Z]{1,3}[0-9]+)?=")
 A_STOP = re.compile(r"([A-Z]{1,3}[0-9]+)?(\*|TER|STOP)")
 NO_SUBSTITUTION = re.compile("DEL|INS|DUP|FS|EXT|[_-]")
+NOT_WHOLE = "not the sequence of a variant"
 NOT_ONE = Kind(
     "variant",
-    ("not a substitution",),
+    ("not a substitution", NOT_WHOLE),
     "Write the residue, its position from 1 and the new residue, as in A123T or Ala123Thr; put a "
-    "colon between several substitutions of one variant.",
+    "colon between several substitutions of one variant. Where the table has whole sequences, name "
+    "their column in mutated_sequence_column.",
 )
 INDEL = Kind(
     "indel",
     ("an insertion or a deletion",),
-    "Marginals are of substitutions alone. Take this variant out, or give its whole sequence as a "
-    "protein and set likelihood: pseudo.",
+    "Other marginals than pseudo are of substitutions alone. Add pseudo to marginals (it takes a "
+    "pass for each residue of the variant), or leave it without a score. A frameshift or an "
+    "extension has none. Give the sequence that it makes in a column mutated_sequence.",
 )
 NO_CHANGE = Kind(
     "no_change",
@@ -56,16 +63,18 @@ STOP = Kind(
 WILD_TYPE = Kind(
     "wild_type",
     ("another residue stands there",),
-    "The variant was written for another sequence or another numbering. Fix the position, or give "
-    "the sequence that it belongs to.",
+    "The variant was written for another sequence or another numbering. Set first_residue to the "
+    "number that the table gives the first residue, fix the position, or give the sequence that it "
+    "belongs to.",
 )
 TRUNCATED = "a variant beyond max_residues"
+BEFORE = "a variant before the first residue"
 APART = "substitutions farther apart than a window"
 BEYOND = Kind(
     "beyond",
-    ("a variant beyond the end", TRUNCATED, APART),
-    "Fix the position. Beyond max_residues, set long: chunk or long: full. Farther apart than a "
-    "window, set long: full.",
+    ("a variant beyond the end", TRUNCATED, APART, BEFORE),
+    "Fix the position, or first_residue where positions are counted from elsewhere. Beyond "
+    "max_residues, set long: chunk or long: full. Farther apart than a window, set long: full.",
 )
 REASONS = (NOT_ONE, INDEL, NO_CHANGE, STOP, WILD_TYPE, BEYOND)
 LEAST_PLACES = 3
@@ -101,12 +110,26 @@ class Changed(NamedTuple):
     position: int
     new: str
 
+    @property
+    def residues(self) -> tuple[tuple[str, int], ...]:
+        """The residue that it names, with its position."""
+        return ((self.old, self.position),)
+
+    def edit(self, _letters: str, first: int) -> Edit:
+        """Return what it does to a protein whose first residue has the number `first`."""
+        place = self.position - first
+        return Edit(place, place + 1, self.new)
+
     def __str__(self) -> str:
         return f"{self.old}{self.position}{self.new}"
 
 
+Change = Changed | Indel
+
+
 def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
-    """Return the payload of a protein with the variants of `rows`."""
+    """Return the payload of a protein with the variants of `rows`; `letters` may have a structure
+    behind them."""
     listed = list(dict.fromkeys(row.variant for row in rows if row.variant))
     parts = [letters, " ".join(listed).encode()]
     if rows != [Row(variant, variant) for variant in listed]:
@@ -119,7 +142,17 @@ def payload_of(letters: bytes, rows: Sequence[Row]) -> bytes:
 def parts_of(payload: bytes) -> tuple[bytes, list[str]]:
     """Return the letters of a payload and its distinct listed variants."""
     letters, *more = payload.split(b"\n", 2)
-    return letters, more[0].decode().split() if more else []
+    return letters_of(letters), more[0].decode().split() if more else []
+
+
+def letters_of(payload: bytes) -> bytes:
+    """Return the letters alone of the first line of a payload."""
+    return payload.partition(b"\t")[0]
+
+
+def structure_of(payload: bytes) -> bytes:
+    """Return the 3Di letters of a payload; b"" where no structure is known."""
+    return payload.partition(b"\n")[0].partition(b"\t")[2]
 
 
 def rows_of(payload: bytes) -> list[Row]:
@@ -137,32 +170,42 @@ def rows_of(payload: bytes) -> list[Row]:
 
 
 def substitutions(variant: str) -> list[Substitution]:
-    """Return the substitutions of a variant of a payload."""
+    """Return the substitutions of a variant of a payload that has no other changes."""
     return [Substitution(int(part[1:-1]) - 1, part[-1]) for part in variant.split(":")]
 
 
-def read(text: str) -> list[Changed]:
-    """Return the substitutions of a variant as they are written.
+def read(text: str) -> list[Change]:
+    """Return the changes of a variant as they are written.
 
     Raises:
         WrongError: it is none.
     """
-    written = text.upper()
-    before, _, after = written.partition(":P.")  # as NP_000537.3:p.Lys2Ala
-    first = before.removeprefix("P.").strip("()[]")
-    if after and not (SUBSTITUTION.fullmatch(first) or OF_THREE.fullmatch(first)):
-        written = f"P.{after}"
+    named = NAMED.fullmatch(text)
+    written = named[2] if named and not _is_change(_bare(named[1])) else text
     if "[" in written:
         written = written.replace(";", ":")
-    return [_changed(part.removeprefix("P.").strip("()[]"), text) for part in written.split(":")]
+    return [_changed(_bare(part), text) for part in written.split(":")]
 
 
-def _changed(part: str, text: str) -> Changed:
+def _bare(part: str) -> str:
+    return PREFIX.sub("", part, count=1).strip("()[]") if PREFIX.match(part) else part.strip("()[]")
+
+
+def _is_change(part: str) -> bool:
+    upper = part.upper()
+    is_one = SUBSTITUTION.fullmatch(upper) or OF_THREE.fullmatch(upper)
+    return bool(is_one or edits.read(part))
+
+
+def _changed(written: str, text: str) -> Change:
+    part = written.upper()
     if long := OF_THREE.fullmatch(part):
-        part = "".join(protein_letters_3to1.get(each.title(), each) for each in long.groups())
+        part = "".join(map(edits.one_letter, long.groups()))
     match = SUBSTITUTION.fullmatch(part)
     if match and match[3] in AMINO_ACIDS:
         return Changed(match[1], int(match[2]), match[3])
+    if indel := edits.read(written):
+        return indel
     kind = NOT_ONE
     if part in WILD_TYPES or AS_IT_WAS.fullmatch(part):
         kind = NO_CHANGE
@@ -174,39 +217,89 @@ def _changed(part: str, text: str) -> Changed:
     raise WrongError(kind.reason(repr(clipped(text))))
 
 
-def checked(changes: Sequence[Changed], letters: bytes, options: Options) -> str:
-    """Return a variant as payloads have it.
+def checked(
+    changes: Sequence[Change], text: str, letters: bytes, options: Options, first: int
+) -> str:
+    """Return a variant as payloads have it, of a protein whose first residue has the number
+    `first` in the `text` of it.
 
     Raises:
         WrongError: it is not one of this protein.
     """
-    found: dict[int, Changed] = {}
-    text = clipped(":".join(map(str, changes)))
+    _refuse_indels(any(isinstance(change, Indel) for change in changes), text, options)
+    was = letters.decode()
     for change in changes:
-        position = change.position
-        if position > len(letters):
-            told = f"{change}, and the protein has {len(letters)} residues"
-            raise WrongError(BEYOND.reason(told))
-        if change.old != (stands := chr(letters[position - 1])):
-            told = f"{change}, and residue {position} of the protein is {stands}"
-            raise WrongError(WILD_TYPE.reason(told))
-        if position > options.seen(len(letters)):
-            raise WrongError(BEYOND.reason(f"{change}, of {options.limit}", TRUNCATED))
-        if position in found:
-            raise WrongError(NOT_ONE.reason(f"{text} changes residue {position} twice"))
-        if change.new == change.old:
-            raise WrongError(NO_CHANGE.reason(repr(text)))
-        found[position] = change
-    if set(options.kinds) - {"wildtype"} and max(found) - min(found) >= options.width(len(letters)):
+        for old, position in change.residues:
+            place = position - first
+            if not 0 <= place < len(letters):
+                told = f"{len(letters)} residues"
+                if first != 1:
+                    told = f"residues {first} to {first + len(letters) - 1}"
+                reason = BEYOND.reason(f"{change}, and the protein has {told}")
+                if place < 0:
+                    reason = BEYOND.reason(f"{change}, and the protein has {told}", BEFORE)
+                raise WrongError(reason)
+            if old != (stands := was[place]):
+                told = f"{change}, and residue {place + 1} of the protein is {stands}"
+                raise WrongError(WILD_TYPE.reason(told))
+            if place >= options.seen(len(letters)):
+                raise WrongError(BEYOND.reason(f"{change}, of {options.limit}", TRUNCATED))
+    found = [change.edit(was, first) for change in changes]
+    return _as_payload(found, ":".join(map(str, changes)), was, options)
+
+
+def of_sequence(text: str, letters: bytes, options: Options) -> str:
+    """Return the variant that has the sequence `text`, as payloads have it.
+
+    Raises:
+        WrongError: it has none, or none that is near to this protein.
+    """
+    sequence, was = text.upper().removesuffix("*"), letters.decode()
+    if sequence in WILD_TYPES or sequence == was:
+        raise WrongError(NO_CHANGE.reason(repr(clipped(text))))
+    if "*" in sequence:
+        raise WrongError(STOP.reason(repr(clipped(text))))
+    found = edits.of_sequence(was, sequence)
+    num_changed = sum(max(stop - start, len(new)) for start, stop, new in found)
+    if 2 * num_changed > len(letters):
+        told = f"{clipped(text)!r} differs from the protein at more than half of its residues"
+        raise WrongError(NOT_ONE.reason(told, NOT_WHOLE))
+    _refuse_indels(len(sequence) != len(was), clipped(text), options)
+    last = min(found[-1].start, len(letters) - 1)
+    if last >= options.seen(len(letters)):
+        told = f"a change of residue {last + 1}, of {options.limit}"
+        raise WrongError(BEYOND.reason(told, TRUNCATED))
+    return _as_payload(found, text, was, options)
+
+
+def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
+    if has_indel and "pseudo" not in options.kinds:
+        raise WrongError(INDEL.reason(repr(clipped(text))))
+
+
+def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) -> str:
+    """Return the name of a variant that makes these `changes` to a protein that `was` so."""
+    found, text = sorted(changes), clipped(text)
+    if twice := edits.overlap(found):
+        raise WrongError(NOT_ONE.reason(f"{text} changes residue {twice.start + 1} twice"))
+    if any(was[start:stop] == new for start, stop, new in found):
+        raise WrongError(NO_CHANGE.reason(repr(text)))
+    if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in found):
+        raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
+    if sum(stop - start - len(new) for start, stop, new in found) >= len(was):
+        raise WrongError(INDEL.reason(f"{text} leaves no residue"))
+    name = ":".join(edits.name_of(edit, was) for edit in found)
+    together = {"masked", "mutant"} & set(options.kinds) and not edits.is_indel(name)
+    if together and found[-1].start - found[0].start >= options.width(len(was)):
         raise WrongError(BEYOND.reason(f"{text}, of {options.limit}", APART))
-    return ":".join(str(found[position]) for position in sorted(found))
+    return name
 
 
-def shift(changes: Sequence[Changed], letters: bytes) -> int | None:
-    """Return what must be added to all positions so that each names the residue that stands there;
-    None where nothing, or more than one number, does that."""
+def first_residue(changes: Sequence[Change], letters: bytes) -> int | None:
+    """Return the number that the first residue must have so that each change names the residue that
+    stands there; None where no number, or more than one, does that."""
     stands = letters.decode()
-    places = sorted({(change.position, change.old) for change in changes})
+    places = sorted({(at, old) for change in changes for old, at in change.residues})
     if len(places) < LEAST_PLACES:
         return None
     first, old = places[0]
@@ -217,4 +310,4 @@ def shift(changes: Sequence[Changed], letters: bytes) -> int | None:
         and places[-1][0] + number - first <= len(stands)
         and all(stands[place + number - first - 1] == each for place, each in places)
     ]
-    return fits[0] if len(fits) == 1 else None
+    return 1 - fits[0] if len(fits) == 1 else None

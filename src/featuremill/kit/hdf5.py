@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.kit.files import take_space
+from featuremill.base.space import take_space
 from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 
+__all__ = ["TEXT", "DatasetFile", "ReservedFile"]
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17
 """At least what the file's own structures take, without the attributes' texts."""

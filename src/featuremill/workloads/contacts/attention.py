@@ -1,0 +1,188 @@
+"""Attention whose probabilities are looked at: contacts are added up head by head, layer by layer.
+
+The regression is linear in the symmetrised and corrected maps, so no map is kept:
+
+    logit_ij = bias + sum of w (p_ij + p_ji) - sum of w a_i a_j / t
+
+over all heads, where p is a head's probabilities without the special tokens, a_i the sum of row i
+and column i of p, and t the sum of a (average product correction, Dunn et al. 2008,
+doi:10.1093/bioinformatics/btm604). What grows with the square of a protein is one sum, whatever
+the number of layers. Everything is fp32.
+
+Shape legend: T tokens, L tokens or residues of one sequence, R tokens of a tile, N layers, H heads,
+h heads of a tile, d width of a head, K tiles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from featuremill.workloads.contacts import tiles
+from featuremill.workloads.contacts.regression import Regression
+from featuremill.workloads.contacts.tiles import Tile
+from featuremill.workloads.esm2 import lanes
+from featuremill.workloads.esm2.attention import Backend
+from featuremill.workloads.esm2.packing import Packed
+
+
+class Sums(NamedTuple):
+    """What is known of one sequence after some layers."""
+
+    weighted_LL: Tensor
+    """The heads' probabilities, each times its weight, special tokens included."""
+    margins_NHL: Tensor
+    """Of each residue, the sum of its row and its column."""
+
+    def to(self, device: torch.device) -> Sums:
+        """Return the same on `device`, by way of the host."""
+        return Sums(*(tensor.cpu().to(device) for tensor in self))
+
+
+class Watch:
+    """A method for attention that adds up the contacts of one pack after the other.
+
+    Between `begin` and `attention` the layers have to come in their order; elsewhere it looks at
+    nothing.
+    """
+
+    def __init__(self, num_layers: int, num_heads: int, regression: Regression | None) -> None:
+        """Without a regression there are no contacts."""
+        self.backend = Backend("fp32 probabilities, looked at", self.attend)
+        self._shape = (num_layers, num_heads)
+        self._regression = regression
+        self._weights_NH: dict[torch.device, Tensor] = {}
+        self._layer = 0
+        self._sums: list[Sums] = []
+        self._maps: list[Tensor | None] = []
+
+    def begin(
+        self, pack: Packed, wanted: Sequence[bool], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Look at the next pass of the layers, over `pack`; keep the attention of the `wanted`
+        sequences as `dtype`."""
+        sizes = [end - start for start, end in zip(pack.bounds, pack.bounds[1:], strict=False)]
+        self._layer = 0
+        self._sums, self._maps = [], []  # of a batch that did not fit
+        if self._regression is not None:
+            self._sums = [
+                Sums(
+                    torch.zeros(size, size, device=device),
+                    torch.empty(*self._shape, size - 2, device=device),
+                )
+                for size in sizes
+            ]
+        self._maps = [
+            torch.empty(*self._shape, size - 2, size - 2, dtype=dtype) if is_wanted else None
+            for size, is_wanted in zip(sizes, wanted, strict=True)
+        ]
+
+    def attend(self, qkv_T3Hd: Tensor, pack: Packed) -> Tensor:
+        """Return context_THd of a pack."""
+        context_THd = torch.empty_like(qkv_T3Hd[:, 0])
+        context_THd[pack.bounds[-1] :] = 0
+        device = qkv_T3Hd.device
+        if self._sums and self._sums[0].weighted_LL.device != device:
+            self._sums = [sums.to(device) for sums in self._sums]
+        parts = [slice(*bounds) for bounds in zip(pack.bounds, pack.bounds[1:], strict=False)]
+        every = [tiles.of(number, part, device.type) for number, part in enumerate(parts)]
+        columns = [
+            torch.zeros(len(some), qkv_T3Hd.shape[2], part.stop - part.start, device=device)
+            for some, part in zip(every, parts, strict=True)
+        ]
+
+        def attend_tile(tile: Tile) -> None:
+            part = parts[tile.number]
+            self._attend(qkv_T3Hd[part], context_THd[part], tile, columns[tile.number])
+
+        _each(attend_tile, [tile for some in every for tile in some], device)
+        for sums, columns_KHL in zip(self._sums, columns, strict=False):
+            # Always in this order, so that no thread changes a bit.
+            sums.margins_NHL[self._layer] += columns_KHL.sum(0)[:, 1:-1]
+        self._layer += bool(self._maps)
+        return context_THd
+
+    def _attend(
+        self, qkv_L3Hd: Tensor, context_LHd: Tensor, tile: Tile, columns_KHL: Tensor
+    ) -> None:
+        """Write the context of a tile; add its probabilities up."""
+        length, _, num_heads, head_dim = qkv_L3Hd.shape
+        rows = tile.rows
+        together = tiles.heads_at_once(rows.stop - rows.start, length, qkv_L3Hd.device.type)
+        first, last = max(rows.start, 1), min(rows.stop, length - 1)  # without BOS and EOS
+        inner, residues = slice(first - rows.start, last - rows.start), slice(first - 1, last - 1)
+        for head in range(0, num_heads, together):
+            heads = slice(head, head + together)
+            query_hRd = qkv_L3Hd[rows, 0, heads].transpose(0, 1).float() * head_dim**-0.5
+            key_hdL = qkv_L3Hd[:, 1, heads].permute(1, 2, 0).float()
+            found_hRL = torch.bmm(query_hRd, key_hdL).softmax(-1)
+            value_hLd = qkv_L3Hd[:, 2, heads].transpose(0, 1).float()
+            context_LHd[rows, heads] = (
+                torch.bmm(found_hRL, value_hLd).transpose(0, 1).to(context_LHd.dtype)
+            )
+            if not self._maps or first >= last:
+                continue
+            own_hRL = found_hRL[:, inner, 1:-1]
+            if (maps := self._maps[tile.number]) is not None:
+                maps[self._layer, heads, residues] = own_hRL.to(maps.dtype).cpu()
+            if self._regression is not None:
+                weights_h = self._weights_on(found_hRL.device)[self._layer, heads]
+                sums = self._sums[tile.number]
+                weighted = sums.weighted_LL[rows].view(-1)
+                weighted.addmv_(found_hRL.view(len(found_hRL), -1).t(), weights_h)
+                sums.margins_NHL[self._layer, heads, residues] = own_hRL.sum(-1)
+                columns_KHL[tile.place, heads, 1:-1] = own_hRL.sum(1)
+
+    def _weights_on(self, device: torch.device) -> Tensor:
+        """Return the regression's weights on `device`, copied there once."""
+        assert self._regression is not None
+        if device not in self._weights_NH:
+            self._weights_NH[device] = self._regression.weights_NH.to(device)
+        return self._weights_NH[device]
+
+    def attention(self) -> list[Tensor | None]:
+        """Return (N, H, L, L) of residues, on the host, of each sequence where it was wanted, once
+        all layers were computed; and look at nothing more."""
+        maps, self._maps = self._maps, []
+        return maps
+
+    def contacts(self) -> Iterator[Tensor]:
+        """Yield probabilities_LL of each sequence of the pack, once all layers were computed."""
+        assert self._regression is not None and self._layer == self._shape[0]
+        sums, self._sums = dict(enumerate(self._sums)), []
+        if sums[0].weighted_LL.device.type != "cpu":
+            for number in list(sums):
+                yield self._contacts(sums.pop(number))
+            return
+        # Each in one lane: several threads at one product would round by their number.
+        found: dict[int, Tensor] = {}
+
+        def finish(number: int) -> None:
+            found[number] = self._contacts(sums.pop(number))
+
+        lanes.each(finish, list(sums))
+        yield from (found[number] for number in sorted(found))
+
+    def _contacts(self, sums: Sums) -> Tensor:
+        assert self._regression is not None
+        weights_N1 = self._weights_on(sums.weighted_LL.device).reshape(-1, 1)
+        margins_NL = sums.margins_NHL.flatten(0, 1)
+        shares_NL = margins_NL * (weights_N1 / margins_NL.sum(1, keepdim=True))
+        logits_LL = self._regression.bias.item() - margins_NL.t() @ shares_NL
+        weighted_LL = sums.weighted_LL[1:-1, 1:-1]
+        logits_LL += weighted_LL
+        logits_LL += weighted_LL.t()
+        upper_LL = logits_LL.sigmoid_().triu_()
+        return upper_LL + upper_LL.triu(1).t()
+
+
+def _each(compute: Callable[[Tile], None], pieces: Sequence[Tile], device: torch.device) -> None:
+    """Compute every tile, on a CPU each in one of the lanes."""
+    if device.type == "cpu":
+        lanes.each(compute, pieces)
+        return
+    for piece in pieces:
+        compute(piece)

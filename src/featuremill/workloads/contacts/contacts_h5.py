@@ -1,0 +1,56 @@
+"""contacts.h5: for each protein the matrix of its contacts' probabilities, residues × residues.
+
+A dataset's name is the accession, as in per-residue.h5; a run with samples has a group of each.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from featuremill.workload.outputs import Format, Target, by_owner, need, own_ids
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OF_CONTACTS = re.compile("contacts|contact_map|attention")
+"""All columns that the workload may deliver."""
+FORMAT = Format(
+    "contacts.h5",
+    "h5py, any HDF5 reader",
+    400,
+    "table",
+    columns=OF_CONTACTS,
+    columns_like="contact_map",
+    most_records=1_000_000,
+    why_not_more="a dataset a record takes minutes for each million of them.",
+)
+
+
+class Writer:
+    """Writes one dataset a record."""
+
+    COLUMN, NEEDS = "contact_map", "maps: true"
+
+    def __init__(self, target: Target) -> None:
+        from featuremill.kit.hdf5 import DatasetFile
+
+        there = [name for name in target.values.names if name == self.COLUMN]
+        need(there, type(self).__module__.rpartition(".")[2], self.NEEDS)
+        self._file = DatasetFile(target, [self.COLUMN])
+
+    def write(self, block: pa.Table) -> None:
+        """Add a dataset for each record of the block that has values."""
+        import pyarrow.compute as pc
+
+        from featuremill.workloads.contacts import columns
+
+        of_cell = columns.square if self.COLUMN == columns.MAP else columns.stack
+        for keys, rows in by_owner(block):
+            filled = rows.filter(pc.greater(pc.list_value_length(rows[self.COLUMN]), 0))
+            values = (of_cell(cell) for cell in filled[self.COLUMN])
+            self._file.add(own_ids(filled), values, [*keys.values()])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,38 @@
+"""Which rows and heads of attention are computed at once. Imports no torch.
+
+All of it depends on a sequence's length only, so its batch changes no bit.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
+"""Probabilities that are computed at once, of one lane: on a CPU a core's cache holds them."""
+MOST_TILES = 32
+"""Of one sequence, as each has sums of columns of its own."""
+
+
+class Tile(NamedTuple):
+    """Some rows of a sequence."""
+
+    number: int
+    """Of the sequence in its pack."""
+    place: int
+    """Of the tile in its sequence."""
+    rows: slice
+
+
+def of(number: int, part: slice, kind: str) -> list[Tile]:
+    """Return the tiles of a sequence, which is that part of its pack, on a device of that kind."""
+    length = part.stop - part.start
+    step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
+    return [
+        Tile(number, place, slice(start, min(start + step, length)))
+        for place, start in enumerate(range(0, length, step))
+    ]
+
+
+def heads_at_once(num_rows: int, length: int, kind: str) -> int:
+    """Return how many heads of a tile are computed together."""
+    return max(1, TILE_BYTES[kind] // (4 * num_rows * length))

@@ -1,0 +1,95 @@
+"""What `foldseek structureto3didescriptor` writes: a line a chain, without names of columns.
+
+A line has, with a tab between, the name (the file's, and the chain behind `_`; then maybe a title),
+the residues, their 3Di letters, and numbers: ten of each residue, which its letter was made of, or
+coordinates (Foldseek's `src/strucclustutils/structureto3didescriptor.cpp`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.inputs import source
+from featuremill.kit.ids import accession
+
+OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))?")
+BARE = re.compile(r"(.+)()_(\w{1,4})")
+NUMBERS_A_RESIDUE = (3, 10)
+LEAST_RESIDUES = 9
+"""Of a line without numbers: names of columns are shorter, or not of one length."""
+
+
+class Chain(NamedTuple):
+    """A line of the file."""
+
+    name: str
+    residues: bytes
+    letters: str
+    line: int
+
+
+class Named(NamedTuple):
+    """A name of Foldseek taken apart."""
+
+    stem: str
+    suffix: str
+    """Of the file of a structure; "" where it is not told."""
+    chain: str
+    """The letters behind the last `_`, which need be no chain where no suffix is told."""
+
+
+def named(name: str) -> Named:
+    """Return the parts of a name."""
+    match = OF_FILE.fullmatch(name) or BARE.fullmatch(name)
+    return Named(*(part or "" for part in match.groups())) if match else Named(name, "", "")
+
+
+def takes(path: Path) -> bool:
+    """Tell whether the file at `path` begins as a descriptor does."""
+    if path.suffix in (".parquet", ".pq"):
+        return False
+    try:
+        with source.open_text(path, errors="surrogateescape") as text:
+            fields = text.readline().rstrip("\n").split("\t")
+    except OSError:
+        return False
+    if len(fields) < 3 or not fields[1] or len(fields[1]) != len(fields[2]):
+        return False
+    if not all(field.isascii() and field.isalpha() and field.isupper() for field in fields[1:3]):
+        return False
+    length, num_numbers = len(fields[1]), fields[3].count(",") + 1 if len(fields) > 3 else 0
+    is_whole = num_numbers in (length * each for each in NUMBERS_A_RESIDUE)
+    return is_whole or length >= LEAST_RESIDUES
+
+
+def read(path: Path) -> Iterator[Chain]:
+    """Yield the chains of a descriptor."""
+    with source.open_text(path, errors="surrogateescape") as text:
+        for number, line in enumerate(text, 1):
+            if not line.strip():
+                continue
+            name, residues, letters, *_ = (*line.rstrip("\n").split("\t"), "", "")
+            first = (*name.split(None, 1), "")[0]
+            yield Chain(first, residues.encode("utf-8", "replace"), letters, number)
+
+
+def also_called(names: Iterable[str]) -> dict[str, str]:
+    """Return which of `names` is meant by others that records may have: without the suffix of the
+    file, without the chain where a file has one alone, and the accession of an AlphaFold file. What
+    two of them might be called is left out."""
+    each = {name: named(name) for name in names}
+    num_chains = Counter(parts.stem for parts in each.values())
+    meant: dict[str, set[str]] = {}
+    for name, (stem, _, chain) in each.items():
+        called = {f"{stem}_{chain}"} if chain else set[str]()
+        if num_chains[stem] == 1:
+            called |= {stem, accession(stem)}
+        for other in called:
+            meant.setdefault(other, set()).add(name)
+    return {
+        other: min(found) for other, found in meant.items() if len(found) == 1 and other not in each
+    }

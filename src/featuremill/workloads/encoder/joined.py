@@ -1,0 +1,109 @@
+"""Records of several parts in one sequence of tokens: elements of a contig, chains of a pair.
+
+In the letters of a payload one byte, the joint, stands where the network has a special token: in
+front of each element its strand, between chains what ends a sequence. So each byte is a token, and
+a part is a stretch between joints. Until `split`, the ids of parts follow behind a line break.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from featuremill.inputs.payloads import Parts, parts_of
+from featuremill.workload import Record
+
+if TYPE_CHECKING:
+    from featuremill.workloads.encoder.options import Options
+    from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
+
+__all__ = ["named", "num_own", "parts_named", "places", "split", "with_joints"]
+STRANDS = b"+-"
+"""Of a contig: the strand of the element that follows."""
+BETWEEN = b"|"
+"""Of a pair: it stands between the chains."""
+STRETCH = {STRANDS: re.compile(rb"[^+-]+"), BETWEEN: re.compile(rb"[^|]+")}
+"""What is between joints."""
+
+
+def joints_of(options: Options) -> bytes:
+    """Return the bytes that stand for special tokens in payloads; none where records are no
+    parts."""
+    if options.alphabet == "contigs":
+        return STRANDS
+    return BETWEEN if options.paired else b""
+
+
+def with_joints(words: Vocabulary, ids: Mapping[int, int]) -> Vocabulary:
+    """Return a vocabulary of letters in which these bytes have the ids of special tokens."""
+    own_of_letters = words.own
+
+    def own(letters: bytes) -> Ids:
+        found = own_of_letters(letters)
+        written = np.frombuffer(letters, np.uint8)
+        for byte, id in ids.items():
+            found = np.where(written == byte, id, found)
+        return found
+
+    return words._replace(
+        own=own,
+        joints=tuple(ids.values()),
+        letters=words.letters + bytes(ids),
+        size=max(words.size, *(id + 1 for id in ids.values())),
+    )
+
+
+def named(letters: bytes, names: Sequence[str]) -> bytes:
+    """Return a payload of `letters` whose parts, in order, have these names (or ids)."""
+    return Parts(letters, "\t".join(names).encode()).payload
+
+
+def parts_named(payload: bytes) -> tuple[bytes, list[str]]:
+    """Return the letters and the names that `named` put together."""
+    letters, names, _ = parts_of(payload)
+    return letters, names.decode().split("\t")
+
+
+def places(parts: Parts, options: Options) -> list[int]:
+    """Return where the letters of a record that have vectors stand, from 0: all but joints, and of
+    a part its own alone."""
+    begin, end = parts.tokens if parts.region else (0, len(parts.letters))
+    joints = joints_of(options)
+    return [at for at in range(begin, end) if parts.letters[at] not in joints]
+
+
+def num_own(parts: Parts, options: Options) -> int:
+    """Return how many letters of a record have vectors."""
+    begin, end = parts.tokens if parts.region else (0, len(parts.letters))
+    return len(parts.letters[begin:end].translate(None, joints_of(options)))
+
+
+def share(parts: Parts, options: Options, num_tokens: int) -> int:
+    """Return what one of the records of a sequence costs, of which the network sees the sequence
+    once for all: as many as it has parts, and the whole."""
+    if not options.parts:
+        return num_tokens
+    num_records = len(STRETCH[joints_of(options)].findall(parts.letters)) + 1
+    return -(-num_tokens // num_records)
+
+
+def split(records: Iterator[Record], options: Options) -> Iterator[Record]:
+    """Yield the records whose payloads `named` made; with `parts` each as a whole, and behind it
+    its parts."""
+    for record in records:
+        if record.reason:
+            yield record
+            continue
+        letters, ids = parts_named(record.payload)
+        if not options.parts:
+            yield record._replace(payload=letters)
+            continue
+        yield record._replace(payload=Parts(letters, region=(1, len(letters))).payload)
+        stretches = STRETCH[joints_of(options)].finditer(letters)
+        for id, stretch in zip(ids, stretches, strict=True):
+            region = (stretch.start() + 1, stretch.end())
+            payload = Parts(letters, region=region).payload
+            yield record._replace(id=id, payload=payload, length=len(stretch.group()))

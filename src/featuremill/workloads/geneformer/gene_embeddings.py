@@ -1,0 +1,98 @@
+"""gene_embeddings.parquet: a row for each gene: the cells with it, and the mean of its vectors.
+
+The vectors are those that the workload geneformer delivers with `gene_vectors: true`, of each layer
+a column. A number counts in whole steps of 2⁻³⁰, so sums are exact and the means the same in any
+order of the cells. Memory holds eight bytes for each number of a mean.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featuremill.kit.errors import UserError
+from featuremill.workload.arrays import vectors
+from featuremill.workload.outputs import Format, Target, need
+from featuremill.workloads.geneformer.perturbations import GENES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+OF_LAYER = re.compile(rf"{GENES}_(layer_\d+)")
+FORMAT = Format(
+    "gene_embeddings.parquet",
+    "pandas, polars, DuckDB, R's arrow",
+    0,
+    "per_residue",
+    columns=re.compile(rf"{GENES}|{OF_LAYER.pattern}|(cls|mean)_layer_\d+"),
+    columns_like=f"{GENES}_layer_11 (options: gene_vectors: true)",
+    times_as_large=0.0,
+)
+STEP = 2.0**-30
+MOST = 2**63 * STEP
+"""Where the sum of a number over cells might end."""
+
+
+class Writer:
+    """Accumulates blocks, and writes at the end."""
+
+    def __init__(self, target: Target) -> None:
+        names = [name for name in target.values.names if OF_LAYER.fullmatch(name)]
+        self._columns = need(names, "gene_embeddings", "vectors of genes")
+        self._target = target
+        widths = [target.values.field(name).type.value_type.list_size for name in names]
+        self._numbers: dict[str, int] = {}
+        """The number of each gene, in the order in which they came."""
+        self._cells = np.zeros(0, np.int64)
+        self._sums = [np.zeros((0, width), np.int64) for width in widths]
+        """Of each column (genes, width), in steps."""
+        self._largest = 0.0
+
+    def write(self, block: pa.Table) -> None:
+        """Add the vectors of a block's records."""
+        import pyarrow.compute as pc
+
+        texts = pc.list_flatten(block[GENES].combine_chunks()).dictionary_encode()
+        known = self._numbers
+        codes = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
+        places = np.array(codes, np.int64)[texts.indices.to_numpy()]
+        more = len(known) - len(self._cells)
+        self._cells = np.pad(self._cells, (0, more)) + np.bincount(places, minlength=len(known))
+        for column, name in enumerate(self._columns):
+            sums = np.pad(self._sums[column], ((0, more), (0, 0)))
+            numbers = pc.list_flatten(pc.list_flatten(block[name].combine_chunks())).to_numpy()
+            rows = numbers.reshape(len(places), sums.shape[1]).astype(np.float32)
+            self._check(rows)
+            steps = np.rint(rows / np.float32(STEP)).astype(np.int64)
+            for place, row in zip(places.tolist(), steps, strict=True):
+                sums[place] += row
+            self._sums[column] = sums
+
+    def close(self) -> None:
+        """Write the file."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        order = np.array([self._numbers[name] for name in sorted(self._numbers)], np.int64)
+        cells = self._cells[order]
+        columns = {"gene": pa.array(sorted(self._numbers), pa.string()), "cells": pa.array(cells)}
+        for name, sums in zip(self._columns, self._sums, strict=True):
+            means = (sums[order] * STEP / cells[:, None]).astype(np.float32)
+            columns[OF_LAYER.sub(r"mean_\1", name)] = vectors(means)
+        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
+        table = pa.table(columns).replace_schema_metadata(metadata)
+        pa.parquet.write_table(table, self._target.path, compression="zstd")
+
+    def _check(self, rows: Any) -> None:
+        """Refuse numbers whose sums could end beyond what 64 bits hold."""
+        self._largest = float(np.maximum(self._largest, np.abs(rows).max(initial=0.0)))
+        most = self._cells.max(initial=0)
+        if not self._largest * most < MOST / 2:
+            raise UserError(
+                f"outputs: gene_embeddings cannot add up {most:,} vectors with "
+                f"numbers up to {self._largest:g}; set output_dtype: float32 under options, or "
+                "run fewer cells at once."
+            )

@@ -1,0 +1,123 @@
+"""gene_shifts.parquet: a row for each perturbation and affected gene: cells, mean, deviation.
+
+They describe the cosines that the workload geneformer computes with `gene_shifts: true`: how far
+the vector of a gene turns when another one is perturbed. `cells` have both, `mean` and `deviation`
+(of the sample, n - 1) are over these. Memory holds some 100 bytes for each row.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featuremill.workload.outputs import Target, need
+from featuremill.workloads.geneformer.gene_statistics import described
+from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
+from featuremill.workloads.geneformer.perturbations import GENE_SHIFTS, GENES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = LONG_TABLE._replace(
+    file="gene_shifts.parquet",
+    bytes_a_record=0,
+    columns=re.compile(f"{GENE_SHIFTS}|{GENES}"),
+    columns_like=f"{GENE_SHIFTS} (options: gene_shifts: true)",
+)
+FEW = 2_000_000
+"""Cosines that are kept one by one, at least, before they are added to the sums."""
+
+
+class Writer:
+    """Accumulates blocks, and writes at the end."""
+
+    def __init__(self, target: Target) -> None:
+        need([name for name in target.values.names if name == GENE_SHIFTS], "gene_shifts", "them")
+        self._target = target
+        self._perturbed: dict[tuple[str, str], int] = {}
+        """The number of each perturbation (kind, genes), in the order in which they came."""
+        self._affected: dict[str, int] = {}
+        self._keys = np.zeros(0, np.int64)
+        """Sorted: the number of the perturbation, and in the lower 32 bits that of the gene."""
+        self._sums = np.zeros((3, 0))
+        """For each key: cells, mean, and sum of squared distances from it."""
+        self._new: list[tuple[Any, Any]] = []
+        """Keys and cosines of the last blocks."""
+
+    def write(self, block: pa.Table) -> None:
+        """Add the shifts of a block's records."""
+        import pyarrow.compute as pc
+
+        shifts = block[GENE_SHIFTS].combine_chunks()
+        rows = pc.list_parent_indices(shifts).to_numpy()
+        shifts = pc.list_flatten(shifts)
+        names = block[GENES].combine_chunks()
+        genes = _numbers(self._affected, pc.list_flatten(names).dictionary_encode())
+        kinds, perturbed = (pc.struct_field(shifts, name).to_pylist() for name in ("kind", "gene"))
+        numbers = np.array(
+            [
+                self._perturbed.setdefault(each, len(self._perturbed))
+                for each in zip(kinds, perturbed, strict=True)
+            ],
+            np.int64,
+        )
+        cosines = pc.struct_field(shifts, "cosines")
+        lengths = pc.list_value_length(cosines).to_numpy()
+        # Each list of cosines is of all genes of its row, or empty.
+        starts = np.concatenate(([0], np.cumsum(pc.list_value_length(names).to_numpy())))[rows]
+        places = np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+        places += np.arange(len(places))
+        values = pc.list_flatten(cosines).to_numpy()
+        is_there = ~np.isnan(values)
+        keys = (np.repeat(numbers, lengths) << 32) + genes[places]
+        self._new.append((keys[is_there], values[is_there]))
+        if sum(len(keys) for keys, _ in self._new) > max(FEW, len(self._keys)):
+            self._merge()
+
+    def close(self) -> None:
+        """Write the file."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        self._merge()
+        numbers, genes = self._keys >> 32, self._keys & 0xFFFFFFFF
+        kinds, perturbed = (
+            np.array(each, object) for each in zip(*self._perturbed or [("", "")], strict=True)
+        )
+        affected = np.array([*self._affected], object)
+        order = np.lexsort(
+            (_ranks(affected)[genes], _ranks(perturbed)[numbers], _ranks(kinds)[numbers])
+        )
+        told = {"gene": perturbed[numbers], "kind": kinds[numbers], "affected": affected[genes]}
+        columns = {name: pa.array(texts[order], pa.string()) for name, texts in told.items()}
+        metadata = {"featuremill": json.dumps(self._target.provenance, sort_keys=True)}
+        table = pa.table(columns | described(self._sums[:, order]))
+        table = table.replace_schema_metadata(metadata)
+        pa.parquet.write_table(table, self._target.path, compression="zstd")
+
+    def _merge(self) -> None:
+        """Bring the new cosines into the sums (Chan, Golub and LeVeque 1979)."""
+        values = np.concatenate([np.zeros(0), *(values for _, values in self._new)])
+        new = np.stack([np.ones(len(values)), values, np.zeros(len(values))])
+        counts, means, squares = np.concatenate((self._sums, new), axis=1)
+        keys = np.concatenate((self._keys, *(keys for keys, _ in self._new)))
+        self._keys, inverse = np.unique(keys, return_inverse=True)
+        num, self._new = len(self._keys), []
+        totals = np.bincount(inverse, counts, num)
+        together = np.bincount(inverse, counts * means, num) / totals
+        squares = squares + counts * (means - together[inverse]) ** 2
+        self._sums = np.stack([totals, together, np.bincount(inverse, squares, num)])
+
+
+def _numbers(known: dict[str, int], texts: Any) -> Any:
+    """Return the number of each of `texts`, which are dictionary-encoded; new ones get the next."""
+    numbers = [known.setdefault(text, len(known)) for text in texts.dictionary.to_pylist()]
+    return np.array(numbers, np.int64)[texts.indices.to_numpy()]
+
+
+def _ranks(texts: Any) -> Any:
+    """Return the place of each text in their order."""
+    return np.unique(texts.astype(str), return_inverse=True)[1].reshape(-1)

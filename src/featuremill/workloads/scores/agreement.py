@@ -1,0 +1,169 @@
+"""How well scores agree with measured ones: the figures of ProteinGym's
+`performance_DMS_benchmarks.py` (Notin et al. 2023), of the variants of one protein.
+
+A figure that the variants cannot give is None, and why is said: never 0 or 1 in its place.
+
+Shape legend: V variants, G groups of equal scores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from featuremill.workloads.scores.columns import CLASS, MEASURED
+
+Numbers = npt.NDArray[np.float64]
+LEAST = 3
+"""Variants that any figure needs."""
+TOP = 10
+"""One in so many variants is at the top, for NDCG and top recall."""
+
+
+class Agreement(NamedTuple):
+    """One score beside what was measured."""
+
+    score: str
+    """The name of its column."""
+    num_variants: int
+    """With both: those that count."""
+    num_without_score: int
+    num_without_measured: int
+    spearman: float | None = None
+    auc: float | None = None
+    ndcg: float | None = None
+    mcc: float | None = None
+    top_recall: float | None = None
+    classes: str = ""
+    """What says which variants are fit: a column, or `above the median`."""
+    remark: str = ""
+    """Why figures are missing."""
+
+
+SCHEMA = pa.schema(
+    {
+        "score": pa.string(),
+        **dict.fromkeys(Agreement._fields[1:4], pa.int64()),
+        **dict.fromkeys(Agreement._fields[4:9], pa.float64()),
+        "classes": pa.string(),
+        "remark": pa.string(),
+    }
+)
+"""The types of these, as columns."""
+
+
+def measured_of(struct: pa.StructType) -> tuple[str, str]:
+    """Return the names of the columns of measured scores and of classes; "" where there is none."""
+    named = {field.type: field.name for field in struct if field.type in (MEASURED, CLASS)}
+    return named.get(MEASURED, ""), named.get(CLASS, "")
+
+
+def agreements(rows: pa.StructArray) -> Iterator[Agreement]:
+    """Yield the figures of each score of the variants `rows` of one protein."""
+    measured_name, class_name = measured_of(rows.type)
+    measured_V = _numbers(rows.field(measured_name))
+    classes_V = _numbers(rows.field(class_name)) if class_name else None
+    is_measured_V = ~np.isnan(measured_V)
+    for field in rows.type:
+        if field.type != pa.float32():
+            continue
+        scores_V = _numbers(rows.field(field.name))
+        has_both_V = is_measured_V & ~np.isnan(scores_V)
+        counts = (
+            int(has_both_V.sum()),
+            int((is_measured_V & np.isnan(scores_V)).sum()),
+            int((~is_measured_V).sum()),
+        )
+        known_V = None if classes_V is None else classes_V[has_both_V]
+        figures = _figures(measured_V[has_both_V], scores_V[has_both_V], known_V)
+        called = class_name or "above the median"
+        yield Agreement(field.name, *counts, classes=called, **figures)
+
+
+def _numbers(column: pa.Array) -> Numbers:
+    """Return numbers, NaN where there is none."""
+    found: Numbers = pc.fill_null(column.cast(pa.float64()), np.nan).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _figures(measured_V: Numbers, scores_V: Numbers, classes_V: Numbers | None) -> dict[str, Any]:
+    if len(scores_V) < LEAST:
+        return {"remark": f"fewer than {LEAST} variants have both"}
+    for name, numbers_V in (("measured scores", measured_V), ("scores", scores_V)):
+        if numbers_V.min() == numbers_V.max():
+            return {"remark": f"all {name} are equal"}
+    if classes_V is None:
+        classes_V = (measured_V > np.median(measured_V)).astype(np.float64)
+    found: dict[str, Any] = {"spearman": spearman(measured_V, scores_V)}
+    remarks = []
+    has_class_V = ~np.isnan(classes_V)
+    if not has_class_V.all():
+        remarks.append(f"{(~has_class_V).sum():,} have no class")
+    is_fit_V = classes_V[has_class_V] == 1
+    if is_fit_V.all() or not is_fit_V.any():
+        remarks.append("no AUC and MCC, as all are of one class")
+    else:
+        found["auc"] = auc(is_fit_V, scores_V[has_class_V])
+        found["mcc"] = mcc(is_fit_V, (scores_V >= np.median(scores_V))[has_class_V])
+        if found["mcc"] is None:
+            remarks.append("no MCC, as no score is below the median")
+    if len(scores_V) < TOP:
+        remarks.append(f"no NDCG and top recall of fewer than {TOP} variants")
+    else:
+        found["ndcg"] = ndcg(measured_V, scores_V)
+        found["top_recall"] = top_recall(measured_V, scores_V)
+    return {**found, "remark": "; ".join(remarks)}
+
+
+def ranks(numbers_V: Numbers) -> Numbers:
+    """Return the rank of each, from 1; equal ones share their mean rank."""
+    _, group_V, sizes_G = np.unique(numbers_V, return_inverse=True, return_counts=True)
+    mean_G: Numbers = np.cumsum(sizes_G) - (sizes_G - 1) / 2
+    return mean_G[group_V]
+
+
+def spearman(one_V: Numbers, other_V: Numbers) -> float:
+    """Return Spearman's rank correlation."""
+    return float(np.corrcoef(ranks(one_V), ranks(other_V))[0, 1])
+
+
+def auc(is_fit_V: npt.NDArray[np.bool_], scores_V: Numbers) -> float:
+    """Return how often a fit variant has the higher score than one that is not; equal scores count
+    half."""
+    num_fit, num_other = is_fit_V.sum(), (~is_fit_V).sum()
+    above = ranks(scores_V)[is_fit_V].sum() - num_fit * (num_fit + 1) / 2
+    return float(above / (num_fit * num_other))
+
+
+def mcc(is_fit_V: npt.NDArray[np.bool_], is_high_V: npt.NDArray[np.bool_]) -> float | None:
+    """Return Matthews' correlation of two classes; None where one of them is empty."""
+    if is_high_V.all() or not is_high_V.any():
+        return None
+    return float(np.corrcoef(is_fit_V, is_high_V)[0, 1])
+
+
+def ndcg(measured_V: Numbers, scores_V: Numbers) -> float:
+    """Return the normalised discounted cumulative gain of the tenth of variants with the highest
+    scores; gains are measured scores between 0 and 1. Of equal scores, each has their mean gain, so
+    it does not matter in which order they stand (McSherry and Najork 2008)."""
+    gains_V = (measured_V - measured_V.min()) / (measured_V.max() - measured_V.min())
+    discounts_V = 1 / np.log2(np.arange(len(gains_V)) + 2)
+    discounts_V[len(gains_V) // TOP :] = 0
+    _, group_V, sizes_G = np.unique(-scores_V, return_inverse=True, return_counts=True)
+    mean_G = np.bincount(group_V, gains_V) / sizes_G
+    starts_G = np.cumsum(sizes_G) - sizes_G
+    gained = mean_G @ np.add.reduceat(discounts_V, starts_G)
+    return float(gained / (np.sort(gains_V)[::-1] @ discounts_V))
+
+
+def top_recall(measured_V: Numbers, scores_V: Numbers) -> float:
+    """Return which share of variants at or above the 90th percentile of measured scores is at or
+    above that of scores as well."""
+    level = 100 - 100 / TOP
+    is_top_V = measured_V >= np.percentile(measured_V, level)
+    return float((scores_V >= np.percentile(scores_V, level))[is_top_V].mean())

@@ -1,0 +1,62 @@
+"""What a network's own tokens are, beside ESM-2's, in which passes and scores are written.
+
+SaProt's tokens are a residue and the letter of its structure. A masked residue keeps its structure,
+and the probability of a residue is the sum over its tokens: as in `predict_mut` of SaProt's
+`model/saprot/saprot_foldseek_mutation_model.py`. Structures stay the wild type's.
+
+Shape legend: T tokens of a pass, R rows of the head, V tokens of the network, E those of ESM-2.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from featuremill.workloads.esm2.folder import ALPHABET
+from featuremill.workloads.esm2.kin import RESIDUES, SAPROT_TOKENS, STRUCTURES
+from featuremill.workloads.esm2.tokens import EOS, NUM_TOKENS, Tokens
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+NUM_SPECIAL = len(SAPROT_TOKENS) - len(RESIDUES) * len(STRUCTURES)
+UNKNOWN = RESIDUES.index("#")
+NO_STRUCTURE = STRUCTURES.index("#")
+
+
+def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
+    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues among them; b"" where
+    no structure is known. Those of the two ends are the same in both."""
+    is_residue = tokens_T > EOS
+    structures = np.full(len(tokens_T), NO_STRUCTURE)
+    if structure:
+        structures[is_residue] = _number_of_structure()[np.frombuffer(structure, np.uint8)]
+    pairs = NUM_SPECIAL + len(STRUCTURES) * _residues()[tokens_T] + structures
+    found: Tokens = np.where(is_residue, pairs, tokens_T)
+    return found
+
+
+def of_residues(log_probabilities_RV: Tensor) -> Tensor:
+    """Return log_probabilities_RE of each residue, whatever its structure."""
+    pairs = log_probabilities_RV[:, NUM_SPECIAL:]
+    found: Tensor = pairs.reshape(-1, len(RESIDUES), len(STRUCTURES)).logsumexp(2)
+    return found[:, _residues().tolist()]
+
+
+@cache
+def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return which of SaProt's residues each of ESM-2's tokens is: those without one of their own,
+    and the mask, are `#`."""
+    found = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
+    assert len(found) == NUM_TOKENS
+    return np.array(found)
+
+
+@cache
+def _number_of_structure() -> np.ndarray[Any, np.dtype[np.int64]]:
+    table = np.full(256, NO_STRUCTURE)
+    for number, letter in enumerate(STRUCTURES.encode()):
+        table[letter] = number
+    return table

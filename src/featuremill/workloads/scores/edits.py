@@ -1,0 +1,178 @@
+"""Insertions, deletions and whole sequences as variants: how HGVS writes them, what sequence they
+make, and the name that a payload has for them.
+
+An edit puts letters in the place of residues. Its name is HGVS's with one letter a residue, such as
+`K2del`, `K2_G4delinsA` or `K2_T3insGG`; what stands before the first or behind the last residue is
+written as a change of that residue.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from difflib import SequenceMatcher
+from itertools import pairwise, takewhile
+from typing import NamedTuple
+
+from Bio.Data.IUPACData import protein_letters_3to1
+
+RESIDUE = "([A-Z]|[A-Z]{3})([1-9][0-9]{0,8})"
+WRITTEN = re.compile(f"{RESIDUE}(?:_{RESIDUE})?(DELINS|DEL|INS|DUP)([A-Z]*)")
+"""An insertion or a deletion in capitals."""
+
+
+class Edit(NamedTuple):
+    """Letters in the place of residues [start, stop), which are counted from 0."""
+
+    start: int
+    stop: int
+    letters: str
+
+
+class Indel(NamedTuple):
+    """An insertion, a deletion or both as it is written, its positions counted from 1."""
+
+    old: str
+    position: int
+    last: str
+    end: int
+    """The last residue that is named, and its position; the first one's where there is one."""
+    what: str
+    """del, ins, delins or dup."""
+    new: str
+
+    @property
+    def residues(self) -> tuple[tuple[str, int], ...]:
+        """The residues that it names, with their positions."""
+        return ((self.old, self.position), (self.last, self.end))
+
+    def edit(self, letters: str, first: int) -> Edit:
+        """Return what it does to a protein whose first residue has the number `first`."""
+        start, stop = self.position - first, self.end - first + 1
+        if self.what == "ins":
+            return Edit(start + 1, start + 1, self.new)
+        if self.what == "dup":
+            return Edit(stop, stop, letters[start:stop])
+        return Edit(start, stop, self.new)
+
+    def __str__(self) -> str:
+        end = f"_{self.last}{self.end}" if self.end != self.position else ""
+        return f"{self.old}{self.position}{end}{self.what}{self.new}"
+
+
+def one_letter(residue: str) -> str:
+    """Return the letter of a residue of three in capitals; what is none stays as it is."""
+    letter: str = protein_letters_3to1.get(residue.title(), residue)
+    return letter
+
+
+def read(part: str) -> Indel | None:
+    """Return the insertion or deletion that `part` is, written with one or three letters a residue;
+    None where it is none, or does not say which residues are new."""
+    match = WRITTEN.fullmatch(part.upper())
+    if not match:
+        return None
+    old, position, last, end, what, new = match.groups()
+    as_written = part[len(part) - len(new) :] if new else ""
+    if len(old) == 3 or not (as_written.isupper() or as_written.islower()):
+        new = "".join(one_letter(new[at : at + 3]) for at in range(0, len(new), 3))
+    found = Indel(
+        one_letter(old),
+        int(position),
+        one_letter(last or old),
+        int(end or position),
+        what.lower(),
+        new,
+    )
+    named = (found.old, found.last)
+    has_new, is_insertion = what in ("INS", "DELINS"), what == "INS"
+    is_apart = found.end != found.position + 1 if is_insertion else found.end < found.position
+    if is_apart or bool(new) != has_new or any(len(residue) > 1 for residue in named):
+        return None
+    return found
+
+
+def of_sequence(letters: str, mutated: str) -> list[Edit]:
+    """Return what makes `mutated` of a protein: substitutions where both are of one length, else
+    one change of all between their common beginning and their common end, or what differs between
+    these, where that is most of the protein."""
+    if len(letters) == len(mutated):
+        pairs = enumerate(zip(letters, mutated, strict=True))
+        return [Edit(place, place + 1, new) for place, (old, new) in pairs if old != new]
+    start = _num_equal(letters, mutated)
+    ends = min(len(letters), len(mutated)) - start
+    num_behind = min(ends, _num_equal(letters[::-1], mutated[::-1]))
+    stop = len(letters) - num_behind
+    new = mutated[start : len(mutated) - num_behind]
+    if 2 * max(stop - start, len(new)) <= len(letters):
+        return [Edit(start, stop, new)]
+    alike = SequenceMatcher(None, letters[start:stop], new, autojunk=False)
+    return [
+        Edit(start + first, start + last, new[begin:end])
+        for what, first, last, begin, end in alike.get_opcodes()
+        if what != "equal"
+    ]
+
+
+def _num_equal(one: str, other: str) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+def name_of(edit: Edit, letters: str) -> str:
+    """Return the edit as payloads have it."""
+    start, stop, new = edit
+    if start == stop == 0:
+        stop, new = 1, new + letters[0]
+    elif start == stop == len(letters):
+        start, new = start - 1, letters[-1] + new
+    if start == stop:
+        return f"{letters[start - 1]}{start}_{letters[start]}{start + 1}ins{new}"
+    first, last = f"{letters[start]}{start + 1}", f"{letters[stop - 1]}{stop}"
+    if stop - start == len(new) == 1:
+        return f"{first}{new}"
+    between = f"{first}_{last}" if stop - start > 1 else first
+    return f"{between}{'delins' if new else 'del'}{new}"
+
+
+def is_indel(variant: str) -> bool:
+    """Tell whether a variant of a payload has more than substitutions."""
+    return not variant.isupper()
+
+
+def edits(variant: str, letters: str) -> Iterator[Edit]:
+    """Yield the edits of a variant of a payload, in the order of their positions."""
+    for part in variant.split(":"):
+        indel = read(part)
+        place = 0 if indel else int(part[1:-1]) - 1
+        yield indel.edit(letters, 1) if indel else Edit(place, place + 1, part[-1])
+
+
+def mutated(variant: str, letters: bytes) -> bytes:
+    """Return the sequence that a variant of a payload makes of a protein."""
+    was = letters.decode()
+    found, place = "", 0
+    for start, stop, new in edits(variant, was):
+        found += was[place:start] + new
+        place = stop
+    return (found + was[place:]).encode()
+
+
+def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
+    """Return the 3Di letters of that sequence: substituted residues keep theirs, and inserted ones
+    have none, which is `#`; b"" where none is known."""
+    if not structure:
+        return b""
+    found, place = b"", 0
+    for start, stop, new in edits(variant, letters.decode()):
+        is_as_long = len(new) == stop - start
+        found += structure[place:start] + (structure[start:stop] if is_as_long else b"#" * len(new))
+        place = stop
+    return found + structure[place:]
+
+
+def overlap(found: list[Edit]) -> Edit | None:
+    """Return the first of `found`, in the order of their positions, that changes what the one
+    before it does; None where none does."""
+    return next(
+        (two for one, two in pairwise(found) if two.start < one.stop or one[:2] == two[:2]), None
+    )

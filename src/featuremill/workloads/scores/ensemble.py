@@ -1,0 +1,115 @@
+"""The networks of a run on their device: one, or those of an ensemble; all at once, or one by one.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from featuremill.kit.processes import free_memory_mb
+from featuremill.workload import Device, Weights
+from featuremill.workloads import esm2
+from featuremill.workloads.scores import sources
+
+if TYPE_CHECKING:
+    from featuremill.workloads.esm2.encoder import Encoder
+    from featuremill.workloads.scores.head import Head
+
+log = logging.getLogger("featuremill.scores")
+ROOM = 0.9
+"""Of the memory that there is: more is not counted on."""
+PACKS_A_LOAD = 16
+"""Packs of a batch on a GPU, so that networks that come one by one are not loaded for each."""
+
+
+class Network(NamedTuple):
+    """A network with its head."""
+
+    encoder: Encoder
+    head: Head
+
+
+def num_networks(weights: Weights) -> int:
+    """Return how many networks the weights are of."""
+    return int(weights.metadata.get(sources.NUM_NETWORKS, 1))
+
+
+def memory_mb(
+    options: esm2.Options, device: Device, weights: Weights, batch_tokens: int, num: int
+) -> int:
+    """Return the estimated peak in MiB of so many networks of an ensemble that are loaded."""
+    one: int = esm2.memory_mb(options, device, weights, batch_tokens)
+    return one + round((num - 1) * esm2.loaded_mb(options, device, weights))
+
+
+def num_together(options: esm2.Options, device: Device, weights: Weights, batch_tokens: int) -> int:
+    """Return how many networks are loaded at a time: all if there is memory for them, else one."""
+    num = num_networks(weights)
+    there_mb = device.memory_mb if device.kind == "cuda" else free_memory_mb()
+    need_mb = memory_mb(options, device, weights, batch_tokens, num)
+    return num if not there_mb or need_mb <= ROOM * there_mb else 1
+
+
+class Networks:
+    """The networks of a run, in the order of the config's models."""
+
+    def __init__(
+        self, options: esm2.Options, devices: Sequence[Device], weights: Weights, batch_tokens: int
+    ) -> None:
+        self._options, self._devices, self._weights = options, devices, weights
+        self.num = num_networks(weights)
+        device = devices[0]
+        self._num_together = num_together(options, device, weights, batch_tokens)
+        if self.num == 1:
+            return
+        told = f"{self.num} networks, {'all' if self._num_together > 1 else 'one'} loaded at a time"
+        need_mb = memory_mb(options, device, weights, batch_tokens, self._num_together)
+        if self._num_together > 1:
+            log.info("%s: about %s MB", told, f"{need_mb:,}")
+        else:
+            all_mb = memory_mb(options, device, weights, batch_tokens, self.num)
+            log.warning(
+                "%s: about %s MB, as all would take about %s MB; each is loaded again for every "
+                "batch, which is slower",
+                told,
+                f"{need_mb:,}",
+                f"{all_mb:,}",
+            )
+
+    @cached_property
+    def first(self) -> Network:
+        """The first network, which stays loaded where all do."""
+        return self._load(0)
+
+    @cached_property
+    def _others(self) -> list[Network]:
+        return [self._load(number) for number in range(1, self.num)]
+
+    def each(self) -> Iterator[Network]:
+        """Yield network after network."""
+        if self._num_together == self.num:
+            yield from (self.first, *self._others)
+            return
+        self.__dict__.pop("first", None)
+        for number in range(self.num):
+            yield self._load(number)
+
+    @property
+    def backend(self) -> str:
+        """What computes, for the receipt."""
+        backend = self.first.encoder.backend
+        if self.num == 1:
+            return backend
+        how = "all loaded" if self._num_together > 1 else "one loaded at a time"
+        return f"{self.num} networks, {how}; {backend}"
+
+    def _load(self, number: int) -> Network:
+        from featuremill.workloads.scores.head import Head
+
+        prefix = f"{number}." if self.num > 1 else ""
+        encoder = esm2.load(self._options, self._devices, self._weights, prefix=prefix).encoder
+        return Network(encoder, Head(self._weights.path, encoder, prefix))

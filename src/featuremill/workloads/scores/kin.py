@@ -1,0 +1,153 @@
+"""Where ESM-1b, ESM-1v and SaProt come from: a path, Hugging Face's cache or Meta's server.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from featuremill.kit.errors import UserError
+from featuremill.kit.files import refuse_unreadable
+from featuremill.workload import Checkpoint, Converted, Weights, refuse_without_packages
+from featuremill.workload.hugging_face import (
+    CONFIG,
+    checkpoint_files,
+    how_to_get,
+    is_name,
+    place_of,
+)
+from featuremill.workloads import esm2
+from featuremill.workloads.esm2 import kin
+from featuremill.workloads.esm2 import sources as of_esm2
+from featuremill.workloads.esm2.architecture import ESM_1B, ESM_1V, Sizes
+from featuremill.workloads.esm2.folder import Kind, facts_of
+from featuremill.workloads.esmc.sources import header
+
+_log = logging.getLogger("featuremill.weights")
+ESM_1B_NAME = "esm1b_t33_650M_UR50S"
+ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)))
+"""What fair-esm and, behind `facebook/`, Hugging Face call the published ones."""
+SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
+"""Layers, heads, width and feed forward of each of them."""
+GIGABYTES_OF_ESM_1 = 7.8
+"""About that is each checkpoint on Meta's server: it has the state of training, too."""
+POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
+"""In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
+
+
+class Kin(NamedTuple):
+    """A kind of network, with what `featuremill.workload.Checkpoints` asks for."""
+
+    kind: Kind
+    published: tuple[str, ...]
+    stem: str
+    """How the name of weights begins that nobody has published, as a pattern: the architecture's
+    name."""
+
+    def takes(self, model: str) -> bool:
+        """Tell whether `model` is the name of such a network, converted or not, or files of one;
+        reads no weights."""
+        if self._known(model):
+            return True
+        path = place_of(model)
+        if not path.exists():
+            is_made = re.fullmatch(rf"{self.stem}_t\d+_w\d+-[0-9a-f]{{8}}", model) is not None
+            is_meant = self.kind is kin.SAPROT and "saprot" in model.lower()
+            return is_made or (is_meant and is_name(model))
+        with contextlib.suppress(OSError, ValueError, AttributeError, zipfile.BadZipFile):
+            told = path if path.is_dir() else path.parent
+            if (told / CONFIG).is_file():
+                config = json.loads((told / CONFIG).read_text("utf-8"))
+                if config.get("model_type") == "esm":
+                    return self._is_meant(config)
+            return path.is_file() and self._names_it(header(path))
+        return False
+
+    def _is_meant(self, config: Mapping[str, object]) -> bool:
+        if self.kind is kin.SAPROT:
+            return config.get("vocab_size") == self.kind.most_tokens
+        is_absolute = config.get("position_embedding_type", "absolute") == "absolute"
+        return is_absolute and config.get("vocab_size") == self.kind.most_tokens
+
+    def _names_it(self, header: bytes) -> bool:
+        return self.kind is kin.ESM_1 and POSITIONS_OF_FAIR_ESM in header
+
+    def _known(self, model: str) -> str:
+        name = model.removeprefix(of_esm2.OWNER)
+        return name if name in self.published and not Path(model).exists() else ""
+
+    def is_path(self, model: str) -> bool:
+        """Return whether `model` is the path of a checkpoint and not the name of a known model."""
+        return not self._known(model)
+
+    def name_of(self, model: str) -> str:
+        """Return the `<name>` of `weights/<name>.json` for `model`; opens no file."""
+        return self._known(model) or of_esm2.stem_of(model)
+
+    def refuse_missing(self, model: str) -> None:
+        """Raise UserError where `model` is not here, or is a folder of another network."""
+        if self._known(model):
+            return
+        path = place_of(model)
+        if path.is_dir():
+            checkpoint_files(path)
+            facts_of(path, self.kind)
+        elif not path.is_file():
+            if remedy := how_to_get(model):
+                raise UserError(f"{model}: there is no such file or folder; {remedy}.")
+            refuse_unreadable(path)
+
+    def locate(self, model: str) -> Checkpoint:
+        """Return the place of the checkpoint of `model`, also before its download."""
+        if name := self._known(model):
+            return of_esm2.published(name)
+        self.refuse_missing(model)
+        path = place_of(model)
+        return Checkpoint("local", self.name_of(model), str(path.resolve()), path)
+
+    def convert(self, source: Checkpoint, path: Path, has_head: bool = True) -> Converted:
+        """Write the weights of `source` to `path`, with the language-model head or without."""
+        refuse_without_packages(esm2.Options)
+        if source.kind == "published" and not source.path.exists():
+            of_esm2.download(source, GIGABYTES_OF_ESM_1)
+        from featuremill.workloads.esm2 import checkpoint, conversion
+
+        _log.info("converting %s", source.path)
+        found = checkpoint.read(source.path, has_head, self.kind)
+        sha256 = conversion.write(found, path)
+        name = source.name
+        if name not in self.published:
+            sizes = found.sizes
+            stem = f"{sizes.architecture.name}_t{sizes.num_layers}_w{sizes.width}"
+            name = f"{stem}-{sha256[:8]}"
+        metadata = found.metadata()
+        if source.kind == "published":
+            metadata["license"] = of_esm2.PUBLISHED_LICENSE
+        return Converted(name, sha256, metadata)
+
+    def weights_ahead(self, model: str) -> Weights:
+        """Return what is known of the model before it is converted."""
+        if name := self._known(model):
+            architecture = ESM_1B if name == ESM_1B_NAME else ESM_1V
+            sizes = Sizes(architecture, *SHAPE_OF_ESM_1)
+            return Weights(name, Path(), "", sizes.metadata() | {"dtype": "float32"})
+        try:
+            from featuremill.workloads.esm2 import checkpoint
+        except ImportError as error:
+            raise UserError(
+                f"{model}: looking into it needs {error.name}; pip install 'featuremill[esm2]'."
+            ) from None
+        found = checkpoint.read(self.locate(model).path, True, self.kind)
+        return Weights(self.name_of(model), Path(), "", found.metadata())
+
+
+ESM_1 = Kin(kin.ESM_1, ESM_1_NAMES, "esm1[bv]")
+SAPROT = Kin(kin.SAPROT, (), "saprot")

@@ -1,0 +1,55 @@
+"""variant_metrics.tsv: a row a protein and score: how well it agrees with what was measured.
+
+The figures are those of `agreement`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from featuremill.workload.outputs import Target, need
+from featuremill.workloads.scores import variant_scores
+from featuremill.workloads.scores.variant_scores import VARIANTS
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+FORMAT = variant_scores.FORMAT._replace(file="variant_metrics.tsv", bytes_a_record=200)
+WHAT = (
+    "listed variants with a measured score (DMS_score of variants_file, or the column that "
+    "measured_column under options names)"
+)
+
+
+class Writer:
+    """Writes the names of the columns, then the figures of record after record."""
+
+    def __init__(self, target: Target) -> None:
+        import pyarrow as pa
+        import pyarrow.csv
+
+        from featuremill.workloads.scores.agreement import SCHEMA, measured_of
+
+        there = VARIANTS in target.values.names
+        struct = target.values.field(VARIANTS).type.value_type if there else pa.struct([])
+        need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
+        self._schema = pa.schema([pa.field("id", pa.string()), *SCHEMA])
+        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header="none")
+        self._file = pa.csv.CSVWriter(target.path, self._schema, write_options=options)
+
+    def write(self, block: pa.Table) -> None:
+        """Append the rows of a block's records."""
+        import pyarrow as pa
+
+        from featuremill.workloads.scores.agreement import agreements
+
+        found = [
+            {"id": id.as_py(), **each._asdict()}
+            for id, variants in zip(block["id"], block[VARIANTS], strict=True)
+            for each in agreements(variants.values)
+        ]
+        self._file.write_table(pa.Table.from_pylist(found, self._schema))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,604 @@
+"""The workload contacts, held against fair-esm's own `predict_contacts` and its attention."""
+
+import subprocess
+import sys
+from pathlib import Path
+from types import MappingProxyType
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from bench.contacts import save
+from conftest import ROOT
+from esm2_models import (
+    ALPHABET,
+    demo_proteins,
+    fair_esm,
+    fair_esm_bundled,
+    save_fair_esm,
+    save_hugging_face,
+    tokens_of,
+)
+from safetensors.torch import load_file, save_file
+
+import featuremill
+from featuremill.__main__ import main
+from featuremill.base.errors import UserError
+from featuremill.contract import WorkloadContract
+from featuremill.lease.devices import cpu
+from featuremill.workload import RecordFailed, option_files
+from featuremill.workload import weights as weights_verb
+from featuremill.workload.compute import values_of
+from featuremill.workloads import contacts
+from featuremill.workloads.contacts import attention, columns, contact_maps, sources, tiles
+
+CPU = cpu()
+PROTEINS = ["MKTAYIAKQRQISFVKSHFSRQ", "ACDEFGHIKLMXBN", "M", "MK", "X-.UZO", *demo_proteins(3, 300)]
+
+
+def random_network(num_layers=3, width=48, heads=3):
+    """Return fair-esm's model with random weights, whose heads look at few residues, and with a
+    random regression."""
+    network = fair_esm(num_layers, width, heads, seed=3)
+    for layer in network.layers:
+        layer.self_attn.q_proj.weight *= 2
+        layer.self_attn.k_proj.weight *= 2
+    return with_regression(network)
+
+
+def with_regression(network, bias=-1.0):
+    torch.manual_seed(7)
+    network.contact_head.regression.weight.normal_()
+    network.contact_head.regression.bias.fill_(bias)
+    return network
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module", params=["random", "bundled"])
+def network(request, cache):
+    """Return the reference, and the model option that gives ours the same weights."""
+    is_random = request.param == "random"
+    model = random_network() if is_random else with_regression(fair_esm_bundled())
+    return model, str(save(model, cache / f"{request.param}.pt"))
+
+
+def ready(model, cache, **options):
+    found = weights_verb.weights_of(weights_verb.convert(model, cache, "contacts"))
+    asked = {"dtype": "fp32", "output_dtype": "float32"} | options
+    settled = contacts.resolve(contacts.Options(model=model, **asked), CPU, found)
+    return settled, contacts.load(settled, [CPU], found), found
+
+
+def computed(model, cache, payloads, budget=4096, **options):
+    settled, loaded, found = ready(model, cache, **options)
+    values = values_of(contacts, loaded, payloads, budget)
+    assert values.schema.equals(contacts.schema(settled, found))
+    return values.to_pylist()
+
+
+def payloads_of(proteins):
+    return [protein.encode() for protein in proteins]
+
+
+def theirs(network, protein):
+    with torch.inference_mode():
+        return network.predict_contacts(tokens_of(protein))[0].numpy()
+
+
+def test_contacts_are_those_of_fair_esm(network, cache):
+    reference, name = network
+    rows = computed(name, cache, payloads_of(PROTEINS))
+    spreads, furthest = [], 0.0
+    for protein, row in zip(PROTEINS, rows, strict=True):
+        expected, found = theirs(reference, protein), np.array(row["contact_map"])
+        assert found.shape == (len(protein),) * 2 and (found == found.T).all()
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+        furthest = max(furthest, np.abs(found - expected).max())
+        spreads.append(expected.std())
+    print(f"probabilities at most {furthest:.1e} off, of a spread of {max(spreads):.2f}")
+    assert max(spreads) > 0.05, "a map without contrast would show nothing"
+
+
+def test_padding_in_a_batch_of_fair_esm_changes_nothing_and_neither_do_other_proteins_here(
+    network, cache
+):
+    reference, name = network
+    _, _, tokens = ALPHABET.get_batch_converter()([("", protein) for protein in PROTEINS])
+    with torch.inference_mode():
+        padded = reference.predict_contacts(tokens).numpy()
+    _, loaded, _ = ready(name, cache)
+    payloads = payloads_of(PROTEINS)
+    together = values_of(contacts, loaded, payloads, 4096)
+    for number, (protein, row) in enumerate(zip(PROTEINS, together.to_pylist(), strict=True)):
+        expected = padded[number, : len(protein), : len(protein)]
+        np.testing.assert_allclose(row["contact_map"], expected, rtol=0, atol=1e-5)
+        alone = values_of(contacts, loaded, [payloads[number]], 4096)
+        assert alone.equals(together.slice(number, 1)), protein
+    assert (
+        values_of(contacts, loaded, payloads[::-1], 4096).to_pylist()
+        == (together.to_pylist()[::-1])
+    )
+
+
+def test_attention_is_that_of_each_head_of_each_layer(network, cache):
+    reference, name = network
+    payloads = payloads_of(PROTEINS)
+    chosen = (0, 4, 6)
+    for number in chosen:
+        payloads[number] += contacts.WITH_ATTENTION
+    asked = {"attention_of": ["a"], "pairs": "none", "maps": False}
+    for options in (asked, {"attention_of": ["a"]}):
+        _, loaded, _ = ready(name, cache, **options)
+        values = values_of(contacts, loaded, payloads, 4096)["attention"]
+        for number, cell in enumerate(values):
+            if number not in chosen:
+                assert len(cell) == 0
+                continue
+            with torch.inference_mode():
+                told = reference(tokens_of(PROTEINS[number]), need_head_weights=True)
+            expected = told["attentions"][0, :, :, 1:-1, 1:-1].numpy()
+            np.testing.assert_allclose(columns.stack(cell), expected, rtol=0, atol=1e-5)
+
+
+def test_tiles_and_layers_on_several_devices_change_only_rounding(network, cache, monkeypatch):
+    reference, name = network
+    protein = PROTEINS[-1]
+    monkeypatch.setitem(tiles.TILE_BYTES, "cpu", 4 * 7 * len(protein))
+    assert len(tiles.of(0, slice(0, len(protein) + 2), "cpu")) > 10
+    (row,) = computed(name, cache, [protein.encode()])
+    np.testing.assert_allclose(row["contact_map"], theirs(reference, protein), rtol=0, atol=1e-5)
+    settled, _, found = ready(name, cache)
+    spread = contacts.load(settled, [CPU, CPU], found)
+    assert len(spread.encoder.stages) == 2
+    (again,) = values_of(contacts, spread, [protein.encode()], 4096).to_pylist()
+    assert again == row
+
+
+def test_the_number_of_threads_changes_no_bit(network, cache):
+    _, name = network
+    _, loaded, _ = ready(name, cache)
+    payloads, before = payloads_of(PROTEINS), torch.get_num_threads()
+    found = []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            found.append(values_of(contacts, loaded, payloads, 4096))
+    finally:
+        torch.set_num_threads(before)
+    assert found[0].equals(found[1]) and found[0].equals(found[2])
+
+
+def test_bf16_stays_near_fp32(cache, network):
+    if not CPU.has_bf16:
+        pytest.skip("this CPU has no bf16")
+    _, name = network
+    exact, found = (
+        computed(name, cache, payloads_of(PROTEINS), dtype=dtype) for dtype in ("fp32", "bf16")
+    )
+    differences = [
+        np.abs(np.subtract(one["contact_map"], other["contact_map"]))
+        for one, other in zip(exact, found, strict=True)
+    ]
+    largest, mean = max(each.max() for each in differences), differences[-1].mean()
+    print(f"bf16: probabilities at most {largest:.1e} off, {mean:.1e} on average")
+    assert 0 < largest < 0.1 and mean < 5e-3
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"min_probability": 0.3, "min_separation": 1},
+        {"pairs": "top"},
+        {"pairs": "top", "pairs_per_residue": 0.2, "min_separation": 12},
+        {"min_probability": 1.0},
+    ],
+)
+def test_pairs_are_the_likeliest_of_the_map(network, cache, options):
+    _, name = network
+    asked = contacts.Options(model=name, **options)
+    for protein, row in zip(
+        PROTEINS, computed(name, cache, payloads_of(PROTEINS), **options), strict=True
+    ):
+        found = np.float32(row["contact_map"])
+        every = pd.DataFrame(
+            [
+                (i + 1, j + 1, protein[i], protein[j], found[i, j])
+                for i in range(len(protein))
+                for j in range(i + asked.min_separation, len(protein))
+            ],
+            columns=["i", "j", "residue_i", "residue_j", "probability"],
+        ).sort_values("probability", ascending=False, kind="stable")
+        if asked.pairs == "top":
+            expected = every.head(max(1, round(asked.pairs_per_residue * len(protein))))
+        else:
+            expected = every[every["probability"] >= np.float32(asked.min_probability)]
+        told = pd.DataFrame(row["contacts"], columns=every.columns)
+        assert told["i"].tolist() == expected["i"].tolist()
+        assert told["j"].tolist() == expected["j"].tolist()
+        assert told["residue_i"].tolist() == expected["residue_i"].tolist()
+        assert told["residue_j"].tolist() == expected["residue_j"].tolist()
+        assert np.float32(told["probability"]).tolist() == expected["probability"].tolist()
+
+
+def test_a_long_protein_is_cut_or_computed_whole(network, cache):
+    reference, name = network
+    protein = PROTEINS[-1]
+    (cut,) = computed(name, cache, [protein.encode()], max_residues=30)
+    np.testing.assert_allclose(cut["contact_map"], theirs(reference, protein[:30]), atol=1e-5)
+    (whole,) = computed(name, cache, [protein.encode()], long="full")
+    assert len(whole["contact_map"]) == len(protein)
+    with pytest.raises(ValueError, match="long"):
+        contacts.Options(model=name, long="chunk")
+
+
+def test_a_map_that_is_not_finite_fails_alone(network, cache, monkeypatch):
+    _, name = network
+    real = attention.Watch._contacts
+
+    def spoiled(self, sums):
+        found = real(self, sums)
+        return found * float("nan") if len(found) == len(PROTEINS[1]) else found
+
+    monkeypatch.setattr(attention.Watch, "_contacts", spoiled)
+    _, loaded, _ = ready(name, cache)
+    values = values_of(contacts, loaded, payloads_of(PROTEINS[:3]), 4096)
+    one, bad, other = values["reason"].to_pylist()
+    assert (one, other) == (None, None) and "not finite" in bad
+
+
+def test_a_batch_that_does_not_fit_into_memory_is_divided(network, cache, monkeypatch):
+    _, name = network
+    expected = computed(name, cache, payloads_of(PROTEINS[:4]))
+    real = attention.Watch._attend
+
+    def attend(self, *rest):
+        if len(self._sums) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+        real(self, *rest)
+
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    monkeypatch.setattr(attention.Watch, "_attend", attend)
+    options = {"model": name, "dtype": "fp32", "output_dtype": "float32"}
+    with pytest.warns(UserWarning, match="memory"):
+        table = featuremill.compute(PROTEINS[:4], "contacts", options, device="cpu")
+    for row, (_, found) in zip(expected, table.iterrows(), strict=True):
+        assert [list(each) for each in found["contact_map"]] == row["contact_map"]
+    featuremill.forget_model()
+
+
+def test_more_numbers_than_a_column_holds_fail_alone(network, cache, monkeypatch):
+    reference, name = network
+    num_maps = reference.num_layers * reference.attention_heads
+    monkeypatch.setattr(columns, "MOST_NUMBERS", num_maps * 18**2)
+    _, loaded, _ = ready(name, cache, attention_of="a")
+    few = [b"MKTAYIAKQRQISF\n", b"MKTAYIAKQRQISK\n"]
+    for chosen in (few, [PROTEINS[-1].encode() + b"\n"]):
+        with pytest.raises(RecordFailed, match=r"[0-9] numbers"):
+            contacts.prepare(loaded, chosen, 4096)
+    for payload in (few[0], PROTEINS[-3][:40].encode()):
+        contacts.prepare(loaded, [payload], 4096)
+
+
+# checkpoints
+
+
+def test_the_regression_comes_from_every_form_of_a_checkpoint(cache, tmp_path, monkeypatch):
+    model = random_network()
+    of_pt = contacts.Options(model=str(save(model, tmp_path / "fair.pt")))
+    beside = tmp_path / "fair-contact-regression.pt"
+    assert of_pt.regression == str(beside)
+    head = {k: v for k, v in model.state_dict().items() if k.startswith("contact_head.")}
+    folder = save_hugging_face(
+        model, tmp_path / "face", head={f"esm.{key}": value for key, value in head.items()}
+    ).parent
+    settings = torch.load(tmp_path / "fair.pt", weights_only=False)
+    settings["model"] |= head  # what `torch.save` of fair-esm's whole state dict would have
+    torch.save(settings, tmp_path / "whole.pt")
+    save_fair_esm(model, tmp_path / "bare.pt")
+    save_file({key: value.clone() for key, value in head.items()}, tmp_path / "other.safetensors")
+    payloads = payloads_of(PROTEINS[:2])
+    expected = computed(str(tmp_path / "fair.pt"), cache, payloads)
+    assert computed(str(folder), cache, payloads) == expected
+    assert computed(str(tmp_path / "whole.pt"), cache, payloads) == expected
+    own = {"regression": str(tmp_path / "other.safetensors")}
+    assert computed(str(tmp_path / "bare.pt"), cache, payloads, **own) == expected
+    # A published one lies where fair-esm's downloads do.
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    hub = tmp_path / "torch/hub/checkpoints"
+    hub.mkdir(parents=True)
+    name = "esm2_t6_8M_UR50D"
+    real = random_network(6, 320, 20)
+    save(real, hub / f"{name}.pt")
+    assert contacts.Options(model=name).regression is None
+    (row,) = computed(name, tmp_path / "cache", payloads[:1])
+    np.testing.assert_allclose(row["contact_map"], theirs(real, PROTEINS[0]), rtol=0, atol=1e-5)
+
+
+def test_a_published_regression_is_downloaded_beside_its_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    hub = tmp_path / "hub/checkpoints"
+    hub.mkdir(parents=True)
+    name = "esm2_t6_8M_UR50D"
+    save(random_network(6, 320, 20), hub / f"{name}.pt")
+    beside = hub / f"{name}-contact-regression.pt"
+    content = beside.read_bytes()
+    beside.unlink()
+    asked = []
+
+    def download(url, path, progress):
+        asked.append(url.rpartition("fair-esm/")[2])
+        if len(asked) == 1:
+            raise OSError("no network")
+        Path(path).write_bytes(content)
+
+    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    with pytest.raises(UserError, match=r"cannot be downloaded here \(no network\); fetch it"):
+        weights_verb.convert(name, tmp_path / "cache", "contacts")
+    made = weights_verb.convert(name, tmp_path / "cache", "contacts")
+    assert made.metadata[sources.HAS_REGRESSION] == "yes" and beside.read_bytes() == content
+    assert asked == [f"regression/{name}-contact-regression.pt"] * 2
+
+
+def test_a_regression_keeps_its_numbers_where_the_network_has_16_bits(cache, tmp_path):
+    model = random_network()
+    for parameter in model.parameters():
+        if parameter is not model.contact_head.regression.weight:
+            parameter.copy_(parameter.half().float())
+    head = {f"esm.{k}": v for k, v in model.state_dict().items() if k.startswith("contact_head.")}
+    turns = model.layers[0].self_attn.rot_emb.inv_freq.half().float()
+    head["esm.encoder.layer.0.attention.self.rotary_embeddings.inv_freq"] = turns
+    folder = save_hugging_face(model, tmp_path / "half", head=head).parent
+    found = load_file(weights_verb.convert(str(folder), cache, "contacts").path)
+    assert found["layers.0.qkv.weight"].dtype == torch.float16
+    assert torch.equal(
+        found["contacts.weight"].flatten(), model.contact_head.regression.weight.flatten()
+    )
+
+
+def test_an_edit_of_the_regression_beside_the_weights_is_another_recipe(tmp_path):
+    path = save(random_network(), tmp_path / "fair.pt")
+    before = option_files.digests(contacts.Options(model=str(path)))
+    assert list(before) == ["regression"]
+    save(with_regression(random_network(), bias=0.5), path)
+    assert option_files.digests(contacts.Options(model=str(path))) != before
+    alone = contacts.Options(model=str(path), pairs="none", maps=False, attention_of="a")
+    assert option_files.digests(alone) == {}
+
+
+def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_path):
+    with pytest.raises(ValueError, match=r"mill_t6_8M has no regression for contacts; set model:"):
+        contacts.Options(model="mill_t6_8M")
+    bare = str(save_fair_esm(random_network(), tmp_path / "bare.pt"))
+    with pytest.raises(UserError, match=r"bare.pt has no regression for contacts; put fair-esm's"):
+        ready(bare, cache)
+    for model in (bare, "mill_t6_8M"):
+        (row,) = computed(model, cache, [b"MKTAYI\n"], pairs="none", maps=False, attention_of="a")
+        assert list(row) == ["attention"] and len(row["attention"][0][0]) == 36
+
+
+def test_what_memory_is_needed_is_known_without_torch():
+    code = (
+        "import sys; from featuremill.lease.devices import cpu\n"
+        "from featuremill.workloads import contacts as c\n"
+        "o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
+        "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout.split()[1] == "False"
+
+
+def test_doctor_answers_for_networks_with_and_without_a_regression(cache, monkeypatch, capsys):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(cache))
+    for model in ("mill_t6_8M", "esm2_t33_650M_UR50D"):
+        main(["doctor", "--model", model, "--workload", "contacts"])
+        assert f"{model} takes about" in capsys.readouterr().out
+    told = [
+        contacts.memory_mb(
+            contacts.Options(model="esm2_t33_650M_UR50D", dtype="fp32", max_residues=longest),
+            CPU,
+            contacts.weights_ahead(contacts.Options(model="esm2_t33_650M_UR50D")),
+            8192,
+        )
+        for longest in (1000, 8190)
+    ]
+    # Beside sums and probabilities of two batches, a few matrices of the longest protein.
+    assert told[1] - told[0] > 4 * (2 * 8192 * 7000 + 4 * 8000**2) / 2**20
+
+
+def test_a_regression_of_another_network_or_none_at_all_is_refused(cache, tmp_path):
+    path = str(save(random_network(), tmp_path / "fair.pt"))
+    beside = tmp_path / "fair-contact-regression.pt"
+    save(random_network(2), tmp_path / "small.pt")
+    beside.write_bytes((tmp_path / "small-contact-regression.pt").read_bytes())
+    with pytest.raises(UserError, match=r"has 6 and 1 numbers, and this network needs 9 \(3 layer"):
+        ready(path, cache)
+    torch.save({"model": {"lm_head.bias": torch.zeros(3)}}, beside)
+    with pytest.raises(UserError, match=r"it has no contact_head.regression.weight and bias; give"):
+        ready(path, cache)
+    beside.write_bytes(b"<html>")
+    with pytest.raises(UserError, match=r"this regression cannot be read .*; fetch it again"):
+        ready(path, cache)
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        ({"pairs": "top", "min_probability": 0.3}, "min_probability has no effect"),
+        ({"pairs_per_residue": 2.0}, "pairs_per_residue has no effect"),
+        ({"long": "full", "max_residues": 5}, "max_residues has no effect"),
+        ({"pairs": "none", "maps": False}, "leave nothing to deliver; set attention_of"),
+        ({"maps": False, "output_dtype": "float32"}, "output_dtype has no effect"),
+        (
+            {"pairs": "none", "maps": False, "attention_of": ["a"], "regression": "x"},
+            "regression has no effect",
+        ),
+    ],
+)
+def test_options_that_contradict_themselves_are_refused(options, part):
+    with pytest.raises(ValueError, match=part):
+        contacts.Options(model="esm2_t6_8M_UR50D", **options)
+
+
+# records
+
+
+def test_attention_is_of_the_proteins_that_are_named(tmp_path):
+    path = tmp_path / "in.fa"
+    path.write_text(">sp|P35309|A\nMKTAYI\n>b\nACDEFGHIKL\n>c\nM1\n")
+    asked = {"model": "esm2_t6_8M_UR50D", "max_residues": 8}
+    plain = list(contacts.records([path], contacts.Options(**asked)))
+    assert [record.payload for record in plain] == [b"MKTAYI", b"ACDEFGHIKL", b""]
+    assert plain[1].note.startswith("longer than 8 residues, truncated")
+    options = contacts.Options(**asked, attention_of=["P35309", "c"])
+    one, other, bad = contacts.records([path], options)
+    assert (one.payload, one.length) == (b"MKTAYI\n", 6) and other == plain[1] and bad.reason
+    assert contacts.cost(one.payload, options) == 8 and contacts.cost(other.payload, options) == 10
+    other_path = tmp_path / "more.fa"
+    other_path.write_text(">d\nMKTA\n")
+    named = contacts.Options(**asked, attention_of="d")
+    assert [r.payload for r in contacts.records([path, other_path], named)][-1] == b"MKTA\n"
+    with pytest.raises(UserError, match=r"^options.attention_of: no protein of the inputs is call"):
+        list(contacts.records([path], contacts.Options(**asked, attention_of=["b", "P3530"])))
+
+
+# a run
+
+
+@pytest.fixture(scope="module")
+def surroundings(tmp_path_factory):
+    """Have the processes of the contract find few records, a network and a cache of their own."""
+    folder = tmp_path_factory.mktemp("contacts")
+    save(random_network(), folder / "fair.pt")
+    proteins = [protein[:24] for protein in demo_proteins(14)]
+    (folder / "few.fa").write_text("".join(f">p{n}\n{p}\n" for n, p in enumerate(proteins)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEATUREMILL_CACHE", str(folder / "cache"))
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.mark.usefixtures("surroundings")
+class TestContacts(WorkloadContract):
+    workload = "contacts"
+    inputs = ("few.fa",)
+    options = MappingProxyType(
+        {"model": "fair.pt", "dtype": "fp32", "pairs": "top", "attention_of": ["p3", "p5"]}
+    )
+
+    # What TestEsm2 shows in the fast suite, too.
+    @pytest.mark.slow
+    def test_the_number_of_shards_changes_no_value(self, tmp_path_factory):
+        super().test_the_number_of_shards_changes_no_value(tmp_path_factory)
+
+    @pytest.mark.slow
+    def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory):
+        super().test_a_shard_goes_on_after_a_kill(tmp_path_factory)
+
+    def test_a_run_writes_pairs_maps_and_attention(self, tmp_path_factory):
+        run = self._finished(tmp_path_factory)
+        folder, rows = run.folder.root, run.table.to_pylist()
+        outputs = ["contacts_tsv", "contacts_h5", "attention_h5"]
+        assert main(["export", str(folder), "--to", *outputs]) == 0
+        found = pd.read_csv(folder / "contacts.tsv", sep="\t")
+        assert list(found) == ["id", "i", "j", "residue_i", "residue_j", "probability"]
+        assert found["id"].tolist() == [row["id"] for row in rows for _ in row["contacts"]]
+        told = [pair["probability"] for row in rows for pair in row["contacts"]]
+        np.testing.assert_allclose(found["probability"], told, rtol=1e-6)
+        with h5py.File(folder / "contacts.h5") as file:
+            assert list(file) == sorted(row["id"] for row in rows)
+            for row in rows:
+                stored = file[row["id"]]
+                assert stored.attrs["original_id"] == row["id"] and stored.dtype == np.float16
+                assert np.array_equal(stored[:], np.float16(row["contact_map"]))
+                pair = row["contacts"][0]
+                likeliest = stored[pair["i"] - 1, pair["j"] - 1]
+                assert likeliest == np.float16(pair["probability"])
+            assert file.attrs["columns"] == "contact_map"
+        with h5py.File(folder / "attention.h5") as file:
+            assert list(file) == ["p3", "p5"]
+            assert file["p3"].shape == (3, 3, 24, 24)
+            assert np.array_equal(file["p5"][1, 2].ravel(), rows[5]["attention"][1][2])
+
+
+def test_outputs_that_would_be_empty_are_refused(surroundings, tmp_path):
+    (tmp_path / "in.fa").write_text(">a\nMKTAYIAKQRQ\n")
+    (tmp_path / "my.yaml").write_text(
+        f"run: my\ninputs: {tmp_path}/in.fa\nworkload: contacts\noptions:\n  model: "
+        f"{surroundings}/fair.pt\n  maps: false\noutputs: [contacts_tsv]\n"
+    )
+    words = [sys.executable, "-m", "featuremill"]
+    subprocess.run([*words, "run", "my.yaml", "--cores", "1", "--quiet"], cwd=tmp_path, check=True)
+    export = [*words, "export", "results/my", "--to", "contacts_h5"]
+    done = subprocess.run(export, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2 and "contacts_h5 needs maps: true" in done.stderr
+
+
+def test_contacts_of_sequences_in_memory(surroundings):
+    options = {"model": "fair.pt", "pairs": "top"}
+    table = featuremill.compute({"a": PROTEINS[0]}, "contacts", options, device="cpu")
+    assert len(table.loc["a", "contacts"]) == len(PROTEINS[0])
+    assert np.stack(table.loc["a", "contact_map"]).shape == (22, 22)
+
+
+def test_the_report_draws_the_listed_pairs_of_six_proteins(network, cache):
+    _, name = network
+    _, loaded, _ = ready(name, cache, pairs="top")
+    proteins = demo_proteins(8, 120)
+    values = values_of(contacts, loaded, payloads_of(proteins), 4096)
+    table = values.append_column("id", pa.array([f"p{n}" for n in range(8)]))
+    table = table.append_column("length", pa.array(list(map(len, proteins))))
+    figures = contacts.figures(table.schema.names, lambda names: iter([table.select(names)]))
+    assert [figure.name for figure in figures] == [f"contacts-{n}" for n in range(1, 7)]
+    assert figures[0].sentence.endswith(
+        "Only the first 6 proteins are drawn; the results have all."
+    )
+    (panel,) = figures[1].panels
+    points = panel.chart["layer"][0].get("data", panel.chart.get("data"))["values"]
+    pairs = values["contacts"][1].as_py()
+    assert len(points) == len(pairs) == len(proteins[1])
+    assert {(p["i"], p["j"]) for p in points} == {(p["i"], p["j"]) for p in pairs}
+    assert contacts.figures(["contact_map"], None) == []
+    many = contact_maps.Protein("m", 9, [pairs[0]] * (contact_maps.MOST_PAIRS + 1))
+    assert "Drawn are the likeliest 3,000." in contact_maps.figure(1, many).sentence
+
+
+# memory
+
+
+MEASURED = """
+import sys
+from pathlib import Path
+from featuremill.base.this_process import peak_of_process_mb
+from featuremill.lease.devices import cpu
+from featuremill.workload import weights
+from featuremill.workload.compute import values_of
+from featuremill.workloads import contacts
+model, length, cache = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
+found = weights.weights_of(weights.convert(model, cache, "contacts"))
+asked = contacts.Options(model=model, dtype="fp32", pairs="top", max_residues=length - 2)
+options = contacts.resolve(asked, cpu(), found)
+loaded = contacts.load(options, [cpu()], found)
+payloads = [(b"ACDEFGHIKLMNPQRSTVWY" * 999)[n : n + length - 2] for n in range(4096 // length)]
+for _ in range(2):
+    values_of(contacts, loaded, payloads, 4096)
+print(peak_of_process_mb(), contacts.memory_mb(options, cpu(), found, 4096))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("length", [512, 4096])
+def test_the_memory_that_is_told_is_what_it_takes(tmp_path, length):
+    path = save(with_regression(fair_esm(6, 320, 20)), tmp_path / "fair.pt")
+    words = [sys.executable, "-c", MEASURED, str(path), str(length), str(tmp_path / "cache")]
+    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+    peak, told = map(int, done.stdout.split())
+    print(f"{length} tokens: {peak} MB, told are {told} MB")
+    assert told == pytest.approx(peak, rel=0.2)

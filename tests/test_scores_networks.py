@@ -1,0 +1,388 @@
+"""The networks of the workload scores beside ESM-2 and ESM C: each held against its authors' own
+program, or their arithmetic on transformers' network."""
+
+import gc
+import itertools
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from bench.elders import (
+    ALPHABET,
+    SAPROT_RESIDUES,
+    SAPROT_STRUCTURES,
+    elder_log_probabilities,
+    elder_of_hugging_face,
+    fair_esm_of,
+    of_residue,
+    saprot,
+    saprot_probabilities,
+    saprot_score,
+    save_elder,
+)
+
+import featuremill
+from featuremill.base.errors import UserError
+from featuremill.lease.devices import cpu
+from featuremill.workload import weights as weights_verb
+from featuremill.workload.compute import values_of
+from featuremill.workloads import scores
+from featuremill.workloads.scores import alphabets, ensemble, kin, sources, variants
+
+CPU = cpu()
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"
+PROTEIN = "MKTAYIAKQRQISFVKSHFSRQ"
+PROTEINS = [PROTEIN, "ACDEFGHIKLMXBNUOZ", "M", "MKTAYIAKQRQISFVKS"]
+NAMES = ["K2C", "A4G:I6W", "M1A", "Q22Y"]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def converted(model, cache):
+    return weights_verb.weights_of(weights_verb.convert(model, cache, "scores"))
+
+
+def computed(model, cache, payloads, budget=4096, **options):
+    """Return the values of payloads as rows."""
+    asked = scores.Options(model=model, **options)
+    found = converted(asked.model, cache)
+    settled = scores.resolve(asked, CPU, found)
+    loaded = scores.load(settled, [CPU], found)
+    values = values_of(scores, loaded, payloads, budget)
+    assert values.schema.equals(scores.schema(settled, found))
+    return values.to_pylist()
+
+
+def payload_of(protein, names):
+    return variants.payload_of(
+        protein if isinstance(protein, bytes) else protein.encode(),
+        [variants.Row(name, name) for name in names],
+    )
+
+
+class Reference:
+    """Log-probabilities of 33 tokens as `predict.py` of fair-esm's examples computes them."""
+
+    def __init__(self, network):
+        self.network = network
+
+    def rows(self, sequence, masked=()):
+        return elder_log_probabilities(self.network, sequence, tuple(masked))
+
+    def marginal(self, kind, sequence, variant):
+        parts = variant.split(":")
+        places = [int(part[1:-1]) - 1 for part in parts]
+        found = self.rows(sequence, places if kind == "masked" else ())
+        tokens = [(ALPHABET.get_idx(part[-1]), ALPHABET.get_idx(part[0])) for part in parts]
+        return sum(
+            found[n, new] - found[n, old] for n, (new, old) in zip(places, tokens, strict=True)
+        )
+
+
+@pytest.fixture(scope="module", params=["esm1b.pt", "esm1v.pt", "1b folder", "1v folder"])
+def elder(request, cache):
+    """Return the reference of an ESM-1b or ESM-1v, and the option that gives ours its weights."""
+    has_norm = "1b" in request.param
+    if request.param.endswith(".pt"):
+        path = save_elder(cache / f"{request.param[:5]}_t3.pt", has_norm=has_norm)
+        return Reference(fair_esm_of(path)), str(path)
+    folder = cache / request.param.replace(" ", "_")
+    return Reference(elder_of_hugging_face(folder, has_norm=has_norm)), str(folder)
+
+
+def test_an_esm_1_scores_variants_as_the_authors_script_does(elder, cache):
+    reference, model = elder
+    kinds = ["wildtype", "masked"]
+    options = {"dtype": "fp32", "variants": "listed", "marginals": kinds}
+    (row,) = computed(model, cache, [payload_of(PROTEIN, NAMES)], **options)
+    off = 0.0
+    for each in row["variants"]:
+        for kind in kinds:
+            expected = reference.marginal(kind, PROTEIN, each["variant"])
+            off = max(off, abs(each[f"{kind}_marginal"] - expected))
+    print(f"largest difference {off:.1e}")
+    assert off < 1e-5
+
+
+def test_an_esm_1_alone_and_in_a_batch_gives_the_log_probabilities_of_its_authors(elder, cache):
+    reference, model = elder
+    options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
+    payloads = [protein.encode() for protein in PROTEINS]
+    together = computed(model, cache, payloads, **options)
+    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
+    for protein, row in zip(PROTEINS, together, strict=True):
+        expected = reference.rows(protein)[:, tokens]
+        np.testing.assert_allclose(row["log_probabilities"], expected, atol=1e-5)
+        (alone,) = computed(model, cache, [protein.encode()], **options)
+        assert alone["log_probabilities"] == row["log_probabilities"]
+
+
+def test_an_esm_1_has_positions_for_1022_residues(elder, cache):
+    reference, model = elder
+    options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
+    protein = ("MKTAYIAKQRQISFVKSHFSRQ" * 50)[:1030]
+    (row,) = computed(model, cache, [protein.encode()], **options)
+    tokens = [ALPHABET.get_idx(letter) for letter in AMINO_ACIDS]
+    expected = reference.rows(protein[:1022])[:, tokens]
+    np.testing.assert_allclose(row["log_probabilities"], expected, atol=2e-5)
+    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+        computed(model, cache, [b"M"], long="full", **options)
+    with pytest.raises(UserError, match=r"options.max_residues: an ESM-1. has positions for 1,0"):
+        computed(model, cache, [b"M"], max_residues=1023, **options)
+    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+        scores.records([], scores.Options(model=model, long="full"))
+    with pytest.raises(UserError, match=r"options.long: an ESM-1. has positions for 1,022"):
+        scores.records([], scores.Options(model=model, long="proteingym"))
+    scores.records([], scores.Options(model=model, long="proteingym", marginals="masked_additive"))
+
+
+def test_names_of_esm_1_are_known_before_there_are_files():
+    for name in kin.ESM_1_NAMES:
+        assert weights_verb.json_of(name, "scores") == f"weights/{name}-lm_head.json"
+        assert weights_verb.json_of(f"facebook/{name}", "scores").endswith(f"{name}-lm_head.json")
+        ahead = scores.weights_ahead(scores.Options(model=name))
+        assert ahead.metadata["architecture"] == name[:5]
+    place = sources.locate("esm1v_t33_650M_UR90S_3")
+    assert place.location.endswith("/esm1v_t33_650M_UR90S_3.pt") and place.kind == "published"
+    with pytest.raises(UserError, match=r"did you mean 'esm1b_t33_650M_UR50S'\? There are esm1b"):
+        weights_verb.name_of("esm1b", "scores")
+
+
+def test_an_esm_1_that_is_another_network_is_refused(cache, tmp_path):
+    path = save_elder(tmp_path / "esm1v_t3.pt")
+    kept = torch.load(path, weights_only=False)
+    kept["args"].arch = "protein_bert_base"
+    torch.save(kept, path)
+    with pytest.raises(UserError, match=r"its arch is 'protein_bert_base', and not 'roberta_large"):
+        converted(str(path), cache)
+    kept["args"].arch, kept["args"].token_dropout = "roberta_large", False
+    torch.save(kept, path)
+    with pytest.raises(UserError, match=r"its settings have token_dropout False"):
+        converted(str(path), cache)
+
+
+# ensembles
+
+
+@pytest.fixture(scope="module")
+def five(cache):
+    """Return paths of ESM-1v of one shape and their references."""
+    paths = [
+        save_elder(cache / f"esm1v_t33_650M_UR90S_{seed}.pt", seed=seed, has_norm=False)
+        for seed in range(1, 6)
+    ]
+    return [str(path) for path in paths], [Reference(fair_esm_of(path)) for path in paths]
+
+
+def test_an_ensemble_has_the_scores_of_each_network_and_their_mean(five, cache):
+    paths, references = five
+    kinds = ["wildtype", "masked"]
+    options = {"dtype": "fp32", "variants": "listed", "marginals": kinds, "likelihood": "pseudo"}
+    payloads = [payload_of(PROTEIN, NAMES), payload_of(PROTEINS[3], NAMES[:2])]
+    rows = computed(paths, cache, payloads, **options)
+    names = [f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1, 6)]
+    for protein, row in zip((PROTEIN, PROTEINS[3]), rows, strict=True):
+        for each in row["variants"]:
+            columns = [name for name in each if "marginal" in name]
+            assert columns == [
+                f"{kind}_marginal_{which}" for kind in kinds for which in ("mean_of_5", *names)
+            ]
+            for kind in kinds:
+                expected = [r.marginal(kind, protein, each["variant"]) for r in references]
+                found = [each[f"{kind}_marginal_{name}"] for name in names]
+                np.testing.assert_allclose(found, expected, atol=1e-5)
+                mean = each[f"{kind}_marginal_mean_of_5"]
+                assert mean == pytest.approx(np.mean(expected), abs=1e-5)
+        likelihoods = [row[f"pseudo_log_likelihood_{name}"] for name in names]
+        assert row["pseudo_log_likelihood_mean_of_5"] == pytest.approx(np.mean(likelihoods))
+        assert "pseudo_perplexity_mean_of_5" not in row
+    (alone,) = computed(paths[2], cache, payloads[:1], **options)
+    one = [each["masked_marginal"] for each in alone["variants"]]
+    assert one == [each[f"masked_marginal_{names[2]}"] for each in rows[0]["variants"]]
+
+
+def test_networks_that_do_not_fit_together_are_loaded_one_at_a_time(
+    five, cache, monkeypatch, caplog
+):
+    paths, _ = five
+    options = {"dtype": "fp32", "variants": "none", "likelihood": "one_pass"}
+    payloads = [protein.encode() for protein in PROTEINS]
+    with caplog.at_level("INFO", "featuremill.scores"):
+        together = computed(paths, cache, payloads, **options)
+    assert "5 networks, all loaded at a time: about" in caplog.text
+    monkeypatch.setattr(ensemble, "free_memory_mb", lambda: 100)
+    load, before = ensemble.Networks._load, []
+
+    def alone(networks, number):
+        gc.collect()
+        assert not any(known() for known in before), "two are loaded"
+        found = load(networks, number)
+        before.append(weakref.ref(found.encoder))
+        return found
+
+    monkeypatch.setattr(ensemble.Networks, "_load", alone)
+    apart = computed(paths, cache, payloads, budget=60, **options)
+    assert "5 networks, one loaded at a time: about" in caplog.text
+    assert apart == together
+    assert len(before) > 5
+
+
+def test_an_ensemble_costs_as_many_networks(five, cache):
+    paths, _ = five
+    one, all_five = scores.Options(model=paths[0]), scores.Options(model=paths)
+    assert scores.cost(b"MKT", all_five) == 5 * scores.cost(b"MKT", one)
+    assert scores.batch_cost(all_five, CPU) == 5 * scores.batch_cost(one, CPU)
+    ahead, found = scores.weights_ahead(all_five), converted(all_five.model, cache)
+    assert ahead.metadata == found.metadata
+    assert ahead.name == found.name
+    alone = scores.weights_ahead(one)
+    assert scores.weights_mb(ahead) == pytest.approx(5 * scores.weights_mb(alone))
+    settled = scores.resolve(all_five, CPU, ahead)
+    more = scores.memory_mb(settled, CPU, ahead, 4096) - scores.memory_mb(
+        scores.resolve(one, CPU, alone), CPU, alone, 4096
+    )
+    assert more >= 4 * scores.weights_mb(alone) * 0.9
+    assert "5 networks take 5 times the passes of one" in scores.caution(all_five)
+
+
+def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
+    paths, _ = five
+    other = save_elder(tmp_path / "esm1b_t4.pt", layers=4)
+    with pytest.raises(
+        UserError, match=r"has architecture esm1v, and .* esm1b; the mean of scores"
+    ):
+        converted(scores.Options(model=[paths[0], str(other)]).model, cache)
+    with pytest.raises(ValueError, match="stands twice; drop one"):
+        scores.Options(model=[paths[0], paths[0]])
+    with pytest.raises(ValueError, match="positions are of one network"):
+        scores.Options(model=paths, positions="wildtype")
+    with pytest.raises(UserError, match=r"it is not on this machine, and stands beside files"):
+        sources.locate(scores.Options(model=[paths[0], "esm1b_t33_650M_UR50S"]).model)
+
+
+def test_another_file_of_an_ensemble_is_noticed(cache, tmp_path):
+    paths = [save_elder(tmp_path / f"esm1v_{n}.pt", seed=n, has_norm=False) for n in (1, 2)]
+    model = scores.Options(model=[str(path) for path in paths]).model
+    before, sha256 = weights_verb.json_of(model, "scores"), converted(model, cache).sha256
+    assert weights_verb.json_of(model, "scores") == before
+    save_elder(paths[1], seed=9, has_norm=False)
+    assert weights_verb.json_of(model, "scores") != before
+    assert converted(model, cache).sha256 != sha256
+
+
+def test_an_ensemble_is_computed_in_memory(five, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    given = {"model": five[0][:2], "dtype": "fp32"}
+    table = featuremill.compute({"a": PROTEIN, "b": "MKT"}, "scores", given)
+    first = table.loc["b", "variants"][0]
+    names = ("mean_of_2", *(f"esm1v_t33_650M_UR90S_{seed}" for seed in (1, 2)))
+    assert list(first) == ["variant", *(f"wildtype_marginal_{name}" for name in names)]
+    expected = [reference.marginal("wildtype", "MKT", "M1A") for reference in five[1][:2]]
+    assert first["wildtype_marginal_mean_of_2"] == pytest.approx(np.mean(expected), abs=1e-5)
+
+
+# SaProt
+
+
+@pytest.fixture(scope="module")
+def pairs(cache):
+    """Return a SaProt, its tokenizer and its folder."""
+    folder = cache / "saprot"
+    folder.mkdir()
+    return *saprot(folder), str(folder)
+
+
+STRUCTURE = "dpvqacdpv#acdpvqacdp#q"
+
+
+def test_saprot_scores_variants_as_its_authors_do(pairs, cache):
+    network, tokenizer, folder = pairs
+    assert len(STRUCTURE) == len(PROTEIN)
+    options = {"dtype": "fp32", "variants": "listed", "marginals": "masked"}
+    off = 0.0
+    for structure in (STRUCTURE, "#" * len(PROTEIN)):
+        combined = "".join(map("".join, zip(PROTEIN, structure, strict=True)))
+        letters = f"{PROTEIN}\t{structure}".encode()
+        (row,) = computed(folder, cache, [payload_of(letters, NAMES)], **options)
+        for each in row["variants"]:
+            expected = saprot_score(network, tokenizer, combined, each["variant"])
+            off = max(off, abs(each["masked_marginal"] - expected))
+    print(f"largest difference {off:.1e}")
+    assert off < 1e-5
+    (bare,) = computed(folder, cache, [payload_of(PROTEIN, NAMES)], **options)
+    assert bare["variants"] == row["variants"]  # no structure is # for each residue
+
+
+def test_saprot_reads_the_protein_and_its_variants_with_their_structures(pairs, cache):
+    network, tokenizer, folder = pairs
+    options = {"dtype": "fp32", "variants": "listed", "marginals": ["wildtype", "mutant"]}
+    options |= {"log_probabilities": "wildtype", "long": "chunk", "max_residues": 12}
+    letters = f"{PROTEIN}\t{STRUCTURE}".encode()
+    (row,) = computed(folder, cache, [payload_of(letters, ["M1A"])], **options)
+    window = [a + b for a, b in zip(PROTEIN[:12], STRUCTURE, strict=False)]
+    shares = saprot_probabilities(network, tokenizer, window)
+    expected = [[float(torch.log(of_residue(shares[1], letter))) for letter in AMINO_ACIDS]]
+    np.testing.assert_allclose(row["log_probabilities"][:1], expected, atol=1e-5)
+    wild = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
+    assert row["variants"][0]["wildtype_marginal"] == pytest.approx(wild, abs=1e-5)
+    shares = saprot_probabilities(network, tokenizer, [f"A{STRUCTURE[0]}", *window[1:]])
+    mutant = float(torch.log(of_residue(shares[1], "A") / of_residue(shares[1], "M")))
+    assert row["variants"][0]["mutant_marginal"] == pytest.approx(mutant, abs=1e-5)
+    last = [a + b for a, b in zip(PROTEIN[10:], STRUCTURE[10:], strict=True)]
+    shares = saprot_probabilities(network, tokenizer, last)
+    expected = [[float(torch.log(of_residue(shares[12], letter))) for letter in AMINO_ACIDS]]
+    np.testing.assert_allclose(row["log_probabilities"][-1:], expected, atol=1e-5)
+
+
+def test_saprot_reads_structures_in_windows_of_proteingym(pairs, cache):
+    network, tokenizer, folder = pairs
+    options = {"dtype": "fp32", "variants": "listed", "marginals": "masked_additive"}
+    options |= {"long": "proteingym", "max_residues": 8}
+    letters = f"{PROTEIN}\t{STRUCTURE}".encode()
+    names = ["M1A", "K16A", "Q22Y"]
+    (row,) = computed(folder, cache, [payload_of(letters, names)], **options)
+    # Ten tokens: the first window has the start, the last one the end, the others neither.
+    windows = [(0, 9, True, False), (10, 20, False, False), (13, 22, False, True)]
+    for each, (start, end, has_first, has_last) in zip(row["variants"], windows, strict=True):
+        old, place, new = each["variant"][0], int(each["variant"][1:-1]) - 1, each["variant"][-1]
+        tokens = [a + b for a, b in zip(PROTEIN, STRUCTURE, strict=True)]
+        tokens[place] = f"#{STRUCTURE[place]}"
+        given = tokenizer.convert_tokens_to_ids(tokens[start:end])
+        given = [0] * has_first + given + [2] * has_last
+        with torch.inference_mode():
+            logits = network(input_ids=torch.tensor([given])).logits
+        shares = logits.softmax(-1)[0, has_first + place - start]
+        expected = float(torch.log(of_residue(shares, new) / of_residue(shares, old)))
+        assert each["masked_additive_marginal"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):
+    network, tokenizer, folder = pairs
+    protein, structure = "MKXUOBZ-.AC", "dpvqacdpvqh"  # Ch has the number of ESM-2's mask
+    options = {"dtype": "fp32", "variants": "none", "log_probabilities": "wildtype"}
+    (row,) = computed(folder, cache, [f"{protein}\t{structure}".encode()], **options)
+    tokens = [(a if a in AMINO_ACIDS else "#") + b for a, b in zip(protein, structure, strict=True)]
+    shares = saprot_probabilities(network, tokenizer, tokens)
+    expected = [
+        [float(torch.log(of_residue(shares[1 + n], letter))) for letter in AMINO_ACIDS]
+        for n in range(len(protein))
+    ]
+    np.testing.assert_allclose(row["log_probabilities"], expected, atol=1e-5)
+    payloads = [f"{protein[:n]}\t{structure[:n]}".encode() for n in (1, 3, 11, 7)]
+    together = computed(folder, cache, payloads, **options)
+    alone = [computed(folder, cache, [payload], **options)[0] for payload in payloads]
+    assert together == alone
+
+
+def test_every_pair_of_letters_is_the_token_of_its_authors():
+    for residue, structure in itertools.product(AMINO_ACIDS, SAPROT_STRUCTURES):
+        tokens = alphabets.own_tokens(
+            np.array([0, ALPHABET.get_idx(residue), 2]), structure.encode()
+        )
+        place = SAPROT_RESIDUES.index(residue) * 21 + SAPROT_STRUCTURES.index(structure)
+        assert tokens.tolist() == [0, 5 + place, 2]
