@@ -66,14 +66,14 @@ def test_cfg_json_names_the_network_and_the_hook(desk, run):
 
 def test_the_last_state_is_at_no_hook_and_other_networks_have_none():
     options = SimpleNamespace(layers=(0, 1, 4))
-    found = tracing.hooks(options, SimpleNamespace(config={"model_type": "gpt2"}, num_layers=4))
+    causal, other = (SimpleNamespace(is_causal=is_causal) for is_causal in (True, False))
+    found = tracing.hooks(options, SimpleNamespace(architecture=causal, num_layers=4))
     assert {name: hook for name, hook in found.items() if name.startswith("tokens")} == {
         "tokens_layer_0": "blocks.0.hook_resid_pre",
         "tokens_layer_1": "blocks.0.hook_resid_post",
     }
     assert not any(name.startswith("mean") for name in found)
-    of_bert = SimpleNamespace(config={"model_type": "bert"}, num_layers=4)
-    assert tracing.hooks(options, of_bert) is None
+    assert tracing.hooks(options, SimpleNamespace(architecture=other, num_layers=4)) is None
 
 
 def test_a_changed_tokenizer_or_config_names_nothing(desk, run, tmp_path, monkeypatch):

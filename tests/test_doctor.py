@@ -23,6 +23,7 @@ from conftest import ROOT
 from decoder_models import write as write_decoder
 from documents import section
 from encoder_models import write
+from encoder_models import write as write_encoder
 from nvml_node import Gpu, Slice
 from programs import PATIENCE_SECONDS, Desk, Said, wait_for
 from safetensors.torch import save_file
@@ -217,15 +218,18 @@ def test_without_a_gpu_it_says_which_sizes_hold_a_model(doctor):
     """Of any workload with weights, named by its folder alone."""
     check = doctor(system=NO_LIBRARY)
     write_decoder(check.folder / "smol", "llama")
-    for workload in ("llm_json", "encoder"):
-        page = " ".join(check("--model", "smol", "--workload", workload).split())
-        assert "GPU. smol fits the CPU, and GPUs of 16 GB, 24 GB, 40 GB and 80 GB. smol" in page
+    write_encoder(check.folder / "bert", "protbert")
+    asked = [("smol", "llm_json"), ("smol", "encoder"), ("bert", "encoder"), ("bert", "geneformer")]
+    for model, workload in asked:
+        page = " ".join(check("--model", model, "--workload", workload).split())
+        fits = f"{model} fits the CPU, and GPUs of 16 GB, 24 GB, 40 GB and 80 GB. {model} takes"
+        assert fits in page, workload
     large = json.loads((check.folder / "smol/config.json").read_text())
     large |= {"hidden_size": 8192, "num_hidden_layers": 40, "head_dim": 128}
     large |= {"num_attention_heads": 64, "intermediate_size": 28_672}
     (check.folder / "smol/config.json").write_text(json.dumps(large))
-    asked = ("--json", "--model", "smol", "--workload", "llm_json")
-    answer = json.loads(check.type("featuremill", "doctor", *asked, status=None).out)
+    words = ("--json", "--model", "smol", "--workload", "llm_json")
+    answer = json.loads(check.type("featuremill", "doctor", *words, status=None).out)
     assert answer["memory"]["fits_gpus"] == ["80 GB"], "35 G numbers in 16 bits"
     assert answer["workload"] == "llm_json"
 

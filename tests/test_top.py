@@ -25,6 +25,7 @@ from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
+from featuremill.base import gpu_name
 from featuremill.base.errors import UserError
 from featuremill.flow import screen
 from featuremill.status import lines, shards, watch
@@ -573,10 +574,11 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
         float(found[1]) for s in screens if (found := re.search(r"^([\d.]+) % of the", s, re.M))
     ]
     assert shares == sorted(shares) and len(set(shares)) > 10
-    heads = [uuid.removeprefix("GPU-")[:4] for uuid in node.uuids]
-    row = r"^{} Simulated GPU +[0-9a-f]{{8}} +\d+ % +9\d % .* 6\d "
+    heads = [re.escape(gpu_name.gpu(uuid, number)) for number, uuid in enumerate(node.uuids)]
+    row = r"^{} Simulated.* [0-9a-f]{{8}} +\d+ % +9\d % .* 6\d "
     rows = [[re.search(row.format(head), s, re.M) for head in heads] for s in screens]
-    assert any(all(found) for found in rows), "all three at work at once"
+    fullest = max(screens, key=lambda screen: screen.count(" Simulated "))
+    assert any(all(found) for found in rows), fullest  # all three at work at once
     assert any(re.search(r"about .* left", screen) for screen in screens)
     check_end(screens[-1], workflow)
 

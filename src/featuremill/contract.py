@@ -192,8 +192,8 @@ class WorkloadContract:
                 device="cpu",
                 max_failed=len(self._records),
             )
-        columns = frame.reset_index()
-        self._compare(run.table, pa.Table.from_pandas(columns, run.table.schema, False))
+        rows = frame.reset_index().to_dict("records")
+        self._compare(run.table, pa.Table.from_pylist(rows, run.table.schema))
         assert [row["id"] for row in frame.attrs["failed"]] == list(_left_out(run))
 
     def test_a_shard_goes_on_after_a_kill(self, tmp_path_factory: Any) -> None:

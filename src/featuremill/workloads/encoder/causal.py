@@ -82,7 +82,7 @@ def filled(
 
 
 class Counted(NamedTuple):
-    """What transformers tells of a network's size."""
+    """The size of a network, by transformers."""
 
     products: int
     """Numbers of the products, each of which is a module; without the head."""

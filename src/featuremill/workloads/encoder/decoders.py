@@ -1,6 +1,6 @@
 """What the config of a causal network says: a token sees those before it alone. No torch.
 
-transformers itself tells of those that are not among the KNOWN. `causal` builds the networks.
+The config of a network that is not among the KNOWN is read by transformers. `causal` builds them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How much memory an encoder takes, from its config and the tokens of a batch, before it runs.
 
-No torch, but for a network that transformers tells of.
+No torch, except for a network that is not among the KNOWN of `decoders`.
 tests/test_encoder_workload.py holds it against measured peaks on a CPU.
 """
 

@@ -1,6 +1,6 @@
 """How much memory a language model takes, from its config and the options, before it is loaded.
 
-No torch, but for a network that transformers tells of.
+No torch, except for a network that is not among the KNOWN of `decoders`.
 tests/test_llm_json_memory.py holds it against what torch allocates.
 """
 
