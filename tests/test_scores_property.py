@@ -68,7 +68,9 @@ class OfPairs(OfResidues):
 
     def _rows(self, letters, structure, has_first, has_last):
         tokens = [
-            5 + 21 * SAPROT_RESIDUES.index(a if a in AMINO_ACIDS else "#") + SAPROT_STRUCTURES.index(b)
+            5
+            + 21 * SAPROT_RESIDUES.index(a if a in AMINO_ACIDS else "#")
+            + SAPROT_STRUCTURES.index(b)
             for a, b in zip(letters, structure, strict=True)
         ]
         given = [0] * has_first + tokens + [2] * has_last
@@ -199,7 +201,12 @@ def drawn(generator, letters, keep, has_indels):
     return tuple(found)
 
 
-@pytest.mark.parametrize("seed", range(24))
+FAST = 12
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(FAST), *(pytest.param(n, marks=pytest.mark.slow) for n in range(FAST, 96))]
+)
 def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
     networks, tmp_path, monkeypatch, seed
 ):
@@ -223,11 +230,14 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
         for n in range(3 if listed else 1)
     }
     if not listed:
-        proteins = {"p0": proteins["p0"][:5]}
+        proteins, limit = {"p0": proteins["p0"][:4]}, limit - 3
     structures = {
         id: "".join(generator.choices(SAPROT_STRUCTURES, k=len(p))) for id, p in proteins.items()
     }
     options = {"dtype": "fp32", "marginals": kinds, "long": long, "likelihood": "pseudo"}
+    options["log_probabilities"] = generator.choice(
+        ["masked", "wildtype"] if "wildtype" in allowed else ["masked"]
+    )
     if long != "full":
         options["max_residues"] = limit
     with open("in.fa", "w") as file:
@@ -264,9 +274,9 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
     kept = [record for record in records if not record.reason]
     assert len(kept) == len(proteins)
     found = computed(model, cache, [record.payload for record in kept], 60, **options)
-    names = asked.networks if len(references) == 1 else ("_v2", "_v1")
     resolved = [name for name in found[0] if name.startswith("pseudo_log_likelihood")]
-    suffixes = [name.removeprefix("pseudo_log_likelihood") for name in resolved][: len(names)]
+    suffixes = [name.removeprefix("pseudo_log_likelihood") for name in resolved]
+    suffixes = suffixes[: len(references)]  # the mean stands last
     num_scores = 0
     for record, row in zip(kept, found, strict=True):
         protein, structure = proteins[record.id], structures[record.id]
@@ -274,6 +284,14 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
         for suffix, one in zip(suffixes, slow, strict=True):
             total = one.pseudo(one.letters, one.structure)
             assert row[f"pseudo_log_likelihood{suffix}"] == pytest.approx(total, abs=1e-4)
+            for place, numbers in enumerate(row[f"log_probabilities{suffix}"]):
+                if options["log_probabilities"] == "wildtype":
+                    there = one.wildtype(place)
+                else:
+                    there = one.masked(one.letters, one.structure, [place], place)
+                expected = [one.network.of(there, letter) for letter in AMINO_ACIDS]
+                np.testing.assert_allclose(numbers, expected, atol=5e-5)
+            assert place == len(one.letters) - 1
         assert len(row["variants"]) == len(wanted[record.id])
         for each, (key, variant) in zip(row["variants"], wanted[record.id], strict=True):
             assert each["number" if listed else "variant"] == key
