@@ -226,7 +226,7 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
     kinds = generator.sample(allowed, generator.randint(1, len(allowed)))
     listed = seed % 4 != 3
     proteins = {
-        f"p{n}": "".join(generator.choices(AMINO_ACIDS + "X", k=generator.randint(5, 11)))
+        f"p{n}": f"M{''.join(generator.choices(AMINO_ACIDS + 'X', k=generator.randint(3, 9)))}Q"
         for n in range(3 if listed else 1)
     }
     if not listed:
