@@ -4,6 +4,7 @@ network: held against one slow pass of fair-esm's or transformers' network for e
 import csv
 import functools
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -240,12 +241,12 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
     )
     if long != "full":
         options["max_residues"] = limit
-    with open("in.fa", "w") as file:
+    with Path("in.fa").open("w") as file:
         file.writelines(f">{id}\n{protein}\n" for id, protein in proteins.items())
     if which == "saprot":
         structures["p0"] = "#" * len(proteins["p0"])  # as without one, which the file leaves out
         known = list(structures.items())[1:] or [("p0", structures["p0"])]
-        with open("3di.fa", "w") as file:
+        with Path("3di.fa").open("w") as file:
             file.writelines(f">{id}\n{letters}\n" for id, letters in known)
         options["structures"] = "3di.fa"
     wanted = {id: [] for id in proteins}
@@ -259,7 +260,7 @@ def test_every_number_is_that_of_its_variant_its_protein_and_its_network(
             some = [*some, some[0], None]
             rows += [(id, written(v, protein, first) if v else "WT", v) for v in some]
         generator.shuffle(rows)
-        with open("v.csv", "w", newline="") as file:
+        with Path("v.csv").open("w", newline="") as file:
             table = csv.writer(file)
             table.writerow(["id", "mutant", "number"])
             table.writerows([id, text, n] for n, (id, text, _) in enumerate(rows))

@@ -198,7 +198,7 @@ def test_a_line_of_a_descriptor_with_two_lengths_is_refused(read, tmp_path):
         file.write(f"b.pdb\t{RESIDUES}A\t{LETTERS}\n")
     inputs = fasta(tmp_path / "in.fa", dict.fromkeys("ab", RESIDUES))
     with pytest.raises(
-        UserError, match="d.tsv:2: 'b.pdb' has 11 residues and 10 letters of struct"
+        UserError, match=r"d.tsv:2: 'b.pdb' has 11 residues and 10 letters of struct"
     ):
         list(read(inputs, structures=str(path)))
 

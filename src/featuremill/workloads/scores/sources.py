@@ -226,7 +226,8 @@ def _refuse_twice(made: Sequence[Converted]) -> None:
         if each.sha256 in known:
             names = " and ".join(dict.fromkeys((known[each.sha256], each.name)))
             raise UserError(
-                f"options.model: the same network stands twice among the models ({names}); drop one."
+                f"options.model: the same network stands twice among the models ({names}); drop "
+                "one."
             )
         known[each.sha256] = each.name
 
