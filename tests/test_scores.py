@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from esm2_models import (
@@ -736,6 +737,24 @@ class TestScores(WorkloadContract):
             (bars,) = figure.panels  # two variants are no map
             drawn = {each["variant"]: each["score"] for each in bars.chart["data"]["values"]}
             assert drawn == {each["variant"]: each["wildtype_marginal"] for each in row["variants"]}
+
+
+def test_variants_that_have_another_score_than_the_first_are_drawn_by_that():
+    names = ["K2del", "K2_T3insG", None]
+    scored = {"wildtype_marginal_mean_of_2": [None] * 3, "pseudo_ratio": [1.0, -1.0, None]}
+    columns = {
+        "variant": pa.array(["p.Lys2del", "K2_T3insG", "WT"]),
+        **{name: pa.array(numbers, pa.float32()) for name, numbers in scored.items()},
+        "read_as": pa.array(names, pa.string()),
+        "DMS_score": pa.array([1.0, 2.0, 3.0]),
+    }
+    rows = pa.StructArray.from_arrays(list(columns.values()), list(columns))
+    whole = {"id": pa.array(["a"]), "length": pa.array([9])}
+    whole["variants"] = pa.ListArray.from_arrays(pa.array([0, 3], pa.int32()), rows)
+    (figure,) = heat_maps.figures(lambda _: iter([pa.RecordBatch.from_pydict(whole)]))
+    assert "9 residues, 2 variants by pseudo_ratio. The highest score is +1.00 (K2del)" in (
+        figure.sentence
+    )
 
 
 def test_a_heat_map_has_each_substitution_and_the_wild_type():

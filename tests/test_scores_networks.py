@@ -266,6 +266,38 @@ def test_an_ensemble_is_of_networks_of_one_kind(five, cache, tmp_path):
         sources.locate(scores.Options(model=[paths[0], "esm1b_t33_650M_UR50S"]).model)
 
 
+def test_a_network_twice_under_two_names_is_refused(cache, tmp_path):
+    paths = [save_elder(tmp_path / f"esm1v_{n}.pt", seed=3, has_norm=False) for n in (1, 2)]
+    model = scores.Options(model=[str(path) for path in paths]).model
+    with pytest.raises(UserError, match="the same network stands twice among the models"):
+        converted(model, cache)
+    published = save_elder(tmp_path / f"{kin.ESM_1_NAMES[1]}.pt", seed=3, has_norm=False)
+    model = scores.Options(model=[str(published), str(paths[0])]).model
+    with pytest.raises(UserError, match="the same network stands twice among the models"):
+        converted(model, cache)
+
+
+def test_an_ensemble_in_another_order_has_the_same_scores(five, cache):
+    paths, _ = five
+    options = {"dtype": "fp32", "variants": "listed", "marginals": ["masked", "pseudo"]}
+    payload = payload_of(PROTEIN[:6], ["K2C", "K2_T3insG"])
+    one, other = (
+        computed(given, cache, [payload], **options) for given in (paths[:3], paths[2::-1])
+    )
+    assert one == other  # rows by the names of their columns
+    assert list(one[0]["variants"][0]) != list(other[0]["variants"][0])
+
+
+def test_an_esm_1_that_is_scored_in_windows_of_proteingym_is_audited_in_windows(five, cache):
+    found = converted(five[0][0], cache)
+    given = {"marginals": "masked_additive", "long": "proteingym", "max_residues": 8}
+    settled = scores.resolve(scores.Options(model=five[0][0], **given), CPU, found)
+    audited = scores.resolve(scores.audited(settled, "fp32"), CPU, found)
+    loaded = scores.load(audited, [CPU], found)
+    (row,) = values_of(scores, loaded, [PROTEIN.encode()], 4096).to_pylist()
+    assert len(row["log_probabilities"]) == scores.num_vectors(PROTEIN.encode(), audited) == 22
+
+
 def test_another_file_of_an_ensemble_is_noticed(cache, tmp_path):
     paths = [save_elder(tmp_path / f"esm1v_{n}.pt", seed=n, has_norm=False) for n in (1, 2)]
     model = scores.Options(model=[str(path) for path in paths]).model
@@ -361,6 +393,36 @@ def test_saprot_reads_structures_in_windows_of_proteingym(pairs, cache):
         shares = logits.softmax(-1)[0, has_first + place - start]
         expected = float(torch.log(of_residue(shares, new) / of_residue(shares, old)))
         assert each["masked_additive_marginal"] == pytest.approx(expected, abs=1e-5)
+
+
+INSERTED = {  # by the sequence and the structure that it makes
+    "K2_T3insGW": ("MKGWTAYI", "dp##vqac"),
+    "T3_A4delinsTGA": ("MKTGAYI", "dpv#qac"),
+    "M1delinsAM": ("AMKTAYI", "#dpvqac"),
+    "I6delinsIGG": ("MKTAYIGG", "dpvqac##"),
+    "K2_A4delinsVW": ("MVWYI", "d##ac"),
+    "K2C:A4del": ("MCTYI", "dpvac"),
+}
+
+
+def test_saprot_reads_inserted_residues_without_and_all_others_with_their_structure(pairs, cache):
+    network, tokenizer, folder = pairs
+
+    def pseudo(letters, structure):
+        total = 0.0
+        for place, letter in enumerate(letters):
+            tokens = list(map("".join, zip(letters, structure, strict=True)))
+            tokens[place] = f"#{structure[place]}"
+            shares = saprot_probabilities(network, tokenizer, tokens)
+            total += float(torch.log(of_residue(shares[place + 1], letter)))
+        return total
+
+    options = {"dtype": "fp32", "variants": "listed", "marginals": "pseudo"}
+    payload = payload_of(b"MKTAYI\tdpvqac", list(INSERTED))
+    (row,) = computed(folder, cache, [payload], **options)
+    for each, made in zip(row["variants"], INSERTED.values(), strict=True):
+        expected = pseudo(*made) - pseudo("MKTAYI", "dpvqac")
+        assert each["pseudo_log_likelihood_ratio"] == pytest.approx(expected, abs=2e-5), made
 
 
 def test_odd_letters_are_residues_that_saprot_does_not_know(pairs, cache):

@@ -173,6 +173,36 @@ def test_plddt_comes_from_a_column(read, tmp_path):
     assert words[1].reason == "its pLDDT cannot be used: 'high' are no numbers"
 
 
+def test_plddt_that_would_mask_nothing_or_everything_by_mistake_is_refused(read, tmp_path):
+    table = tmp_path / "s.csv"
+    missing, small = ["90"] * 9 + ["nan"], ["0.9"] * 10
+    rows = [f"{id},{LETTERS},{' '.join(x)}" for id, x in (("a", missing), ("b", small))]
+    table.write_text("\n".join(["id,three_di,plddt", *rows, ""]))
+    options = {"structure_column": "three_di", "plddt_column": "plddt", "structures": str(table)}
+    inputs = fasta(tmp_path / "in.fa", dict.fromkeys("ab", RESIDUES))
+    told = [record.reason.partition(": ")[2] for _, record in read(inputs, **options)]
+    assert told == [
+        "some of its numbers are missing or infinite",
+        "its numbers are up to 1, not up to 100",
+    ]
+    of_one = list(read(inputs, plddt_threshold=0.7, **options))[1]
+    assert of_one[0].decode().upper() == LETTERS
+    table.write_text("\n".join(["id,three_di,plddt", rows[0], rows[0].replace("90", "80"), ""]))
+    with pytest.raises(UserError, match=r"s.csv:3: 'a' has two pLDDT; drop one row"):
+        list(read(inputs, **options))
+
+
+def test_a_line_of_a_descriptor_with_two_lengths_is_refused(read, tmp_path):
+    path = descriptor(tmp_path / "d.tsv", [("a.pdb", RESIDUES, LETTERS)])
+    with path.open("a") as file:
+        file.write(f"b.pdb\t{RESIDUES}A\t{LETTERS}\n")
+    inputs = fasta(tmp_path / "in.fa", dict.fromkeys("ab", RESIDUES))
+    with pytest.raises(
+        UserError, match=r"d.tsv:2: 'b.pdb' has 11 residues and 10 letters of struct"
+    ):
+        list(read(inputs, structures=str(path)))
+
+
 def test_why_plddt_of_a_file_cannot_be_used(read, tmp_path):
     folder = tmp_path / "files"
     folder.mkdir()

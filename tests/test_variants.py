@@ -229,6 +229,24 @@ def test_why_an_insertion_or_deletion_has_no_score(write, text, reason):
     assert (record.reason, record.payload) == (reason, b"")
 
 
+@pytest.mark.parametrize(
+    ("column", "text", "reason"),
+    [
+        ("variant", "M1_I6del", "an insertion or a deletion: M1_I6del leaves no residue"),
+        ("variant", "I6_A7del", "a variant beyond max_residues: I6_A7del, of 6"),
+        ("mutated_sequence", f"{PROTEIN[:4]}{PROTEIN[8:]}", "a variant beyond max_residues: "),
+        ("mutated_sequence", f"{PROTEIN[:2]}:{PROTEIN[3:]}", "not a substitution: "),
+        ("variant", "Q22dup:Q22A", "not a substitution: Q22dup:Q22A changes residue 22 twice"),
+    ],
+)
+def test_what_a_truncated_protein_does_not_show_has_no_score(write, column, text, reason):
+    listed = write("v.csv", f"{column}\n{text}\n")
+    limit = 22 if "Q22" in text else 6
+    options = {"marginals": "pseudo", "max_residues": limit, "variants_file": str(listed)}
+    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    assert record.reason.startswith(reason)
+
+
 def test_without_pseudo_an_indel_has_no_score_and_the_remedy_names_the_option(write):
     listed = write("v.csv", "variant\np.Lys2del\nT3V\n")
     (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), variants_file=str(listed))

@@ -61,6 +61,10 @@ class Plddt:
         if len(found) != len(letters):
             told = f"{len(found):,} numbers for {len(letters):,} letters of structure"
             return b"", NO_PLDDT.reason(told)
+        if not np.isfinite(found).all():
+            return b"", NO_PLDDT.reason("some of its numbers are missing or infinite")
+        if found.max() <= 1 < self._options.plddt_threshold:
+            return b"", NO_PLDDT.reason("its numbers are up to 1, not up to 100")
         letters_L = np.frombuffer(letters, np.uint8).copy()
         letters_L[found < self._options.plddt_threshold] = ord("#")
         return letters_L.tobytes(), ""
@@ -116,7 +120,7 @@ def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str
     """Return the text of the column of pLDDT by the ids of a table of structures.
 
     Raises:
-        UserError: the table has no such column.
+        UserError: the table has no such column, or rows of one id differ in it.
     """
     found: dict[str, str] = {}
     wanted = NamedColumns(id_column=id_column, names=(options.plddt_column,))
@@ -125,5 +129,8 @@ def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str
             raise UserError(f"{path}:{record.line}: this row has no id ({record.reason}); fix it.")
         value = json.loads(record.payload)[options.plddt_column]
         text = value if isinstance(value, str) else json.dumps(value or "")
-        found[record.id] = text
+        if found.setdefault(record.id, text) != text:
+            raise UserError(
+                f"{path}:{record.line}: {clipped(record.id)!r} has two pLDDT; drop one row."
+            )
     return found

@@ -172,6 +172,12 @@ def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
     """Yield the chains of Foldseek's descriptor as records, and put down their residues."""
     make = maker(clean)
     for chain in foldseek.read(path):
+        if len(chain.residues) != len(chain.letters):
+            raise UserError(
+                f"{path}:{chain.line}: {clipped(chain.name)!r} has {len(chain.residues):,} "
+                f"residues and {len(chain.letters):,} letters of structure; write the file again "
+                "with foldseek structureto3didescriptor."
+            )
         known = residues.setdefault(chain.name, chain.residues)
         if known != chain.residues:
             raise UserError(

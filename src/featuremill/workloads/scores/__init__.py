@@ -68,7 +68,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "2"
+VERSION = "3"
 REASONS = (*OF_VARIANTS, *structures.REASONS)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
@@ -208,6 +208,8 @@ def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
 def audited(options: Options, precision: str) -> Options:
     """Return the options that deliver the log-probabilities at each residue, unrounded."""
     kept = options.model_dump(include={"model", "long", "max_residues", "batch_tokens"})
+    if options.long == "proteingym":  # which has windows for masked residues alone
+        kept["long"] = "chunk"
     more = {"dtype": precision, "variants": "none", "log_probabilities": "wildtype"}
     return Options.model_validate(kept | more)
 

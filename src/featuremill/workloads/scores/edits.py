@@ -158,15 +158,20 @@ def mutated(variant: str, letters: bytes) -> bytes:
 
 
 def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
-    """Return the 3Di letters of that sequence: substituted residues keep theirs, and inserted ones
-    have none, which is `#`; b"" where none is known."""
+    """Return the 3Di letters of that sequence: residues that stay and substituted ones keep theirs,
+    and inserted ones have none, which is `#`; b"" where none is known."""
     if not structure:
         return b""
+    was = letters.decode()
     found, place = b"", 0
-    for start, stop, new in edits(variant, letters.decode()):
-        is_as_long = len(new) == stop - start
-        found += structure[place:start] + (structure[start:stop] if is_as_long else b"#" * len(new))
+    for start, stop, new in edits(variant, was):
+        old = was[start:stop]
+        num_before = len(new) if len(new) == len(old) else _num_equal(old, new)
+        num_behind = _num_equal(old[num_before:][::-1], new[num_before:][::-1])
+        found += structure[place : start + num_before]
+        found += b"#" * (len(new) - num_before - num_behind)
         place = stop
+        found += structure[stop - num_behind : stop]
     return found + structure[place:]
 
 

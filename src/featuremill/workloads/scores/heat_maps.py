@@ -63,12 +63,14 @@ def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[F
 def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:
     for batch in batches:
         struct = batch.schema.field(VARIANTS).type.value_type
-        score = struct[1].name
+        scores = [field.name for field in struct if field.type == pa.float32()]
         variant = "read_as" if struct.get_field_index("read_as") >= 0 else "variant"
         for id, length, rows in zip(*batch.columns, strict=True):
-            columns = (rows.values.field(name).to_pylist() for name in (variant, score))
-            found = dict(pair for pair in zip(*columns, strict=True) if None not in pair)
-            if found:
+            names = rows.values.field(variant).to_pylist()
+            known = (name for name in scores if rows.values.field(name).null_count < len(names))
+            if score := next(known, ""):  # insertions and deletions have the last one alone
+                pairs = zip(names, rows.values.field(score).to_pylist(), strict=True)
+                found = dict(pair for pair in pairs if None not in pair)
                 scored = list(map(Scored, *zip(*found.items(), strict=True)))
                 yield Protein(id.as_py(), length.as_py(), score, scored)
 

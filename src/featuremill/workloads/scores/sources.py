@@ -161,10 +161,9 @@ def convert(source: Checkpoint, path: Path) -> Converted:
             parts.append(Path(folder, f"{number}.safetensors"))
             made.append(_sources(one).convert(locate(one), parts[-1], has_head=True))
         _refuse_unlike(made)
+        _refuse_twice(made)
         sha256 = _join(parts, path)
     names = [each.name for each in made]
-    if twice := next((name for name in names if names.count(name) > 1), ""):
-        raise UserError(f"{twice}: it stands twice among the models of options.model; drop one.")
     return Converted(BETWEEN.join(names), sha256, _metadata([each.metadata for each in made]))
 
 
@@ -208,6 +207,19 @@ def _refuse_unlike(found: Sequence[Any]) -> None:
                     "the mean of scores is of networks of one kind and size, so score these two in "
                     "runs of their own."
                 )
+
+
+def _refuse_twice(made: Sequence[Converted]) -> None:
+    """Raise UserError where two networks are the same, be they called otherwise."""
+    known: dict[str, str] = {}
+    for each in made:
+        if each.sha256 in known:
+            names = " and ".join(dict.fromkeys((known[each.sha256], each.name)))
+            raise UserError(
+                f"options.model: the same network stands twice among the models ({names}); drop "
+                "one."
+            )
+        known[each.sha256] = each.name
 
 
 def _join(parts: Sequence[Path], path: Path) -> str:

@@ -265,7 +265,7 @@ def of_sequence(text: str, letters: bytes, options: Options) -> str:
         told = f"{clipped(text)!r} differs from the protein at more than half of its residues"
         raise WrongError(NOT_ONE.reason(told, NOT_WHOLE))
     _refuse_indels(len(sequence) != len(was), clipped(text), options)
-    last = min(found[-1].start, len(letters) - 1)
+    last = min(max(found[-1].start, found[-1].stop - 1), len(letters) - 1)
     if last >= options.seen(len(letters)):
         told = f"a change of residue {last + 1}, of {options.limit}"
         raise WrongError(BEYOND.reason(told, TRUNCATED))
@@ -280,15 +280,16 @@ def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
 def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) -> str:
     """Return the name of a variant that makes these `changes` to a protein that `was` so."""
     found, text = sorted(changes), clipped(text)
-    if twice := edits.overlap(found):
+    if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in found):
+        raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
+    name = ":".join(edits.name_of(edit, was) for edit in found)
+    if twice := edits.overlap(list(edits.edits(name, was))):
         raise WrongError(NOT_ONE.reason(f"{text} changes residue {twice.start + 1} twice"))
     if any(was[start:stop] == new for start, stop, new in found):
         raise WrongError(NO_CHANGE.reason(repr(text)))
-    if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in found):
-        raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
-    if sum(stop - start - len(new) for start, stop, new in found) >= len(was):
+    num_left = options.seen(len(was)) - sum(stop - start - len(new) for start, stop, new in found)
+    if num_left < 1:
         raise WrongError(INDEL.reason(f"{text} leaves no residue"))
-    name = ":".join(edits.name_of(edit, was) for edit in found)
     together = {"masked", "mutant"} & set(options.kinds) and not edits.is_indel(name)
     if together and found[-1].start - found[0].start >= options.width(len(was)):
         raise WrongError(BEYOND.reason(f"{text}, of {options.limit}", APART))
