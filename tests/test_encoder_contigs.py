@@ -285,6 +285,13 @@ def test_elements_have_the_names_that_the_text_gives_them(glm2, tmp_path):
     assert found[0].payload.startswith(b"+MKT+acgt-MLG+M+MK-ML\n")
 
 
+def test_names_of_elements_that_are_no_utf_8_are_read_as_latin_1(glm2, tmp_path):
+    path = tmp_path / "in.fa"
+    path.write_bytes(">chr\n<+gène>MKT\n<+2>acgt\n".encode("latin-1"))
+    whole, first, _ = encoder.records([path], options_of(glm2, parts=True)[0])
+    assert (first.id, whole.note) == ("chr/gène", "header read as Latin-1")
+
+
 # Longer than the network sees
 
 
