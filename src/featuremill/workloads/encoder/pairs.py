@@ -36,8 +36,8 @@ TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "l
 NO_PARTNER = Kind(
     "no_partner",
     ("a chain without its partner", "more chains than a pair has", "a chain that cannot be read"),
-    "A pair is one heavy and one light chain of one file. Give these two, or compute single chains in "
-    "a run without paired.",
+    "A pair is one heavy and one light chain of one file. Give these two, or compute single chains "
+    "in a run without paired.",
 )
 _, MORE, UNREAD = NO_PARTNER.heads
 NO_CHAIN = Kind(
