@@ -353,6 +353,7 @@ def test_as_many_tokens_as_in_the_training_are_taken_and_refuse_refuses(glm2, tm
         ({"alphabet": "proteins", "parts": True}, "parts has no effect with records of one part"),
         ({"prefix": "<+>"}, "prefix has no effect with alphabet: contigs"),
         ({"regions": "r.tsv"}, "regions are of single sequences"),
+        ({"max_residues": 1, "parts": True}, "an element of a contig has 2 tokens or more"),
         ({"parts": True, "pool": ["cls"]}, "cls is of whole sequences"),
         ({"pool": ["cls"]}, "has no special token at the beginning"),
         ({"paired": True}, "paired: true is of chains"),
