@@ -35,6 +35,7 @@ from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
 from featuremill.lease.devices import Device
+from featuremill.workloads import geneformer
 from featuremill.workloads.esm2 import layout, memory, sources
 from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
@@ -252,6 +253,20 @@ def test_a_model_that_cannot_be_asked_about_is_refused_in_a_sentence(doctor, ask
     check = doctor(system=NO_LIBRARY)
     write_decoder(check.folder / "smol", "llama")
     assert re.search(words, " ".join(check(*asked, status=2).split()))
+
+
+def test_a_workload_that_needs_more_than_a_model_says_so(doctor, monkeypatch):
+    check = doctor(system=NO_LIBRARY)
+    write_encoder(check.folder / "bert", "protbert")
+    monkeypatch.chdir(check.folder)
+    monkeypatch.delattr(geneformer, "options_of_model")
+    asked = argparse.Namespace(config=None, set=None, model="bert", workload="geneformer")
+    with pytest.raises(UserError) as refused:
+        findings.wanted(asked)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 2
+    for name, line in zip(("vocabulary", "medians"), lines, strict=True):
+        assert line.startswith(f"--model without --config: options.{name}: this is missing; give ")
 
 
 MIXED = (

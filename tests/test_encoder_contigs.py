@@ -285,6 +285,13 @@ def test_elements_have_the_names_that_the_text_gives_them(glm2, tmp_path):
     assert found[0].payload.startswith(b"+MKT+acgt-MLG+M+MK-ML\n")
 
 
+def test_names_of_elements_that_are_no_utf_8_are_read_as_latin_1(glm2, tmp_path):
+    path = tmp_path / "in.fa"
+    path.write_bytes(">chr\n<+gène>MKT\n<+2>acgt\n".encode("latin-1"))
+    whole, first, _ = encoder.records([path], options_of(glm2, parts=True)[0])
+    assert (first.id, whole.note) == ("chr/gène", "header read as Latin-1")
+
+
 # Longer than the network sees
 
 
@@ -346,6 +353,7 @@ def test_as_many_tokens_as_in_the_training_are_taken_and_refuse_refuses(glm2, tm
         ({"alphabet": "proteins", "parts": True}, "parts has no effect with records of one part"),
         ({"prefix": "<+>"}, "prefix has no effect with alphabet: contigs"),
         ({"regions": "r.tsv"}, "regions are of single sequences"),
+        ({"max_residues": 1, "parts": True}, "an element of a contig has 2 tokens or more"),
         ({"parts": True, "pool": ["cls"]}, "cls is of whole sequences"),
         ({"pool": ["cls"]}, "has no special token at the beginning"),
         ({"paired": True}, "paired: true is of chains"),

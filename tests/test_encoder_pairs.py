@@ -3,6 +3,7 @@ transformers has them with the authors' way of writing a pair."""
 
 import csv
 import random
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -261,6 +262,36 @@ def test_rows_of_a_cell_are_a_pair_as_in_airr(folders, tmp_path):
         ("CCG-1", b"", "a chain that cannot be read: heavy, not an amino acid: '1' at residue 3"),
     ]
     assert [record.line for record in found] == [7, 2, 5, 6, 8]
+
+
+@pytest.mark.parametrize("is_airr", [True, False])
+def test_chains_of_two_files_are_no_pair(folders, tmp_path, is_airr):
+    """A barcode of a cell comes in many samples, each with a file of its own."""
+    files = {
+        "a": [("AAC-1", "IGH", "EVQ"), ("GGG-1", "IGH", "EVQL"), ("GGG-1", "IGK", "DIQ")],
+        "b": [("AAC-1", "IGL", "DIV"), ("GGG-1", "IGL", "QAV"), ("GGG-1", "IGH", "QQQ")],
+    }
+    paths, columns = [], {}
+    for name, chains in files.items():
+        if is_airr:
+            columns = {"chain_column": "locus", "id_column": "cell_id", "sequence_column": "aa"}
+            frame = pd.DataFrame(chains, columns=["cell_id", "locus", "aa"])
+            paths.append(tmp_path / f"{name}.tsv")
+            frame.to_csv(paths[-1], sep="\t", index=False)
+        else:
+            records = {f"{id}_{locus[2].replace('K', 'L')}": text for id, locus, text in chains}
+            paths.append(fasta(tmp_path / f"{name}.fa", records))
+    options, _ = options_of(folders["igbert"], **columns)
+    found = list(encoder.records(paths, options))
+    assert [(Path(record.source).stem, record.payload) for record in found] == [
+        ("a", b""),
+        ("a", b"EVQL|DIQ"),
+        ("b", b""),
+        ("b", b"QQQ|QAV"),
+    ]
+    ends = ("light", "heavy")
+    reasons = [f"a chain without its partner: no {end} chain" for end in ends]
+    assert [record.reason for record in found] == [reasons[0], "", reasons[1], ""]
 
 
 def test_a_pair_is_never_cut(folders, tmp_path):

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
-from featuremill.config import project
+from featuremill.config import Origin, checked, project
 from featuremill.doctor import host
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
 from featuremill.doctor.host import Host
@@ -96,8 +96,7 @@ class Findings:
         return self.trials.get(gpu.uuid or "")
 
     def is_accessible(self, gpu: Gpu) -> bool:
-        trial = self.trial(gpu)
-        return trial is not None and not trial.error
+        return (trial := self.trial(gpu)) is not None and not trial.error
 
     def leased_by(self, gpu: Gpu) -> str:
         """Say who has leased it; empty when nobody has."""
@@ -164,8 +163,7 @@ class Findings:
     @property
     def batch_option(self) -> str:
         """What the workload calls the option for the size of a batch; empty where it has none."""
-        option: str = optional(find_workload(self.workload), "REMEDIES").get("smaller batches", "")
-        return option
+        return str(optional(find_workload(self.workload), "REMEDIES").get("smaller batches", ""))
 
     def need_mb(self, uuid: str | None) -> int:
         need = self.needs.get(uuid or "")
@@ -306,7 +304,9 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
     weights_verb.refuse_missing(arguments.model, name)
     if isinstance(workload, AskedByModel):
         return Wanted(name, workload.options_of_model(arguments.model))
-    return Wanted(name, workload.Options.model_validate({"model": arguments.model}))
+    alone = Origin("--model without --config")
+    options = checked(workload.Options, {"model": arguments.model}, ("options",), dict, alone)
+    return Wanted(name, options)
 
 
 def _device(gpu: Gpu, trial: Trial | None) -> Device:

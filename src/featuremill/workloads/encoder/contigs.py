@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.inputs import residues
+from featuremill.inputs.fasta import as_unicode
 from featuremill.inputs.letters import NO_WHITESPACE, Cleaned, show_at, wrong_id
 from featuremill.kit.reasons import LENGTH, Kind
 from featuremill.workload import Record
@@ -56,8 +57,9 @@ def clean(letters: str) -> Cleaned:
         return Cleaned(b"", WRONG_ELEMENT.reason(f"{show_at(before, 0)} at letter 1", NO_STRAND))
     if not rest:
         return Cleaned(b"", NO_ELEMENT.reason())
-    strands, given, elements = rest[::3], rest[1::3], rest[2::3]
-    found, notes = list[bytes](), dict[str, None]()
+    strands, elements = rest[::3], rest[2::3]
+    given, notes_of_names = zip(*map(as_unicode, rest[1::3]), strict=True)
+    found, notes = list[bytes](), dict.fromkeys(filter(None, notes_of_names))
     for number, (strand, element) in enumerate(zip(strands, elements, strict=True), 1):
         payload, wrong, note = _element(element, strand)
         if wrong:

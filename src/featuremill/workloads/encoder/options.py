@@ -140,6 +140,8 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
         if self.long == "split" and not is_contig:
             raise ValueError("long: split is of contigs; set truncate or refuse")
         is_of_parts = self.paired or is_contig
+        if is_contig and self.max_residues == 1:
+            raise ValueError("max_residues: an element of a contig has 2 tokens or more; give 2")
         self._refuse_idle("parts", not is_of_parts, "records of one part (no pairs, no contigs)")
         for name in ("regions", "structures"):
             if is_of_parts and getattr(self, name):

@@ -1,7 +1,8 @@
 """Pairs of chains for IgBert and IgT5: the heavy one, what ends a sequence, the light one.
 
 They come from two columns of a table, from rows of one id with a column of the chain (as in
-AIRR tables of cells), or from two records whose ids differ in their ends alone.
+AIRR tables of cells), or from two records whose ids differ in their ends alone. Chains of two files
+are no pair: cells of two samples may have one id.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -34,8 +36,8 @@ TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "l
 NO_PARTNER = Kind(
     "no_partner",
     ("a chain without its partner", "more chains than a pair has", "a chain that cannot be read"),
-    "A pair is one heavy and one light chain. Give these two, or compute single chains in a run "
-    "without paired.",
+    "A pair is one heavy and one light chain of one file. Give these two, or compute single chains "
+    "in a run without paired.",
 )
 _, MORE, UNREAD = NO_PARTNER.heads
 NO_CHAIN = Kind(
@@ -51,14 +53,14 @@ MISSING = ("empty", "no_sequence")
 
 def read(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Yield the pairs of `inputs`, and refused what is none. Chains of records of their own are
-    held until all are read."""
+    held until their file is read."""
     if options.heavy_column:
         names = (options.heavy_column, options.light_column)
         return map(partial(_of_row, names), rows(inputs, options))
     if options.chain_column:
         names = (options.chain_column, options.sequence_column)
-        return _of_chains(map(partial(_told_by_column, names), rows(inputs, options)))
-    return _of_chains(map(_told_by_id, sequences(inputs, options)))
+        return _of_files(map(partial(_told_by_column, names), rows(inputs, options)))
+    return _of_files(map(_told_by_id, sequences(inputs, options)))
 
 
 def _of_row(names: Sequence[str], record: Record) -> Record:
@@ -99,6 +101,11 @@ def _told_by_id(record: Record) -> Chain:
         return Chain(told["id"], HEAVY if told["heavy"] else LIGHT, record)
     reason = record.reason or NO_CHAIN.reason(clipped(record.id))
     return Chain(record.id, "", record._replace(reason=reason))
+
+
+def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
+    for _, of_file in groupby(chains, lambda chain: chain.record.source):
+        yield from _of_chains(of_file)
 
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
