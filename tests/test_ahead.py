@@ -14,8 +14,8 @@ from featuremill.workloads.esm2 import triton_cache
 
 CPU = [Device("cpu", "cpu", "a CPU", False)]
 GPUS = [Device("cuda", f"GPU-{number}", "a GPU", True, number) for number in (0, 1)]
-OF_TRITON = ("esm2", "esmc", "scores")
-OF_TORCH = ("encoder", "esm2", "esmc", "geneformer", "llm_json", "pac", "scores")
+OF_TRITON = ("contacts", "esm2", "esmc", "scores")
+OF_TORCH = ("encoder", "geneformer", "llm_json", "pac", *OF_TRITON)
 
 
 class Driver:

@@ -410,6 +410,7 @@ lines_of_fasta = st.lists(
 )
 @example(lines=[">first", "ACGTACG", "", ">b"], end="\n", piece=7)
 @example(lines=[">first", "ACGTACGTA", "ACGUXCG"], end="\n", piece=7)
+@example(lines=[">first", "AAAAAAA", "NaN"], end="\n", piece=7)
 def test_fasta_read_in_pieces_is_the_same(lines, end, piece, tmp_path, monkeypatch):
     """As the reader of proteins reads it."""
     path = tmp_path / "in.fna"

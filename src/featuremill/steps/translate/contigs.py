@@ -15,7 +15,7 @@ from pathlib import Path
 from featuremill.inputs import bases, nucleotides, source
 from featuremill.inputs.fasta import as_unicode, not_fasta
 from featuremill.inputs.kinds import Sequences
-from featuremill.inputs.letters import maker
+from featuremill.inputs.letters import MOST_OF_A_WORD, maker
 from featuremill.kit.workloads import Record
 
 MAX_CONTIG_BYTES = 10 * source.MAX_RECORD_BYTES
@@ -98,6 +98,8 @@ class _Growing:
         """Return a record of the lines that are waiting."""
         make = maker(partial(bases.clean, num_before=self._payload.tell()))
         letters = "".join(self._lines)
+        if self._pieces:  # the end of a record may be `NA`, and is no word for a missing one
+            letters = letters.ljust(MOST_OF_A_WORD)
         self._lines, self._num_letters = [], 0
         return make(self._id, self._description, letters, self._name, self._line, self._note)
 

@@ -92,7 +92,7 @@ class Plddt:
         path = self._files[file]
         with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as opened:
             text = opened.read().decode("utf-8", "replace")
-        if self._options.plddt_mask == "auto" and ALPHAFOLD not in text.lower():
+        if self._options.plddt_mask == "alphafold" and ALPHAFOLD not in text.lower():
             return None
         return b_factors(text, is_pdb=file.endswith(OF_PDB), chain=chain, name=path.name)
 

@@ -31,9 +31,10 @@ class StructureOptions(WorkloadOptions):
     plddt_column: str = ""
     """With `structures`: in place of a folder, the column of that table which holds the pLDDT of
     each residue, with spaces or commas between."""
-    plddt_mask: Literal["auto", "always", "never"] = "auto"
-    """With pLDDT: whether it counts. `auto` as SaProt's authors: where `AlphaFold` stands in the
-    structure's file, as B-factors of other structures are no pLDDT; of a column always."""
+    plddt_mask: Literal["alphafold", "always", "never"] = "alphafold"
+    """With pLDDT: whether it counts. `alphafold`, as `auto` of SaProt's authors: where AlphaFold is
+    named in the structure's file, as B-factors of other structures are no pLDDT; of a column
+    always."""
     plddt_threshold: float = Field(default=70.0, ge=0, le=100)
     """With pLDDT: letters of residues below it become `#`."""
 
