@@ -555,6 +555,14 @@ def test_insertions_and_deletions_of_proteingym_are_scored_by_their_sequences(ve
     verbs("report", verbs.run_folder.root)
 
 
+def test_a_column_with_a_quotation_mark_in_its_name_comes_along(verbs):
+    with (verbs.folder / "named.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["mutant", 'dose "high"'], [f"{PROTEIN[1]}2A", 'x "y"']])
+    options = {"variants_file": "named.csv"}
+    found, *_ = finish(verbs, [("a", PROTEIN)], options, "variant_scores")
+    assert found['dose "high"'].tolist() == ['x "y"']
+
+
 def test_metrics_without_a_measured_column_are_refused(tmp_path):
     for options in ({}, {"variants": "none", "likelihood": "pseudo"}):
         values = scores.schema(scores.Options(**options), None)

@@ -42,7 +42,9 @@ class Writer:
         need(there, self.OUTPUT, f"a column {self.COLUMN}")
         struct = target.values.field(self.COLUMN).type.value_type
         self._schema = pa.schema([pa.field("id", pa.string()), *struct])
-        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header="none")
+        # With "needed", Arrow quotes every name: so only where a person's column needs it.
+        header = "needed" if re.search('["\t\r\n]', "".join(self._schema.names)) else "none"
+        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header=header)
         self._file = pa.csv.CSVWriter(target.path, self._schema, write_options=options)
 
     def write(self, block: pa.Table) -> None:
