@@ -64,6 +64,10 @@ class WorkloadOptions(BaseModel):
         """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
         return {"pooled"}
 
+    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
+        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
+            raise ValueError(f"{name} has no effect with {because}; leave it out")
+
 
 class RecordFailed(Exception):  # noqa: N818  (no error: it is what `run` has to say of a record)
     """A record cannot be computed: it becomes a failed row, and the others get their values.

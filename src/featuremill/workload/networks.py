@@ -49,10 +49,6 @@ class NetworkOptions(WorkloadOptions):
     def _one_or_several(cls, value: Any) -> Any:
         return (value,) if isinstance(value, int | str) else value
 
-    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
-        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
-            raise ValueError(f"{name} has no effect with {because}; leave it out")
-
 
 class ResidueOptions(NetworkOptions):
     """Options for sequences: vectors for each residue, and long sequences."""

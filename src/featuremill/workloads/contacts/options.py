@@ -98,10 +98,6 @@ class Options(TableOptions):
             )
         return self
 
-    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
-        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
-            raise ValueError(f"{name} has no effect with {because}; leave it out")
-
     @property
     def needs_regression(self) -> bool:
         """Whether contacts are delivered, and not attention alone."""

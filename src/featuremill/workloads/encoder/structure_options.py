@@ -41,18 +41,11 @@ class StructureOptions(WorkloadOptions):
     @model_validator(mode="after")
     def _of_plddt(self) -> Self:
         """Refuse what has no effect."""
-        fields = type(self).model_fields
+        for name in ("structure_column", "plddt_folder", "plddt_column"):
+            self._refuse_idle(name, self.structures is None, "no structures")
         has_plddt = bool(self.plddt_folder or self.plddt_column)
-        idle = {
-            "structure_column": (self.structures is None, "no structures"),
-            "plddt_folder": (self.structures is None, "no structures"),
-            "plddt_column": (self.structures is None, "no structures"),
-            "plddt_mask": (not has_plddt, "no plddt_folder and no plddt_column"),
-            "plddt_threshold": (not has_plddt, "no plddt_folder and no plddt_column"),
-        }
-        for name, (is_idle, because) in idle.items():
-            if is_idle and getattr(self, name) != fields[name].default:
-                raise ValueError(f"{name} has no effect with {because}; leave it out")
+        for name in ("plddt_mask", "plddt_threshold"):
+            self._refuse_idle(name, not has_plddt, "no plddt_folder and no plddt_column")
         if self.plddt_folder and self.plddt_column:
             raise ValueError("give plddt_folder or plddt_column, not both")
         return self

@@ -158,10 +158,6 @@ class Options(StructureOptions, ModelOptions):
             )
         return self
 
-    def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
-        if is_idle and getattr(self, name) != type(self).model_fields[name].default:
-            raise ValueError(f"{name} has no effect with {because}; leave it out")
-
     @property
     def carried(self) -> tuple[str, ...]:
         """Columns of the table that come along; of settled options, all of them."""
