@@ -12,9 +12,7 @@ the median of the processor's seconds, and how far probabilities are from the fi
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ import numpy.typing as npt
 import torch
 
 from bench.peers import ALPHABET, fair_esm, save_fair_esm
+from bench.ways import measured
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
@@ -102,19 +101,14 @@ def main() -> None:
         }
         for dtype in asked.dtypes:
             ways[f"featuremill, {dtype}"] = ours(path, dtype, Path(folder, "cache"))
-        seconds: dict[str, list[float]] = {name: [] for name in ways}
-        found: dict[str, Maps] = {}
-        for _ in range(PASSES):
-            for name, compute in ways.items():
-                start = time.process_time()
-                found[name] = compute(proteins)
-                seconds[name].append(time.process_time() - start)
+        given = {name: partial(compute, proteins) for name, compute in ways.items()}
+        seconds, found = measured(given, PASSES, warm_ups=0)
     first = next(iter(ways))
     for name in ways:
         off = max(
             np.abs(one - other).max() for one, other in zip(found[name], found[first], strict=True)
         )
-        print(f"{name}: {statistics.median(seconds[name]):.2f} s, at most {off:.1e} off")
+        print(f"{name}: {seconds[name]:.2f} s, at most {off:.1e} off")
     print(f"spread of fair-esm's: {np.std(found[first][-1]):.2f}")
 
 

@@ -13,9 +13,7 @@ far from the first line's the log-probabilities are.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -25,6 +23,7 @@ import numpy.typing as npt
 import torch
 from transformers import EsmConfig, EsmForMaskedLM
 
+from bench.ways import measured
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
@@ -107,22 +106,16 @@ def main() -> None:
             for number in (1, TOGETHER)
         }
         ways |= {f"featuremill {dtype}": ours(Path(name), dtype) for dtype in shape.dtypes}
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        found: dict[str, Numbers] = {}
-        for number in range(PASSES + 1):
-            for way, compute in ways.items():
-                start = time.process_time()
-                found[way] = compute(letters)
-                if number:  # the first one warms up
-                    seconds[way].append(time.process_time() - start)
+        given = {way: partial(compute, letters) for way, compute in ways.items()}
+        seconds, found = measured(given, PASSES)
     print(
         f"{shape.layers} layers of width {shape.width}, {shape.length} residues, a pass each; "
         f"{cpu().name}, {torch.get_num_threads()} threads"
     )
     exact = next(iter(found.values()))
-    slowest = statistics.median(next(iter(seconds.values())))
-    for way, each in seconds.items():
-        took, off = statistics.median(each), np.abs(found[way] - exact).max()
+    slowest = next(iter(seconds.values()))
+    for way, took in seconds.items():
+        off = np.abs(found[way] - exact).max()
         print(f"{way:32} {took:8.2f} s, {slowest / took:5.2f} x; at most {off:.1g} off")
 
 

@@ -13,9 +13,7 @@ thread, as threads that wait for a busy machine count as well.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import numpy as np
 import torch
 
 from bench import elders
+from bench.ways import measured
 from featuremill.lease.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
@@ -121,19 +120,11 @@ def main() -> None:
 
 def report(ways: dict[str, Callable[[], Found]]) -> None:
     """Print the seconds of each way, and how far it is from the first."""
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    found: dict[str, Found] = {}
-    for number in range(PASSES + 1):
-        for way, compute in ways.items():
-            start = time.process_time()
-            found[way] = compute()
-            if number:  # the first one warms up
-                seconds[way].append(time.process_time() - start)
+    seconds, found = measured(ways, PASSES)
     exact = next(iter(found.values()))
-    slowest = statistics.median(next(iter(seconds.values())))
-    for way, each in seconds.items():
+    slowest = next(iter(seconds.values()))
+    for way, took in seconds.items():
         assert found[way].keys() == exact.keys()
-        took = statistics.median(each)
         off = max(abs(found[way][name] - score) for name, score in exact.items())
         print(f"{way:28} {took:8.2f} s, {slowest / took:5.2f} x; at most {off:.1g} off")
     print(f"{'':28} of scores up to {max(map(abs, exact.values())):.1f}")
