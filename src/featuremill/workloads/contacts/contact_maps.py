@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -12,8 +11,8 @@ import pyarrow as pa
 from featuremill.kit.text import clipped, counted
 from featuremill.workload.figures import Figure, drawn, values
 from featuremill.workloads.contacts.columns import PAIRS
+from featuremill.workloads.scores.first_proteins import figures_of
 
-MOST_PROTEINS = 6
 MOST_PAIRS = 3000
 """Of one protein, so that a page stays small."""
 SIDE_PIXELS = 360
@@ -37,12 +36,7 @@ class Protein(NamedTuple):
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
     """Return one figure for each of the first proteins with pairs; `read` gives columns of a run's
     results, some rows at a time."""
-    found = list(islice(_proteins(read(["id", "length", PAIRS])), MOST_PROTEINS + 1))
-    every = [figure(number, each) for number, each in enumerate(found[:MOST_PROTEINS], start=1)]
-    if len(found) > MOST_PROTEINS:
-        more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
-        every[0] = every[0]._replace(sentence=every[0].sentence + more)
-    return every
+    return figures_of(_proteins(read(["id", "length", PAIRS])), figure)
 
 
 def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:

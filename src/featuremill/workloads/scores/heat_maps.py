@@ -5,7 +5,6 @@ substitutions, positions × residues, and its highest and lowest variants.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import altair as alt
@@ -15,9 +14,9 @@ from featuremill.kit.text import clipped
 from featuremill.workload.figures import REST, Figure, Panel, specification, values
 from featuremill.workloads.scores.columns import VARIANTS
 from featuremill.workloads.scores.edits import is_indel
+from featuremill.workloads.scores.first_proteins import figures_of
 from featuremill.workloads.scores.variants import AMINO_ACIDS, substitutions
 
-MOST_PROTEINS = 6
 STRETCH = 100
 """Positions side by side in one chart, so that a cell is wide enough to be seen."""
 MOST_STRETCHES = 6
@@ -52,12 +51,7 @@ class Protein(NamedTuple):
 def figures(read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]) -> list[Figure]:
     """Return one figure for each of the first proteins with variants; `read` gives columns of a
     run's results, some rows at a time."""
-    found = list(islice(_proteins(read(["id", "length", VARIANTS])), MOST_PROTEINS + 1))
-    drawn = [figure(number, each) for number, each in enumerate(found[:MOST_PROTEINS], start=1)]
-    if len(found) > MOST_PROTEINS:
-        more = f" Only the first {MOST_PROTEINS} proteins are drawn; the results have all."
-        drawn[0] = drawn[0]._replace(sentence=drawn[0].sentence + more)
-    return drawn
+    return figures_of(_proteins(read(["id", "length", VARIANTS])), figure)
 
 
 def _proteins(batches: Iterable[pa.RecordBatch]) -> Iterator[Protein]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.inputs import columns, names_in_table
-from featuremill.inputs.labels import is_missing, text
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import clipped
 from featuremill.workloads.scores.options import MEASURED, MEASURED_CLASS, Options
@@ -140,6 +139,8 @@ def cell(
     Raises:
         UserError: a number in it is none.
     """
+    from featuremill.inputs.labels import text  # has pyarrow, which no check of a config needs
+
     if not (variant := text(values.get(found.variant))):
         return None
     where = f"{path}:{line}"
@@ -160,6 +161,8 @@ def cell(
 
 def _measured(told: str, name: str, options: Options, where: str) -> str:
     """Return the text of a column that comes along; of a measured score "" where there is none."""
+    from featuremill.inputs.labels import is_missing
+
     if name not in options.measured or not told or is_missing(told):
         return "" if name in options.measured else told
     if name == options.measured_class_column:
