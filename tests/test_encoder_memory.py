@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decoder_models import write
+from decoder_models import WIDE, write
 from living import Living
 
 from featuremill.lease.devices import cpu
@@ -12,15 +12,7 @@ from featuremill.workloads.encoder import memory
 
 CPU, MIB = cpu(), 2**20
 TOKENS, LONGEST = 2048, 512
-SHAPE = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 768,
-    "max_position_embeddings": TOKENS,
-}
+SHAPE = {**WIDE, "max_position_embeddings": TOKENS}
 SHAPES = {
     "llama": SHAPE,
     "gemma2": SHAPE,

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 import transformers
-from decoder_models import write
+from decoder_models import WIDE, write
 from living import Living
 
 from featuremill.base.errors import UserError
@@ -16,15 +16,7 @@ from featuremill.workloads.llm_json import memory
 llm_json = find_workload("llm_json")
 CPU, MIB = cpu(), 2**20
 CONTEXT, REPLY = 512, 8
-SHAPE = {
-    "hidden_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "intermediate_size": 768,
-    "max_position_embeddings": CONTEXT,
-}
+SHAPE = {**WIDE, "max_position_embeddings": CONTEXT}
 GPT2 = {"n_embd": 256, "n_layer": 4, "n_head": 8, "n_positions": CONTEXT}
 
 

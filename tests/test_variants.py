@@ -14,7 +14,7 @@ from esm2_models import ALPHABET, fair_esm_bundled
 from programs import Verbs
 from scipy.stats import spearmanr
 from sklearn.metrics import matthews_corrcoef, ndcg_score, roc_auc_score
-from test_scores import computed, payload_of
+from test_scores import computed, payload_of, read
 
 from featuremill.base.errors import UserError
 from featuremill.workload.outputs import Target, open_writer
@@ -184,10 +184,6 @@ WRITTEN = {
     "NP_1.2:p.Lys2del": "K2del",
     "Y5G:K2_T3insA": "K2_T3insA:Y5G",
 }
-
-
-def read(path, **options):
-    return list(scores.records([path], scores.Options(variants="listed", **options)))
 
 
 @pytest.mark.parametrize("text", WRITTEN)
