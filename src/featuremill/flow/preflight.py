@@ -559,7 +559,8 @@ def refuse_missing(
         with refusing(f"{run.origin.of('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
-                samples.read(Path(run.samples)).refuse_missing(planned)
+                made = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | made)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changed_since(folder, plan, run)):
@@ -618,6 +619,8 @@ def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
         return
     configs = internals.config_files(workflow)
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    if internals.is_imported(workflow) and not Path(project.samples).exists():
+        hint = " A rule may make the files that a sheet names, but not the sheet itself."
     with refusing(f"{project.origin.of('samples')}: samples", hint):
         samples.read(Path(project.samples))
 
@@ -655,7 +658,8 @@ def refuse_missing_of_steps(
             refuse_unknown_labels(run, project.samples)
         if missing:
             with refusing(f"{project.origin.of('samples')}: samples"):
-                samples.read(Path(project.samples)).refuse_missing()
+                made_by_rules = {path for path in project.files if is_made(path)}
+                samples.read(Path(project.samples)).refuse_missing(made_by_rules)
     for _, path in missing:
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)
