@@ -623,7 +623,9 @@ def test_rules_may_make_the_files_of_a_sheet_but_not_the_sheet(key, soil):
         preflight.refuse_missing_of_steps(workflow, found, is_made)
 
     refuse({"clean/a.fa"}.__contains__)
-    with pytest.raises(RefusedError, match=r"samples\.tsv:2: clean/a\.fa: this file does not exist"):
+    with pytest.raises(
+        RefusedError, match=r"samples\.tsv:2: clean/a\.fa: this file does not exist"
+    ):
         refuse({"clean/b.fa"}.__contains__)
     (soil / "samples.tsv").unlink()
     with pytest.raises(RefusedError, match="but not the sheet itself"):

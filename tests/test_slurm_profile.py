@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-import yte
 from conftest import ROOT
 from programs import Workflow, random_records
 from snakemake.cli import get_argument_parser
+from snakemake.profiles import ProfileConfigFileParser
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
@@ -136,11 +136,16 @@ def test_a_profile_of_ours_that_snakemake_does_not_find_is_named_right(words, mo
 @pytest.mark.parametrize("by", ["profile", "option"])
 def test_an_executor_that_is_not_installed_is_named_with_its_extra(name, by, monkeypatch, capsys):
     """As a profile asks for it, and as argparse refuses it."""
-    text = (ROOT / "profiles" / name / "config.yaml").read_text()
+    profile = ROOT / "profiles" / name / "config.yaml"
+
+    def parsed():
+        with profile.open() as stream:
+            return ProfileConfigFileParser().parse(stream)
+
     if by == "profile":
         monkeypatch.setattr(internals, "find_spec", lambda _: None)
         with pytest.raises(SystemExit) as ended:
-            yte.process_yaml(text, require_use_yte=True)
+            parsed()
     else:
         said = f"argument --executor/-e: invalid choice: {name!r} (choose from 'local', 'touch')"
         with pytest.raises(SystemExit) as ended:
@@ -150,7 +155,7 @@ def test_an_executor_that_is_not_installed_is_named_with_its_extra(name, by, mon
     assert said.startswith(f"error: executor {name}: its plugin is not installed in the environ")
     assert said.endswith(f"-m pip install 'featuremill[{name}]'\n")
     monkeypatch.setattr(internals, "find_spec", lambda _: "there")
-    assert yte.process_yaml(text, require_use_yte=True)["executor"] == name
+    assert parsed()["executor"] == name
 
 
 def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():
