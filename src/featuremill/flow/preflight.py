@@ -20,6 +20,7 @@ from typing import Any
 from featuremill import workload
 from featuremill.base import environment, this_process
 from featuremill.base.change import told
+from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Origin, Run, asked
@@ -27,7 +28,6 @@ from featuremill.config.project import ProjectConfig, problems_of_files, problem
 from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
-from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
 from featuremill.store import command_line, formats, ours, run_lock, shared
