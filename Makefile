@@ -63,6 +63,7 @@ format: .venv/.test ## let the tools arrange the code
 	@$(BIN)/ruff format --quiet $(CODE)
 	@$(BIN)/snakefmt Snakefile workflow src examples training 2>.venv/lint.log || { cat .venv/lint.log; exit 1; }
 	@$(BIN)/featuremill config-docs
+	@$(BIN)/python tests/house.py --lower
 
 bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO (EXTRA="…" goes to bench.run)
 	@$(BIN)/python -m bench.run $(EXTRA)

@@ -39,9 +39,9 @@ from pypi import fetched
 from scipy import sparse
 
 from featuremill.__main__ import main
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workload.outputs import Target
