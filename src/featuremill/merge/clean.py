@@ -115,7 +115,9 @@ def run(arguments: argparse.Namespace) -> None:
                     f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
                     "stop it."
                 )
-            theirs = [Path(place) for place in (*made.removable, *made.logs)]
+            theirs = [
+                Path(place) for place in (*made.removable, *made.logs, *filter(None, [made.state]))
+            ]
             logs = list(map(Path, made.logs))
             below = [path for place in theirs for path in _at(place)]
             is_made = any(ours.latest(Path(file)) for file in made.files)
