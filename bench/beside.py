@@ -28,7 +28,7 @@ from bench.peers import relative_l2
 from bench.place import Place
 from bench.sample import Sample
 from bench.stage import Ground, say
-from featuremill.lease.devices import Device
+from featuremill.base.devices import Device
 from featuremill.workload import find_workload, plain_weights, weights
 from featuremill.workload.batches import make_batches
 from featuremill.workload.compute import values_of

@@ -28,7 +28,7 @@ from bench.processes import Child
 from bench.shapes import SHAPES
 from bench.subject import Subject
 from featuremill.base import this_process
-from featuremill.lease.devices import cuda_devices
+from featuremill.base.devices import cuda_devices
 from featuremill.lease.nvml import nvml
 
 

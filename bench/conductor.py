@@ -42,7 +42,7 @@ from bench.shapes import SHAPES
 from bench.stage import say
 from bench.table import FORKING, TESTS
 from bench.worker import Answer, Order, Setting
-from featuremill.lease.devices import cuda_devices
+from featuremill.base.devices import cuda_devices
 
 MEASURED = "measured"
 ALONE = (TESTS, FORKING, "hard_run", "training")

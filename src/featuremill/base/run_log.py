@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.gpu_name import device
 from featuremill.base.text import one_line, plain
+from featuremill.lease.gpu_name import device
 
 NAME = "run.log"
 MOST_LETTERS = 500

@@ -20,6 +20,7 @@ from typing import Any
 from featuremill import workload
 from featuremill.base import environment, this_process
 from featuremill.base.change import told
+from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Origin, Run, asked
@@ -27,7 +28,6 @@ from featuremill.config.project import ProjectConfig, problems_of_files, problem
 from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
-from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
 from featuremill.store import command_line, formats, ours, run_lock, shared
@@ -559,7 +559,8 @@ def refuse_missing(
         with refusing(f"{run.origin.of('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
-                samples.read(Path(run.samples)).refuse_missing(planned)
+                made = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | made)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changed_since(folder, plan, run)):
@@ -618,6 +619,8 @@ def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
         return
     configs = internals.config_files(workflow)
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    if internals.is_imported(workflow) and not Path(project.samples).exists():
+        hint = " A rule may make the files that a sheet names, but not the sheet itself."
     with refusing(f"{project.origin.of('samples')}: samples", hint):
         samples.read(Path(project.samples))
 
@@ -655,7 +658,8 @@ def refuse_missing_of_steps(
             refuse_unknown_labels(run, project.samples)
         if missing:
             with refusing(f"{project.origin.of('samples')}: samples"):
-                samples.read(Path(project.samples)).refuse_missing()
+                made_by_rules = {path for path in project.files if is_made(path)}
+                samples.read(Path(project.samples)).refuse_missing(made_by_rules)
     for _, path in missing:
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)

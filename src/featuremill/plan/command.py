@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from featuremill.base import run_log
+from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
@@ -26,7 +27,6 @@ from featuremill.config import Run, read, read_run
 from featuremill.config.asked import options_asked
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
-from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.announce import announce, sizes_of
 from featuremill.plan.buckets import spool_old_shards
