@@ -1,5 +1,5 @@
-"""Standard streams that are closed, that nobody reads, or in an encoding without our letters: commands
-end as they would without a reader, and without a traceback."""
+"""Standard streams that are closed, that nobody reads, or in an encoding without our letters:
+commands end as they would without a reader, and without a traceback."""
 
 import subprocess
 import sys

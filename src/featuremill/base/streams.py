@@ -42,7 +42,7 @@ def set_up() -> None:
         if stream is None:
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
-            setattr(sys, name, open(null, "w" if number else "r", closefd=False))  # noqa: PTH123, SIM115
+            setattr(sys, name, open(null, "w" if number else "r", closefd=False))  # noqa: SIM115
         elif number and isinstance(stream, io.TextIOWrapper):
             stream.flush()
             file = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
