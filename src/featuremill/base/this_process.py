@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +27,8 @@ PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
 SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
 """The workflow: in the wheel beside the package, in a checkout at its root."""
+PROFILES = Path(SNAKEFILE).parent / "profiles"
+"""Folders of profiles, by their names."""
 NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
 
 
@@ -39,6 +41,17 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
         sys.exit(128 + signal_number)
+
+
+@contextlib.contextmanager
+def starting_child() -> Iterator[None]:
+    """Keep Ctrl-C from a child that is started inside: it inherits what is blocked, and answers
+    once it unblocks it. Ctrl-C in an import would be a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def name_of_process() -> str:

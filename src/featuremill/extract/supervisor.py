@@ -24,12 +24,12 @@ from typing import IO, Any
 
 from featuremill.base import environment, reasons, this_process
 from featuremill.base import log as logs
+from featuremill.base.devices import devices_for
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.extract.job import Job, Trouble
 from featuremill.extract.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
-from featuremill.lease.devices import devices_for
 from featuremill.store import journal_log, lock_holder
 from featuremill.store.receipt import Receipt
 
@@ -188,16 +188,17 @@ class Supervisor:
                 "spawned": time.monotonic(),
             }
             job = self._job.model_copy(update=changes)
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "featuremill.extract.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                pass_fds=[self._lock, job.stacks, *held.descriptors],
-                env=environment.of_child(held.environment | _threads(job.threads)),
-            )
+            with this_process.starting_child():
+                worker = subprocess.Popen(
+                    [sys.executable, "-m", "featuremill.extract.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    pass_fds=[self._lock, job.stacks, *held.descriptors],
+                    env=environment.of_child(held.environment | _threads(job.threads)),
+                )
             listener = threading.Thread(
                 target=_log_lines, args=(worker.stderr, log_level), daemon=True
             )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import signal
 
-from featuremill.workload import plugin_errors
-
 # The supervisor handles Ctrl-C; this process ends without a traceback in its log.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 import faulthandler
 import functools
@@ -28,13 +27,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
+from featuremill.base.devices import with_processors
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import ahead, staging
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
 from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
-from featuremill.lease.devices import with_processors
 from featuremill.store import journal
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
@@ -47,6 +46,7 @@ from featuremill.workload import (
     loading,
     option_files,
     optional,
+    plugin_errors,
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
