@@ -1,4 +1,4 @@
-"""Standard output and error as any caller leaves them: closed, a pipe whose reader has ended, or in an
+"""Standard output and error as any caller leaves them: closed, a pipe without a reader, or in an
 encoding that lacks letters of ours."""
 
 from __future__ import annotations
