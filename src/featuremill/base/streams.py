@@ -1,5 +1,5 @@
-"""Standard output and error as any caller leaves them: closed, a pipe whose reader has ended, or in
-an encoding that lacks letters of ours."""
+"""Standard output and error as any caller leaves them: closed, a pipe without a reader, or in an
+encoding that lacks letters of ours."""
 
 from __future__ import annotations
 
