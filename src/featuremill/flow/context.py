@@ -51,6 +51,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     for run in flow.runs.values():
         imported.share(workflow, run.here)
         preflight.prepare(workflow, run.here)
+    preflight.refuse_steps_without_packages(workflow, whole)
     preflight.make_steps_older(workflow, whole)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)

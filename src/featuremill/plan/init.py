@@ -222,7 +222,8 @@ def _outputs(checked: config.Run, unfilled: Collection[str]) -> list[str]:
             values = plugin_errors.schema_of(name, workload, settled, None, RESERVED)
             delivered &= {kind_of(column.type) for column in values}
     usual = config.Config.model_fields["outputs"].default
-    return [output for output in usual if format_of(output).kind in {None, *delivered}]
+    own = optional(find_workload(checked.workload), "OUTPUTS")
+    return [*(name for name in usual if format_of(name).kind in {None, *delivered}), *own]
 
 
 def _refuse_what_a_run_would(checked: config.Run, output: Path, unfilled: Collection[str]) -> None:

@@ -237,6 +237,9 @@ class Step(Protocol):
 class OptionalAttributes:
     """Attributes that a step may have, each with its default."""
 
+    PACKAGES: Mapping[str, str] = MappingProxyType({})
+    """Modules that its jobs import, each with what to install: `{"torch": "my-package[gpu]"}`. A
+    run that lacks one is refused before its first job."""
     VARIABLES: Sequence[Variable] = ()
     """Variables of the environment that other programs set and it reads, for
     docs/environment.md."""
