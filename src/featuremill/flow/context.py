@@ -399,7 +399,7 @@ class Flow:
             print(closing_words(*self.folders))
             for made in self.made:
                 if made.stands() == "yes":  # not where less was asked for
-                    print(f"{made.label}: {made.files[-1]}")
+                    print(f"{made.label}: {made.shown}")
         for run in self.runs.values():
             print(tidied(run.here.folder, run.asked.keep), end="")
 

@@ -153,6 +153,12 @@ class Made(NamedTuple):
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
 
+    @property
+    def shown(self) -> str:
+        """The file to look at: the last one, or the page where that is a card for programs."""
+        pages = [file for file in self.files if file.endswith(".html")]
+        return [self.files[-1], *pages][-1 if self.files[-1].endswith(".json") else 0]
+
     def stands(self) -> Literal["no", "yes", "older"]:
         """Return whether all files exist; "older" if an input has changed since, or if the config
         asks for something else."""
