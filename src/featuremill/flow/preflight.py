@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import workload
+from featuremill import step, workload
 from featuremill.base import environment, this_process
 from featuremill.base.change import Change, told
 from featuremill.base.devices import devices_for
@@ -29,6 +29,7 @@ from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
+from featuremill.step.finding import step_of
 from featuremill.store import command_line, formats, ours, run_lock, shared, stored
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
@@ -402,6 +403,23 @@ def refuse_without_packages(workflow: Any, run: Run) -> None:
         ) from None
 
 
+def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None:
+    """Refuse to begin where this Python lacks what the jobs of a step import, as long as they have
+    something to do here."""
+    is_ours = internals.is_main(workflow) and internals.executes(workflow)
+    is_here = internals.runs_elsewhere(workflow) is False
+    if not (is_ours and is_here) or internals.is_imported(workflow):
+        return
+    if internals.has_environments(workflow) or any(map(asks_for_less, map(str, project.folders))):
+        return
+    for key, section in project.sections.items():
+        packages = step.optional(step_of(key), "PACKAGES")
+        made = step_of(key).made(section, project.for_steps) if packages else ()
+        if any(one.stands() != "yes" for one in made):
+            with refusing(f"{project.origin.of(key)}: {key}"):
+                workload.refuse_lacking(packages)
+
+
 def refuse_without_gpu(workflow: Any, run: Run) -> None:
     """Refuse `device: cuda` where the jobs would run on this machine and it has no GPU.
 
@@ -635,6 +653,7 @@ def refuse_missing_here(run: Run) -> None:
     if run.model and not Path(run.weights_json).exists():
         with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
             weights.refuse_missing(run.model, run.workload)
+            run.options.check_files()
     report = Path(run.folder, "report.html")
     is_other = not report.exists() or asked.changes_of_labels(report, run)
     if table and (Path(table).exists() or is_other):
