@@ -44,7 +44,8 @@ log = logging.getLogger("featuremill.head")
 
 
 class Labelled(NamedTuple):
-    """The labelled records that have vectors of residues, in the order of the run."""
+    """The labelled records that have vectors of residues, by their sha256 and then their id: no fit
+    depends on the order of a run's records."""
 
     ids: list[str]
     sha256s: list[str]
@@ -143,7 +144,7 @@ def train(chosen: Chosen) -> card.Card:
             labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
-            versions=versions(),
+            versions=versions(("torch",)),
         )
         _write_page(folder / card.PAGE, chosen.output.name, made)
         made.write(folder / card.CARD)
@@ -220,6 +221,8 @@ def _labelled(
         num_residues = int(parts.num_of_row[row])
         residue_labels.refuse_length(id, found[id], num_residues, planned.name, used.file)
     sha256_of = {id: sha256 for id, sha256 in planned.digests() if id in found}
+    order = sorted(range(len(ids)), key=lambda place: (sha256_of[ids[place]], ids[place]))
+    ids, rows = [ids[place] for place in order], [rows[place] for place in order]
     there = {*ids}
     reason = f"it has no vectors of residues; {planned.name}/failed.tsv has the reason"
     missing = [Lacking(id, planned.name, reason) for id in found if id not in there]
