@@ -41,7 +41,7 @@ from bench.shapes import SHAPES
 from bench.stage import say
 from bench.table import TESTS
 from bench.worker import Answer, Order, Setting
-from featuremill.lease.devices import cuda_devices
+from featuremill.base.devices import cuda_devices
 
 MEASURED = "measured"
 START_SECONDS = 60.0

@@ -24,7 +24,7 @@ import torch
 
 from bench.peers import ALPHABET, fair_esm, save_fair_esm
 from bench.ways import measured
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts

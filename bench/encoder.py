@@ -25,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from featuremill.base.devices import devices_for, with_processors
 from featuremill.base.words import counted
 from featuremill.inputs import proteins
-from featuremill.lease.devices import devices_for, with_processors
 from featuremill.workload import weights
 from featuremill.workload.batches import make_batches
 from featuremill.workload.compute import values_of

@@ -31,8 +31,8 @@ from bench.engines.openvino import EXAMPLE, PRECISIONS, Hidden
 from bench.lengths import MAX_RESIDUES, sorted_batches, tokens_of
 from bench.peers import relative_l2
 from bench.sample import Sample
+from featuremill.base.devices import cpu
 from featuremill.base.words import counted
-from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workload.batches import make_batches
 from featuremill.workload.compute import values_of

@@ -35,7 +35,7 @@ from bench.record import ROOT
 from bench.run import SAMPLE
 from bench.sample import Sample
 from bench.table import aligned
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import Weights, compute, weights
 from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2

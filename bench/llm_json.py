@@ -61,7 +61,7 @@ def measured(model: str, rows: int, num_notes: int, dtype: Dtype, is_gpu: bool) 
     """Return what it takes to reply to all notes, and the replies."""
     import torch
 
-    from featuremill.lease.devices import Device, cpu
+    from featuremill.base.devices import Device, cpu
     from featuremill.workload import plain_weights, weights
     from featuremill.workload.compute import values_of
     from featuremill.workloads import llm_json

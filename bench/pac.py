@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload.compute import values_of
 from featuremill.workloads import pac
 from featuremill.workloads.pac import filters, signals

@@ -9,7 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from featuremill.lease.devices import MASK, Device, cpu, cuda_devices, with_processors
+from featuremill.base.devices import Device, cpu, with_processors
+from featuremill.lease.devices import MASK, cuda_devices
 from featuremill.workload import networks
 
 Name = Literal["cpu", "gpu", "rehearsal"]

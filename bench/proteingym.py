@@ -33,7 +33,7 @@ from esm.data import Alphabet
 from safetensors.torch import load_file
 
 from bench.peers import fair_esm
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, scores

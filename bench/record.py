@@ -17,8 +17,8 @@ from typing import Any
 import pynvml
 import torch
 
-from featuremill.lease import devices
-from featuremill.lease.devices import Device
+from featuremill.base import devices
+from featuremill.base.devices import Device
 from featuremill.lease.nvml import nvml
 
 ROOT = Path(__file__).parent.parent

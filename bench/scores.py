@@ -24,7 +24,7 @@ import torch
 from transformers import EsmConfig, EsmForMaskedLM
 
 from bench.ways import measured
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import scores

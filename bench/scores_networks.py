@@ -22,7 +22,7 @@ import torch
 
 from bench import elders
 from bench.ways import measured
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import scores

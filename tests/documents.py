@@ -41,7 +41,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from featuremill.lease import devices
+from featuremill.base import devices
 
 LACKS = (
     "a GPU",

@@ -81,6 +81,10 @@ class Leases:
         file = self.node.locks / "turnstile"
         return int(file.read_text() or 0) if file.exists() else 0
 
+    def wait_until_drawn(self, number):
+        """Wait until so many places in the queue were ever drawn."""
+        wait_for(lambda: self.num_drawn() >= number)
+
     def queue(self, *arguments, **more):
         """Start a lease and return once it has its place in the queue."""
         before = self.num_drawn()

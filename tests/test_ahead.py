@@ -7,8 +7,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from featuremill.base.devices import Device
 from featuremill.extract import ahead
-from featuremill.lease.devices import Device
 from featuremill.workload import find_workload, loading, workloads
 from featuremill.workloads.esm2 import triton_cache
 

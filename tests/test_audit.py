@@ -22,11 +22,11 @@ from safetensors.torch import load_file, save_file
 from test_doctor import several, some, thing
 
 from featuremill.__main__ import main
+from featuremill.base import devices
+from featuremill.base.devices import Device
 from featuremill.commands.audit import command, measure, report
 from featuremill.commands.audit.sample import draw
 from featuremill.inputs.residues import protein
-from featuremill.lease import devices
-from featuremill.lease.devices import Device
 from featuremill.workload import compute, weights
 from featuremill.workload.batches import make_batches
 from featuremill.workloads import esm2

@@ -28,9 +28,9 @@ from programs import Desk, Verbs, is_running, wait_for
 from safetensors.torch import load_file
 
 from featuremill import __main__, features
+from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.config.runs import named
-from featuremill.lease.devices import Device
 from featuremill.merge.command import merge
 from featuremill.steps.autoencoders import (
     card,

@@ -45,7 +45,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from programs import Desk, fasta, is_running, random_records, wait_for
 
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads.esm2 import matmul
 

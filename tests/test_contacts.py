@@ -26,9 +26,9 @@ from safetensors.torch import load_file, save_file
 
 import featuremill
 from featuremill.__main__ import main
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, option_files
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
@@ -426,7 +426,7 @@ def test_without_a_regression_there_are_no_contacts_and_a_sentence(cache, tmp_pa
 
 def test_what_memory_is_needed_is_known_without_torch():
     code = (
-        "import sys; from featuremill.lease.devices import cpu\n"
+        "import sys; from featuremill.base.devices import cpu\n"
         "from featuremill.workloads import contacts as c\n"
         "o = c.Options(model='esm2_t33_650M_UR50D', dtype='fp32')\n"
         "print(c.memory_mb(o, cpu(), c.weights_ahead(o), 4096), 'torch' in sys.modules)"
@@ -666,7 +666,7 @@ MEASURED = """
 import sys
 from pathlib import Path
 from featuremill.base.this_process import peak_of_process_mb
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts

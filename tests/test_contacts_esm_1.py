@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from transformers import EsmForMaskedLM
 
 from featuremill.__main__ import main
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts

@@ -20,9 +20,9 @@ from real_llm import smollm2
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, normalizers
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, find_workload, plain_weights, weights
 from featuremill.workloads import encoder
 

@@ -6,9 +6,10 @@ import pytest
 from leases import Leases
 from nvml_node import Gpu, Slice
 
+from featuremill.base.devices import Device, cpu, devices_for
 from featuremill.base.errors import UserError
 from featuremill.lease import devices, lease
-from featuremill.lease.devices import Device, cpu, devices_for, visible
+from featuremill.lease.devices import visible
 
 GPUS = [Device("cuda", f"GPU-{letter}000", "pretend", True, n) for n, letter in enumerate("abcd")]
 

@@ -29,12 +29,12 @@ from programs import PATIENCE_SECONDS, Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
+from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.doctor import checks, findings, host, trial
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
-from featuremill.lease.devices import Device
 from featuremill.workloads import geneformer
 from featuremill.workloads.esm2 import layout, memory, sources
 from featuremill.workloads.esm2.architecture import ESM2, Sizes

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from esm2_models import demo_proteins, fair_esm, save_fair_esm
 
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload import weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2
@@ -457,7 +457,7 @@ LONG = """
     from featuremill.base import this_process
     from featuremill.workload import weights
     from featuremill.workload.compute import values_of
-    from featuremill.lease.devices import cpu
+    from featuremill.base.devices import cpu
     from featuremill.workloads import esm2
     torch.set_num_threads(2)
     found = weights.weights_of(weights.convert("mill_t6_8M"))

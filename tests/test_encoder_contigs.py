@@ -21,9 +21,9 @@ from esm2_models import relative_l2
 from programs import Desk
 from safetensors.torch import load_file
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.inputs import payloads as payloads_of
-from featuremill.lease.devices import cpu
 from featuremill.workload import batches, plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

@@ -12,9 +12,9 @@ from encoder_models import esm as esm_config
 from encoder_models import network as made
 from esm2_models import demo_proteins, relative_l2
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.inputs import payloads
-from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

@@ -5,7 +5,7 @@ import torch
 from decoder_models import WIDE, write
 from living import Living
 
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder
 from featuremill.workloads.encoder import memory

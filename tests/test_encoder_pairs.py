@@ -11,8 +11,8 @@ import torch
 from encoder_models import KINDS, T5_PIECES, network, save, write
 from esm2_models import relative_l2
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

@@ -9,8 +9,8 @@ from encoder_models import dna
 from esm2_models import cosines, demo_proteins, relative_l2
 from safetensors.torch import load_file, save_file
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

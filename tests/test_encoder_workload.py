@@ -22,9 +22,9 @@ from programs import Desk, fasta, random_records
 from safetensors.torch import load_file, save_file
 
 from featuremill.__main__ import main
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.workload import RecordFailed, plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workload.in_process import values_in_batches
@@ -802,7 +802,7 @@ import sys
 from pathlib import Path
 from featuremill.base import this_process
 from featuremill.workload.compute import values_of
-from featuremill.lease.devices import cpu
+from featuremill.base.devices import cpu
 from featuremill.workloads import encoder
 
 folder, dtype, tokens = sys.argv[1], sys.argv[2], int(sys.argv[3])

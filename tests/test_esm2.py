@@ -29,8 +29,8 @@ from packaging.version import Version
 from pydantic import ValidationError
 from test_house import EXTRAS, ROOT, is_for_here
 
+from featuremill.base.devices import Device, cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import Device, cpu
 from featuremill.workload import networks, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2
@@ -496,7 +496,7 @@ def test_planning_needs_no_torch():
         "import sys; from featuremill.workloads import esm2\n"
         "from featuremill.workload import weights\n"
         "from featuremill.workload import Weights\n"
-        "from featuremill.lease.devices import cpu; from pathlib import Path\n"
+        "from featuremill.base.devices import cpu; from pathlib import Path\n"
         "facts = {'num_layers': '6', 'embed_dim': '320', 'attention_heads': '20'}\n"
         "found = Weights('w', Path('w'), '', facts)\n"
         "options = esm2.resolve(esm2.Options(), cpu(), found)\n"

@@ -23,8 +23,8 @@ from esmc_models import (
 from safetensors.torch import load_file
 from test_esm2 import arrow_row
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import networks, weights
 from featuremill.workload.compute import values_of
 from featuremill.workloads import esm2, esmc
@@ -344,7 +344,7 @@ def test_planning_needs_no_torch(folder):
         import sys
         from featuremill.workloads import esmc
         from featuremill.workload import Weights, weights
-        from featuremill.lease.devices import cpu
+        from featuremill.base.devices import cpu
         from pathlib import Path
         weights.refuse_missing({str(folder)!r}, "esmc")
         facts = dict(architecture="esmc", num_layers="3", embed_dim="128", attention_heads="2",

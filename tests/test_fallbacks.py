@@ -33,10 +33,9 @@ from test_esm2 import assert_close_to_fair_esm
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from featuremill.base import devices, faults
 from featuremill.base import environment as variables_of_ours
-from featuremill.base import faults
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.lease import devices
 from featuremill.workload import loading, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (

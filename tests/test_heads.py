@@ -30,6 +30,7 @@ from torch import nn
 
 import featuremill
 from featuremill import __main__
+from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.features import index
 from featuremill.features import records as feature_records
@@ -37,7 +38,6 @@ from featuremill.features.columns import Column
 from featuremill.features.records import Features
 from featuremill.features.table import Stored, Table
 from featuremill.inputs.labels import Label
-from featuremill.lease import devices
 from featuremill.merge.command import merge
 from featuremill.steps.heads import (
     calibration,

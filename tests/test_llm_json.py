@@ -31,10 +31,10 @@ from programs import Desk, wait_for
 from pypi import fetched
 from real_llm import smollm2
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import kind_of
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.workload import Device, RecordFailed, Weights, find_workload
 from featuremill.workload.compute import values_of
 from featuremill.workloads.llm_json import engines, prompts, replies

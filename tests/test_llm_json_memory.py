@@ -8,8 +8,8 @@ import transformers
 from decoder_models import WIDE, write
 from living import Living
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import Device, find_workload
 from featuremill.workloads.llm_json import memory
 

@@ -24,7 +24,7 @@ from programs import NO_REPORT, Desk, Verbs, random_records, wait_for
 from safetensors.torch import load_file
 
 import featuremill
-from featuremill.lease import devices
+from featuremill.base import devices
 
 EXAMPLES = ROOT / "config" / "examples"
 ON_BOTH = pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from programs import Verbs, random_records
 
 from featuremill import step
 from featuremill.base import reasons, this_process
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import Kind
 from featuremill.config import validate
 from featuremill.flow import internals, preflight
 from featuremill.flow.context import RunOfRules
 from featuremill.flow.screen import RefusedError
-from featuremill.lease.devices import cpu
 from featuremill.merge import provenance
 from featuremill.plan import speeds
 from featuremill.plan.shard_cost import Sizing

@@ -39,9 +39,9 @@ from test_containers import stand_in_for_conda, verbs_and_environments
 
 import featuremill
 from featuremill.base import reasons
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.store.results import Results
 from featuremill.workload import find_workload
 from featuremill.workload.compute import values_of
@@ -931,7 +931,7 @@ def test_shards_and_devices_change_nothing_on_real_ieeg(ieeg, tmp_path, environm
 @pytest.mark.gpu
 def test_a_gpu_gives_the_same_numbers():
     """The CPU's twin is `test_any_number_of_devices_gives_the_same_bits`."""
-    from featuremill.lease.devices import cuda_devices
+    from featuremill.base.devices import cuda_devices
 
     asked, payloads = pac.Options.model_validate(FEW), payloads_of(noise())
     model = pac.load(asked, cuda_devices()[:1], None)

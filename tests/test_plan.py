@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import read_sealed, write_sealed
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.config import validate
 from featuremill.inputs import proteins, source
-from featuremill.lease.devices import cpu
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
 from featuremill.plan.command import plan

@@ -12,8 +12,8 @@ from esm2_models import cosines, demo_proteins, relative_l2
 from pypi import fetched
 
 import featuremill
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 
 pytestmark = [

@@ -25,9 +25,9 @@ from safetensors.torch import load_file
 
 import featuremill
 from featuremill.__main__ import main
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.contract import WorkloadContract
-from featuremill.lease.devices import cpu
 from featuremill.report import facts
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of

@@ -23,8 +23,8 @@ from bench.elders import (
 )
 
 import featuremill
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.compute import values_of
 from featuremill.workloads import scores

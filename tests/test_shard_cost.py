@@ -18,9 +18,8 @@ from plans import plan_json, receipt_json, wasted
 from programs import Workflow, fasta, random_records, written
 
 from featuremill.__main__ import main
-from featuremill.base import entry_points
+from featuremill.base import devices, entry_points
 from featuremill.config import validate
-from featuremill.lease import devices
 from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Sizing, Work, choose
@@ -107,7 +106,7 @@ def test_what_is_chosen_wastes_hardly_more_than_any_other_cut():
 SURVEY = """
 import itertools, json, os
 from pathlib import Path
-from featuremill.lease.devices import planning_device
+from featuremill.base.devices import planning_device
 from featuremill.plan.shard_cost import Sizing
 from featuremill.workload.recipe import settings_of
 from featuremill.store.weights_file import WeightsFile

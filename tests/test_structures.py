@@ -11,8 +11,8 @@ from Bio.PDB import MMCIFIO, PDBIO
 from Bio.PDB.StructureBuilder import StructureBuilder
 from Bio.SeqUtils import seq3
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import cpu
 from featuremill.workload import weights
 from featuremill.workloads import encoder, scores
 from featuremill.workloads.encoder import foldseek

@@ -15,9 +15,9 @@ from living import Living
 from plans import plan_json
 from programs import Desk
 
+from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
 from featuremill.doctor import findings
-from featuremill.lease.devices import cpu
 from featuremill.store.files import write_json
 from featuremill.workload.compute import values_of
 from featuremill.workloads import encoder

@@ -16,10 +16,10 @@ from nvml_node import Gpu, Slice, gpu_name
 from programs import wait_for
 
 from featuremill.base import run_log as run_log_module
+from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.recorder import Recorder, Sampler
-from featuremill.lease.devices import Device
 from featuremill.status.jobs import TelemetryTail
 from featuremill.store import telemetry
 from featuremill.store import telemetry as writer_module

@@ -25,9 +25,9 @@ from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
 from test_gpu_workflow import GpuWorkflow
 
-from featuremill.base import gpu_name
 from featuremill.base.errors import UserError
 from featuremill.flow import screen
+from featuremill.lease import gpu_name
 from featuremill.status import lines, shards, watch
 from featuremill.status import screen as view
 from featuremill.status.jobs import TelemetryTail

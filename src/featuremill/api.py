@@ -22,10 +22,10 @@ from featuremill import config
 from featuremill.base import faults, reasons
 from featuremill.base.accession import accessions
 from featuremill.base.arrays import matrices, matrix
+from featuremill.base.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted
 from featuremill.inputs import in_memory
-from featuremill.lease.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.workload import (

@@ -34,11 +34,11 @@ import pyarrow.parquet as pq
 import yaml
 
 from featuremill.api import compute
+from featuremill.base.devices import cpu, with_processors
 from featuremill.base.errors import UserError
 from featuremill.base.finite import not_finite
 from featuremill.config import project, yaml_lines
 from featuremill.flow import internals
-from featuremill.lease.devices import cpu, with_processors
 from featuremill.step import finding
 from featuremill.store import failed
 from featuremill.store.formats import kind_of

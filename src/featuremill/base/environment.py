@@ -1,102 +1,61 @@
 """The environment: every variable that the package reads or sets, its meaning, type and default.
 
-No other module names `os.environ`. docs/environment.md is written from the tables here, but for
-what is internal: that carries something from the workflow to its jobs, and is not for users to set.
+Leases read theirs in
+`featuremill.lease.environment`; no other module names `os.environ`. docs/environment.md is written
+from the tables here, but for what is internal: that carries something from the workflow to its
+jobs, and is not for users to set.
 """
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, cast, get_args
+from collections.abc import Iterable
+from typing import Any
 
-from featuremill.base.errors import UserError
+from featuremill.lease.environment import (
+    CUDA_DEVICE_ORDER,
+    CUDA_VISIBLE_DEVICES,
+    DEVICES,
+    FOLDER,
+    LEASE_FOLDER,
+    LEASED,
+    LIST,
+    MIN_FREE_MB,
+    NUMBER,
+    NVIDIA_VISIBLE_DEVICES,
+    POLICY,
+    SLOTS_PER_GPU,
+    SLURM_JOB_GPUS,
+    SLURM_STEP_GPUS,
+    TEXT,
+    WAIT,
+    Policy,
+    Setting,
+    ValueType,
+    Variable,
+    number,
+    of_child,
+)
 
-Policy = Literal["balanced", "memory", "sequential"]
-"""Which of the free GPUs a lease takes; docs/lease.md tells."""
-T = TypeVar("T")
-MAX_NUMBER = 1e9
-MAX_SHOWN = 40
-"""How much of a value that cannot be meant is shown."""
-
-
-class Variable:
-    def __init__(self, name: str, meaning: str = "") -> None:
-        self.name = name
-        self.meaning = meaning
-        """Markdown, for the page."""
-
-    def __str__(self) -> str:
-        return self.name
-
-    def text(self) -> str | None:
-        """Return what it holds; None where it is not set."""
-        return os.environ.get(self.name)
-
-    def set(self, text: str) -> None:
-        """Set it for this process and those that it starts from now on."""
-        os.environ[self.name] = text
-
-    def set_default(self, text: str) -> None:
-        os.environ.setdefault(self.name, text)
-
-    def unset(self) -> None:
-        os.environ.pop(self.name, None)
-
-
-class ValueType(NamedTuple, Generic[T]):
-    words: str
-    """As in "…: 'x' is not <words>"."""
-    parse: Callable[[str], T]
-    """Raises ValueError for a text that cannot be meant."""
-
-
-class Setting(Variable, Generic[T]):
-    """A variable of ours: it has a type, and a default where it is unset or empty."""
-
-    def __init__(
-        self,
-        name: str,
-        kind: ValueType[T],
-        default: T,
-        meaning: str,
-        default_words: str = "",
-        is_internal: bool = False,
-    ) -> None:
-        """`default_words` say on the page what the default comes to."""
-        super().__init__(f"FEATUREMILL_{name}", meaning)
-        self.kind = kind
-        self.default = default
-        self.default_words = default_words
-        self.is_internal = is_internal
-
-    def value(self) -> T:
-        """Return what it says.
-
-        Raises:
-            UserError: when it holds something else than it may.
-        """
-        return self.parse(self.text() or "")
-
-    def parse(self, text: str) -> T:
-        """Return what it would say if it held `text`; raises UserError as `value` does."""
-        if not text:
-            return self.default
-        try:
-            return self.kind.parse(text)
-        except ValueError:
-            raise UserError(
-                f"{self.name}: {text[:MAX_SHOWN]!r} is not {self.kind.words}; fix or unset it."
-            ) from None
-
-
-def _number(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number) or abs(number) > MAX_NUMBER:
-        raise ValueError
-    return number
+__all__ = [
+    "CUDA_DEVICE_ORDER",
+    "CUDA_VISIBLE_DEVICES",
+    "DEVICES",
+    "LEASED",
+    "LEASE_FOLDER",
+    "MIN_FREE_MB",
+    "NVIDIA_VISIBLE_DEVICES",
+    "POLICY",
+    "SLOTS_PER_GPU",
+    "SLURM_JOB_GPUS",
+    "SLURM_STEP_GPUS",
+    "WAIT",
+    "Policy",
+    "Setting",
+    "Variable",
+    "of_child",
+]
+"""What other modules have from here of the variables of leases."""
 
 
 def _yes_or_no(text: str) -> bool:
@@ -105,22 +64,10 @@ def _yes_or_no(text: str) -> bool:
     return text == "1"
 
 
-def _policy(text: str) -> Policy:
-    if text not in get_args(Policy):
-        raise ValueError
-    return cast(Policy, text)
-
-
-TEXT: ValueType[str] = ValueType("a text", str)
-LIST: ValueType[str] = ValueType("names with commas between", str)
 LIST_OF_FOLDERS: ValueType[str] = ValueType("folders with colons between", str)
-FOLDER: ValueType[Path | None] = ValueType("a folder", Path)
 FOLDER_TO_EXPAND: ValueType[str] = ValueType("a folder", str)
 YES_OR_NO: ValueType[bool] = ValueType("1 (yes) or 0 (no)", _yes_or_no)
-NUMBER: ValueType[int] = ValueType("a number", lambda text: int(_number(text)))
-SECONDS: ValueType[float] = ValueType("a number of seconds", _number)
-SECONDS_OR_NEVER: ValueType[float | None] = ValueType("a number of seconds", _number)
-POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))}", _policy)
+SECONDS: ValueType[float] = ValueType("a number of seconds", number)
 
 CACHE = Setting(
     "CACHE",
@@ -144,36 +91,6 @@ STORE = Setting(
     "none",
 )
 QUIET = Setting("QUIET", YES_OR_NO, False, "1: `--quiet` for all jobs of a run.")
-DEVICES = Setting(
-    "DEVICES",
-    LIST,
-    "",
-    "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
-    "all",
-)
-BALANCED: Policy = "balanced"
-POLICY = Setting(
-    "POLICY",
-    POLICY_NAME,
-    BALANCED,
-    "Which free GPU a lease takes ([choices](lease.md#options)).",
-)
-SLOTS_PER_GPU = Setting("SLOTS_PER_GPU", NUMBER, 1, "Equal slots of a GPU; a lease takes one.")
-MIN_FREE_MB = Setting("MIN_FREE_MB", NUMBER, 0, "MiB that must be free on a leased GPU.")
-WAIT = Setting(
-    "WAIT",
-    SECONDS_OR_NEVER,
-    None,
-    "Seconds that a lease waits for its GPUs.",
-    "no limit",
-)
-LEASE_FOLDER = Setting(
-    "LEASE_FOLDER",
-    FOLDER,
-    None,
-    "Locks of leases: on a disk of this machine, the same for all users of its GPUs.",
-    "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
-)
 STALL_SECONDS = Setting(
     "STALL_SECONDS",
     SECONDS,
@@ -221,13 +138,6 @@ GPU_MODEL = Setting(
     TEXT,
     "",
     "The card that a profile sends jobs to, for which plan cuts shards.",
-    is_internal=True,
-)
-LEASED = Setting(
-    "LEASED",
-    LIST,
-    "",
-    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
     is_internal=True,
 )
 METADATA = Setting(
@@ -286,17 +196,9 @@ SETTINGS: tuple[Setting[Any], ...] = (
 )
 """All of ours."""
 
-_GIVEN_GPUS = "The GPUs that a scheduler or container gave, if `CUDA_VISIBLE_DEVICES` is not set."
 _THREADS = "Set to the threads of a job."
 _FLASH_ATTENTION = "Where FlashAttention-4 keeps compiled kernels, and whether; set unless set."
 _ENVIRONMENT = "Of an active environment: commands are shown without a path."
-CUDA_VISIBLE_DEVICES = Variable(
-    "CUDA_VISIBLE_DEVICES", "The GPUs that may be used; a lease sets it for its command."
-)
-SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", _GIVEN_GPUS)
-SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", _GIVEN_GPUS)
-NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", _GIVEN_GPUS)
-CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
 SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue again.")
 XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
 HF_HUB_CACHE = Variable("HF_HUB_CACHE", "Where Hugging Face keeps the models that `model:` names.")
@@ -355,11 +257,6 @@ def check() -> None:
     """Raise UserError for the first of our variables that holds something else than it may."""
     for setting in SETTINGS:
         setting.value()
-
-
-def of_child(changes: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process: this one's, with `changes`."""
-    return {**os.environ, **changes}
 
 
 def search_path() -> list[str]:

@@ -27,6 +27,8 @@ PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
 SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
 """The workflow: in the wheel beside the package, in a checkout at its root."""
+PROFILES = Path(SNAKEFILE).parent / "profiles"
+"""Folders of profiles, by their names."""
 ALWAYS_USED = ("numpy", "pyarrow")
 """Distributions of which each process with values has the versions."""
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from featuremill.base import devices
 from featuremill.base.environment import DEVICES
 from featuremill.base.errors import UserError
 from featuremill.config import Origin, checked, project
@@ -14,7 +15,7 @@ from featuremill.doctor import host
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
 from featuremill.doctor.host import Host
 from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
-from featuremill.lease import devices, folder
+from featuremill.lease import folder
 from featuremill.lease.condition import Condition, Failures, used_by_others
 from featuremill.lease.slots import Holder, holders
 from featuremill.store.results import Results

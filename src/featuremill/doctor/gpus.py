@@ -11,10 +11,9 @@ from typing import Any
 import pynvml
 from pydantic import BaseModel, ConfigDict
 
-from featuremill.base import gpu_name
+from featuremill.base.devices import BF16_CAPABILITY
 from featuremill.doctor.children import ask
-from featuremill.lease import condition, nvml
-from featuremill.lease.devices import BF16_CAPABILITY
+from featuremill.lease import condition, gpu_name, nvml
 from featuremill.lease.nvml import NO_DISPLAY, Display, tell
 from featuremill.lease.offer import Offer, offer
 from featuremill.lease.request import Request

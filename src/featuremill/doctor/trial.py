@@ -18,11 +18,10 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from featuremill.base import faults
+from featuremill.base import devices, faults
 from featuremill.base.errors import WorkloadError
 from featuremill.doctor.children import ask
 from featuremill.doctor.gpus import Gpu
-from featuremill.lease import devices
 from featuremill.workload import Device, ReportsWays, Weights, find_workload
 
 log = logging.getLogger("featuremill.doctor")

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from featuremill.base.devices import Device
 from featuremill.base.environment import CUDA_DEVICE_ORDER
-from featuremill.lease.devices import Device
 from featuremill.workload import StartsAhead, Workload, loading
 
 PIECE_BYTES = 2**30

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from featuremill.base import this_process
-from featuremill.lease.devices import Device
+from featuremill.base.devices import Device
 
 
 def peak_memory_mb(devices: Sequence[Device]) -> int:

@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from featuremill.base.devices import Device
 from featuremill.extract.gpus import Poller
 from featuremill.lease import Lease
-from featuremill.lease.devices import Device
 from featuremill.store import journal_log
 from featuremill.store.receipt import Usage
 from featuremill.store.telemetry import (

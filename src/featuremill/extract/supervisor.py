@@ -24,12 +24,12 @@ from typing import IO, Any
 
 from featuremill.base import environment, reasons, this_process
 from featuremill.base import log as logs
+from featuremill.base.devices import devices_for
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.base.progress import Progress
 from featuremill.extract.job import Job, Trouble
 from featuremill.extract.recorder import Recorder
 from featuremill.lease import Lease, Request, lease
-from featuremill.lease.devices import devices_for
 from featuremill.store import journal_log, lock_holder
 from featuremill.store.receipt import Receipt
 

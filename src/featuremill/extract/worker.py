@@ -28,13 +28,13 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
+from featuremill.base.devices import with_processors
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 from featuremill.extract import ahead, staging
 from featuremill.extract.hang_timer import Watch
 from featuremill.extract.job import Job
 from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.pipeline import Pipeline, Shard
-from featuremill.lease.devices import with_processors
 from featuremill.store import journal
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results

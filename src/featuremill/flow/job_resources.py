@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill.base import devices
 from featuremill.config import Run
-from featuremill.lease import devices
 from featuremill.plan.estimate.overheads import host_mb
 from featuremill.plan.speeds import Asked, Speed, find_first
 from featuremill.store.plan import Plan

@@ -11,7 +11,6 @@ import math
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from featuremill import workload
 from featuremill.base import environment, this_process
 from featuremill.base.change import told
+from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
 from featuremill.config import Origin, Run, asked
@@ -27,14 +27,13 @@ from featuremill.config.project import ProjectConfig, problems_of_files, problem
 from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
-from featuremill.lease.devices import devices_for
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
-from featuremill.store import command_line, formats, ours, run_lock, shared
+from featuremill.store import command_line, formats, ours, run_lock, shared, stored
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
-from featuremill.store.run_file import RunFile
+from featuremill.store.run_file import RunFile, folder_here
 from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
 
@@ -122,10 +121,11 @@ def write_run(run: Run) -> None:
     """Write run.json, which the run's commands read, where it does not say the same already."""
     path = Results(Path(run.folder)).run
     asked_for = run.model_dump(mode="json")
-    last = RunFile.find(path)
-    if last is None or last.config != asked_for:
+    last, folder = RunFile.find(path), folder_here(Path(run.folder))
+    if last is None or (last.config, last.folder) != (asked_for, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
-        ours.write_json(path, RunFile(version=RunFile.NEWEST, config=asked_for).content())
+        new = RunFile(version=RunFile.NEWEST, config=asked_for, folder=folder)
+        ours.write_json(path, new.content())
 
 
 def forget_plan_of_other_versions(workflow: Any, run: Run) -> None:
@@ -186,7 +186,7 @@ def forget_what_is_gone(run: Run) -> None:
     folder = Results(Path(run.folder))
     delivery = folder.find_delivery()
     if folder.plan.exists() and not folder.store.exists():
-        shutil.rmtree(folder.root / "receipts", ignore_errors=True)
+        stored.discard(folder, folder.root / "receipts")
         ours.vacate(folder.plan, log.warning)
     are_others = delivery and set(delivery.outputs) != {
         formats.format_of(name).file for name in run.outputs
@@ -559,7 +559,8 @@ def refuse_missing(
         with refusing(f"{run.origin.of('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
-                samples.read(Path(run.samples)).refuse_missing(planned)
+                made = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | made)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changed_since(folder, plan, run)):
@@ -618,6 +619,8 @@ def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
         return
     configs = internals.config_files(workflow)
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    if internals.is_imported(workflow) and not Path(project.samples).exists():
+        hint = " A rule may make the files that a sheet names, but not the sheet itself."
     with refusing(f"{project.origin.of('samples')}: samples", hint):
         samples.read(Path(project.samples))
 
@@ -655,7 +658,8 @@ def refuse_missing_of_steps(
             refuse_unknown_labels(run, project.samples)
         if missing:
             with refusing(f"{project.origin.of('samples')}: samples"):
-                samples.read(Path(project.samples)).refuse_missing()
+                made_by_rules = {path for path in project.files if is_made(path)}
+                samples.read(Path(project.samples)).refuse_missing(made_by_rules)
     for _, path in missing:
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)

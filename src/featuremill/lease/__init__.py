@@ -3,7 +3,8 @@
 `featuremill lease --gpus N -- COMMAND…` is the command (`command.py`); `lease()` is the same as a
 context manager. docs/lease.md has the guarantees. The modules, in the order of their use:
 
-    request.py    what is asked for, and the FEATUREMILL_* variables
+    environment.py  the variables, how they are read
+    request.py    what is asked for, with defaults from the variables
     offer.py      the devices to choose among
     folder.py     where the locks are
     turnstile.py  one queue, first come, first served
@@ -14,8 +15,10 @@ context manager. docs/lease.md has the guarantees. The modules, in the order of 
     execute.py    runs the command
     listing.py    who holds what
 
-Imports only the standard library and pynvml, and each name of this package when it is used: code
-that needs the type of a device does not load the locks.
+The package is complete in itself: it imports the standard library, pynvml and its own modules,
+these by relative imports. Other distributions are built from the same files, under other names.
+Each name here is imported when it is used: code that needs the type of a device does not load the
+locks.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from featuremill.lease.acquire import Lease, count_slots, lease
-    from featuremill.lease.request import Request
+    from .acquire import Lease, count_slots, lease
+    from .request import Request
 
 __all__ = ["Lease", "Request", "count_slots", "lease"]
 

@@ -7,23 +7,25 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
-from featuremill.base.errors import DeviceError, UserError
-from featuremill.lease import condition, devices, folder, slots, turnstile
-from featuremill.lease.choice import Chooser, Pass
-from featuremill.lease.devices import MASK, Device
-from featuremill.lease.nvml import nvml
-from featuremill.lease.offer import Offer, offer
-from featuremill.lease.request import Request
-from featuremill.lease.slots import Slot
+from . import condition, devices, folder, slots, turnstile
+from .choice import Chooser, Pass
+from .devices import MASK, Device
+from .environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variable
+from .errors import DeviceError, UserError
+from .nvml import nvml
+from .offer import Offer, offer
+from .program import DOCTOR, WITHOUT_GPU
+from .request import Request
+from .slots import Slot
 
 POLL_SECONDS = 0.05
 POLL_SECONDS_USED_BY_OTHERS = 0.5
 SAY_SECONDS = 60.0
+CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 0.25
 """The least `wait`: another request may hold the turnstile for a moment."""
 Choice = Literal["auto", "cuda", "cpu"]
@@ -90,8 +92,14 @@ def acquire(
     request: Request,
     failures: Mapping[str, int] | None = None,
     avoid: Collection[str] = (),
+    report: Callable[[str], None] = log.info,
+    check: Callable[[], None] | None = None,
 ) -> Lease:
-    """Take a lease without a block. It lasts as long as a process has its descriptors."""
+    """Take a lease without a block. It lasts as long as a process has its descriptors.
+
+    `report` gets a sentence about what this waits for, at first and then once a minute. `check` is
+    called at least twice a second meanwhile; an exception from it ends the waiting.
+    """
     request.check()
     if choice == "cpu":
         return _on_cpu("as asked")
@@ -100,14 +108,14 @@ def acquire(
         if not offered.devices and not offered.excluded:
             if choice == "cuda":
                 raise UserError(
-                    f"device: cuda was asked for, but {_no_gpu(offered)}; `featuremill doctor` "
-                    "shows why, or set device: cpu."
+                    f"device: cuda was asked for, but {_no_gpu(offered)}; `{DOCTOR}` shows why, "
+                    f"or {WITHOUT_GPU}."
                 )
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
         if offered.num_given == request.num_gpus:
             return _pass_through(request, offered)
-        return _Waiting(request, offered, failures or {}).acquire()
+        return _Waiting(request, offered, failures or {}, report, check).acquire()
 
 
 def count_slots(request: Request) -> int:
@@ -192,8 +200,17 @@ def _lease(
 class _Waiting:
     """One request's way through the turnstile to its devices."""
 
-    def __init__(self, request: Request, offered: Offer, failures: Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        request: Request,
+        offered: Offer,
+        failures: Mapping[str, int],
+        report: Callable[[str], None],
+        check: Callable[[], None] | None,
+    ) -> None:
         self._request = request
+        self._report = report
+        self._check = check
         self._devices = offered.devices
         self._folder: Path = folder.find()
         self._chooser = Chooser(self._folder, request, offered.devices, failures)
@@ -245,12 +262,15 @@ class _Waiting:
         return time.monotonic() >= self._say_at
 
     def _say(self, why: str) -> float:
-        """Report what this waits for, now or later; return the seconds until the next report."""
+        """Report what this waits for, now or later; return the seconds until the next call."""
         now = time.monotonic()
         if now >= self._say_at:
             self._say_at = now + SAY_SECONDS
-            log.info("waiting for %s (%s)", self._what, why)
-        return self._say_at - now
+            self._report(f"waiting for {self._what} ({why})")
+        if self._check is None:
+            return self._say_at - now
+        self._check()
+        return min(self._say_at - now, CHECK_SECONDS)
 
     def _too_late(self, why: str) -> DeviceError:
         return DeviceError(

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from featuremill.base.errors import DeviceError
-from featuremill.lease import condition, slots
-from featuremill.lease.condition import Condition
-from featuremill.lease.devices import Device
-from featuremill.lease.request import Request, wanted
-from featuremill.lease.slots import Slot, Taking
+from . import condition, slots
+from .condition import Condition
+from .devices import Device
+from .errors import DeviceError
+from .request import Request, wanted
+from .slots import Slot, Taking
 
 
 class Free(NamedTuple):

@@ -15,20 +15,19 @@ import signal
 import sys
 from typing import get_args
 
-from featuremill.base.environment import Policy
-from featuremill.base.errors import UserError
-from featuremill.lease import listing
-from featuremill.lease.acquire import Choice, acquire
-from featuremill.lease.execute import become, die_with_parent, restore_signals, run_beside
-from featuremill.lease.request import VARIABLES, Request
+from . import listing
+from .acquire import Choice, acquire
+from .environment import Policy
+from .errors import UserError
+from .execute import become, die_with_parent, restore_signals, run_beside
+from .program import EXEC, LIST
+from .request import VARIABLES, Request
 
 log = logging.getLogger("featuremill.lease")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.usage = (
-        "featuremill lease --gpus N [options] -- COMMAND…\n       featuremill lease --list"
-    )
+    parser.usage = f"{EXEC} --gpus N [options] -- COMMAND…\n       {LIST}"
     parser.epilog = "Defaults come from " + ", ".join(map(str, VARIABLES.values()))
     add = parser.add_argument
     add("--gpus", type=int, default=1, metavar="N", help="GPUs to lease (default 1; 0 means 1)")
@@ -61,13 +60,11 @@ def run(arguments: argparse.Namespace) -> int:
         typed = shlex.join(arguments.words)
         raise UserError(
             f"{arguments.words[0]}: this is no option; write the command after --, as in: "
-            f"featuremill lease --gpus {arguments.gpus} -- {typed}"
+            f"{EXEC} --gpus {arguments.gpus} -- {typed}"
         )
     command: list[str] | None = arguments.command
     if not command:
-        raise UserError(
-            "nothing to run: write the command after --, as in: featuremill lease --gpus 1 -- ls"
-        )
+        raise UserError(f"nothing to run: write the command after --, as in: {EXEC} --gpus 1 -- ls")
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()

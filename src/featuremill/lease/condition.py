@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import pynvml
 
-from featuremill.base.errors import UserError
-from featuremill.lease.devices import Device
-from featuremill.lease.folder import open_lock, plain, read_note
-from featuremill.lease.nvml import (
+from .devices import Device
+from .errors import UserError
+from .folder import open_lock, plain, read_note
+from .nvml import (
     COMPUTE_MODE_PROHIBITED,
     COMPUTE_MODES_EXCLUSIVE,
     IDLE_MB,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,18 +9,14 @@ from typing import Any, Literal, NamedTuple
 
 import pynvml
 
-from featuremill.base import gpu_name
-from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES
-from featuremill.base.errors import UserError
-from featuremill.lease.nvml import nvml, slices_of
+from . import gpu_name
+from .environment import CUDA_VISIBLE_DEVICES
+from .nvml import nvml, slices_of
 
 BF16_CAPABILITY = (8, 0)
 """The first CUDA compute capability with bfloat16 matrix units (Ampere)."""
 BF16_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "bf16"}
-DeviceChoice = Literal["auto", "cuda", "cpu"]
-"""As a config's `device` has it."""
 MASK = CUDA_VISIBLE_DEVICES.name
-CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
 
 
 class Device(NamedTuple):
@@ -127,62 +122,3 @@ def visible(devices: Sequence[Device], mask: str | None) -> list[Device]:
             break
         allowed += matches
     return allowed
-
-
-def devices_for(choice: DeviceChoice) -> list[Device]:
-    """Return the devices that `device: choice` allows: all GPUs, or the CPU."""
-    if choice == "cpu":
-        return [cpu()]
-    gpus = cuda_devices()
-    if not gpus and choice == "cuda":
-        raise UserError(
-            "device: cuda was asked for, but no NVIDIA GPU is visible here; "
-            "`featuremill doctor` shows why, or set device: cpu."
-        )
-    return gpus or [cpu()]
-
-
-def planning_device(choice: str) -> Device:
-    """Return the device for which "auto" options are resolved: the least capable one of those
-    chosen.
-
-    On a machine without a GPU, as where a cluster plans, `device: cuda` stands for an Ampere or
-    newer one.
-    """
-    gpus = [] if choice == "cpu" else cuda_devices()
-    if gpus:
-        return min(gpus, key=lambda gpu: gpu.has_bf16)
-    if choice == "cuda":
-        return Device("cuda", "", "a GPU that this machine does not have", has_bf16=True)
-    return cpu()
-
-
-def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, from CUDA's driver.
-
-    It is called without torch, which not every workload needs. Visible devices have the order of
-    the lease. Without an answer the number stays 0, and a workload uses the usual one.
-    """
-    # In NVML's order; otherwise CUDA puts the device first that it takes for the fastest.
-    CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return list(devices)
-    return [
-        device._replace(num_multiprocessors=_num_multiprocessors(driver, place))
-        if device.kind == "cuda"
-        else device
-        for place, device in enumerate(devices)
-    ]
-
-
-def _num_multiprocessors(driver: ctypes.CDLL, place: int) -> int:
-    number, count = ctypes.c_int(), ctypes.c_int()
-    if (
-        driver.cuInit(0)
-        or driver.cuDeviceGet(ctypes.byref(number), place)
-        or driver.cuDeviceGetAttribute(ctypes.byref(count), CU_MULTIPROCESSOR_COUNT, number)
-    ):
-        return 0
-    return count.value

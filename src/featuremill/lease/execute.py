@@ -9,8 +9,8 @@ import signal
 import sys
 from typing import NoReturn
 
-from featuremill.base.environment import of_child
-from featuremill.lease.acquire import Lease
+from .acquire import Lease
+from .environment import of_child
 
 PYTHON_IGNORES = (signal.SIGPIPE, signal.SIGXFSZ)
 """Signals that Python ignores and that a command expects not to be ignored."""

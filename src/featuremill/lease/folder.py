@@ -13,10 +13,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from featuremill.base.environment import LEASE_FOLDER
-from featuremill.base.errors import UserError
+from .environment import LEASE_FOLDER
+from .errors import UserError
 
 NAME = "featuremill-leases"
+PROTOCOL = 1
+"""The version of the locks' meaning, which docs/lease.md describes. A folder of a later version has
+it in a file `protocol`."""
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
 """Each user may add files, and remove only their own."""
@@ -52,7 +55,19 @@ def find() -> Path:
         folder.mkdir(parents=bool(named))
         folder.chmod(MODE)  # mkdir's own mode is reduced by the umask
     _check(folder)
+    _check_protocol(folder)
     return folder
+
+
+def _check_protocol(folder: Path) -> None:
+    """Refuse a folder whose locks mean something that this version does not know."""
+    version = read_note(folder / "protocol")
+    if isinstance(version, int) and version > PROTOCOL:
+        raise UserError(
+            f"{folder}: a newer program locks GPUs there by version {version} of the protocol, and "
+            f"this one knows version {PROTOCOL}; upgrade it, or name another folder in "
+            f"{LEASE_FOLDER}."
+        )
 
 
 def _is_open_to_all(folder: Path) -> bool:

@@ -1,4 +1,4 @@
-"""`featuremill lease --list`: every GPU and who has it, as text."""
+"""The list of every GPU and who has it, as text."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from featuremill.base.gpu_name import gpu
-from featuremill.lease import folder
-from featuremill.lease.condition import Failures, look, strangers_on, used_by_others
-from featuremill.lease.devices import Device, survey
-from featuremill.lease.nvml import nvml
-from featuremill.lease.slots import SUFFIX, Holder, holders, processes_with
+from . import folder
+from .condition import Failures, look, strangers_on, used_by_others
+from .devices import Device, survey
+from .gpu_name import gpu
+from .nvml import nvml
+from .program import DOCTOR
+from .slots import SUFFIX, Holder, holders, processes_with
 
 HEADINGS = ("GPU", "STATE", "SLOT", "PID", "USER", "SINCE", "COMMAND OR REASON")
 MAX_COMMAND = 80
@@ -29,7 +30,7 @@ def text() -> str:
     known = {device.uuid for device in devices}
     rows += [_leased(where, one, gpu(uuid)) for one in held if (uuid := _uuid(one)) not in known]
     if not rows:
-        return "No NVIDIA GPU is visible on this machine; featuremill doctor shows why."
+        return f"No NVIDIA GPU is visible on this machine; {DOCTOR} shows why."
     widths = [max(map(len, column)) for column in zip(HEADINGS, *rows, strict=True)]
     return "\n".join(
         "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip()

@@ -6,16 +6,16 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from featuremill.base.environment import (
+from .devices import MASK, Device, matching, survey, visible
+from .environment import (
     CUDA_VISIBLE_DEVICES,
     NVIDIA_VISIBLE_DEVICES,
     SLURM_JOB_GPUS,
     SLURM_STEP_GPUS,
     Variable,
 )
-from featuremill.base.errors import DeviceError, UserError
-from featuremill.lease.devices import MASK, Device, matching, survey, visible
-from featuremill.lease.request import Request, wanted
+from .errors import DeviceError, UserError
+from .request import Request, wanted
 
 GIVEN_BY_SCHEDULERS = (SLURM_STEP_GPUS, SLURM_JOB_GPUS, NVIDIA_VISIBLE_DEVICES)
 """Read if CUDA_VISIBLE_DEVICES is not set, and only if they name devices of this machine."""

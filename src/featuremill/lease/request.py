@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, get_args
 
-from featuremill.base import environment
-from featuremill.base.environment import Policy, Setting
-from featuremill.base.errors import UserError
+from . import environment
+from .environment import Policy, Setting
+from .errors import UserError
 
 VARIABLES: dict[str, Setting[Any]] = {
     "devices": environment.DEVICES,

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.base.environment import LEASED
-from featuremill.lease.folder import open_lock, plain, read_note, try_lock
+from .environment import LEASED
+from .folder import open_lock, plain, read_note, try_lock
 
 SUFFIX = ".slot"
 NAME = re.compile(r"[\w@-]+@\d{1,9}of\d{1,9}\.slot", re.ASCII)
@@ -44,13 +44,15 @@ class Slot(NamedTuple):
         for descriptor in self.descriptors:
             os.close(descriptor)
 
-    def note(self) -> None:
-        """Write who holds it, for people; the note decides nothing."""
+    def note(self, pid: int | None = None, command: str | None = None) -> None:
+        """Write who holds it, for people: this process, or process `pid` that runs `command`. The
+        note decides nothing."""
         try:
             user = pwd.getpwuid(os.getuid()).pw_name
         except KeyError:
             user = str(os.getuid())
-        facts = {"pid": os.getpid(), "user": user, "since": time.time(), "command": _command()}
+        command = _command() if command is None else command[:MAX_COMMAND]
+        facts = {"pid": pid or os.getpid(), "user": user, "since": time.time(), "command": command}
         os.ftruncate(self.descriptors[0], 0)
         os.pwrite(self.descriptors[0], json.dumps(facts).encode(), 0)
 

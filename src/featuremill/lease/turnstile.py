@@ -17,9 +17,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from featuremill.base.environment import LEASE_FOLDER
-from featuremill.base.errors import UserError
-from featuremill.lease.folder import open_lock
+from .environment import LEASE_FOLDER
+from .errors import UserError
+from .folder import open_lock
 
 FLOCK = "hhqqi0q"
 """The kernel's struct flock: l_type, l_whence, l_start, l_len, l_pid."""

@@ -23,9 +23,9 @@ from featuremill.base.reasons import PENDING
 from featuremill.base.text import one_line
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
+from featuremill.store import ours
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
-from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
 from featuremill.store.records import STATUSES, whole_ids
 from featuremill.store.results import Results
@@ -56,8 +56,8 @@ def account(
     pending = int(survey.rows_of_shard[is_pending].sum())
     with (
         closing(Shuffle(gatherer.scratch / "failed.bin", FAILURE, survey.edges)) as failures,
-        replacing(table) as new_table,
-        replacing(fasta) as new_fasta,
+        ours.delivering(table) as new_table,
+        ours.delivering(fasta) as new_fasta,
         new_table.open("w", encoding="utf-8", newline="") as rows,
         new_fasta.open("wb") as records,
     ):

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from featuremill.base.change import told
+from featuremill.base.devices import Device
 from featuremill.base.words import counted, human_bytes, in_units, plain_duration
 from featuremill.config.asked import changes_of_settings
-from featuremill.lease.devices import Device
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import Sizing
 from featuremill.store import disk_space

@@ -23,11 +23,11 @@ from pydantic import BaseModel, ValidationError
 
 from featuremill import config, inputs
 from featuremill.base import this_process
+from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
-from featuremill.lease.devices import planning_device
 from featuremill.plan import nucleotides
 from featuremill.plan.command import RESERVED
 from featuremill.plan.survey import Survey, names, surveyed

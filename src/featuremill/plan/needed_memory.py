@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from featuremill.base.devices import Device
 from featuremill.base.this_process import free_memory_mb
 from featuremill.config import Run
-from featuremill.lease.devices import Device
 from featuremill.store.plan import Plan
 from featuremill.workload import EstimatesMemory, Weights, optional, plugin_errors
 

@@ -13,11 +13,11 @@ from typing import Literal, NamedTuple
 import pyarrow as pa
 
 from featuremill.base import environment
+from featuremill.base.devices import Device
 from featuremill.base.text import one_line, plain
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, human_bytes, plain_duration
 from featuremill.lease import Request, count_slots
-from featuremill.lease.devices import Device
 from featuremill.plan.needs import residues_of
 from featuremill.plan.speeds import Asked, Speed, find_first
 from featuremill.store.disk_space import stored_bytes

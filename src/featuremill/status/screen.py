@@ -9,9 +9,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from featuremill.base import gpu_name, words
+from featuremill.base import words
 from featuremill.base.text import one_line, plain, wrapped
 from featuremill.base.words import counted, plain_duration
+from featuremill.lease import gpu_name
 from featuremill.status.jobs import DeviceNow, Job
 from featuremill.status.lines import (
     SEPARATOR,

@@ -25,8 +25,9 @@ from featuremill.store import formats
 from featuremill.store.delivery import Delivery, written_of
 from featuremill.store.files import (
     SEAL,
-    TEMPORARY,
     as_text,
+    is_in_temporary,
+    is_temporary,
     read_json,
     remove,
     replacing,
@@ -62,6 +63,8 @@ def is_ours(path: Path) -> bool:
         )
     if not path.is_file():
         return False
+    if is_in_temporary(path):
+        return True
     return _is_ours(path) or _is_sealed(path) or _is_early(path, [path])
 
 
@@ -310,7 +313,7 @@ def _read(record: Path) -> Lines:
 
 def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
     """Add lines to the record of `folder`. It is a help, so a full disk is none of its problems."""
-    if TEMPORARY.fullmatch(folder.parent.name):  # it is recorded as a whole
+    if is_temporary(folder.parent):  # it is recorded as a whole
         return
     record = folder / formats.RECORD
     text = "".join(json.dumps(line) + "\n" for line in lines)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from featuremill.base import gpu_name
+from featuremill.lease import gpu_name
 from featuremill.store.json_file import JsonFile, Number, Record
 
 MOST_PARTS = 50

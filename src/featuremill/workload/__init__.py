@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from typing import Any, cast
 
 from featuremill.base import entry_points, reasons
+from featuremill.base.devices import BF16_CAPABILITY as BF16_CAPABILITY
+from featuremill.base.devices import Device as Device
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.lease.devices import BF16_CAPABILITY as BF16_CAPABILITY
-from featuremill.lease.devices import Device as Device
 from featuremill.store.formats import Kind as Kind
 from featuremill.workload import plugin_errors
 from featuremill.workload.contract import Record as Record

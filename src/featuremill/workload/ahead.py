@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import planning_device
 from featuremill.workload import EstimatesMemory, WorkloadOptions, find_workload
 from featuremill.workload.option_files import execution_of
 

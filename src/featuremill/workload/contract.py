@@ -16,7 +16,7 @@ from featuremill.base import reasons
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from featuremill.lease.devices import Device
+    from featuremill.base.devices import Device
     from featuremill.store.formats import Kind
 
 

@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
+from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import Device
 from featuremill.workload import Kind, OptionFile, WorkloadOptions
 from featuremill.workload.optional import Wish
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_ch
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from featuremill.base.devices import Device
     from featuremill.base.reasons import Kind
-    from featuremill.lease.devices import Device
     from featuremill.workload.contract import Weights
     from featuremill.workload.figures import Figure
 

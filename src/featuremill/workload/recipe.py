@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import Device
 from featuremill.store.files import digest_of
 from featuremill.store.plan import Settings
 from featuremill.store.results import Results

@@ -20,12 +20,12 @@ from featuremill.inputs import Record
 from featuremill.inputs.samples import FILE as FILE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import (
-    TEMPORARY,
     JsonFile,
     JsonRecord,
     delivering,
     discard,
     is_beside,
+    is_temporary,
     known_sha256_of,
     remove,
     sha256_of,
@@ -225,7 +225,7 @@ def ours(folder: Path) -> Iterator[None]:
             raise UserError(f"{folder}: another featuremill is translating into it; wait for it.")
         try:
             for path in folder.iterdir():
-                if TEMPORARY.fullmatch(path.name) and is_ours(path):
+                if is_temporary(path):
                     remove(path)  # of one that was killed
             yield
         finally:

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from featuremill import features
 from featuremill.features import NOWHERE, Index, Matrix
 from featuremill.kit.errors import IntegrityError, UserError
-from featuremill.kit.files import TEMPORARY, delivering, discard, vacate
+from featuremill.kit.files import delivering, discard, is_temporary, vacate
 from featuremill.kit.text import Progress, counted, listed, one_line
 from featuremill.steps.heads.card import CARD, Card
 from featuremill.steps.heads.joined import CHOOSING
@@ -386,7 +386,7 @@ def _remove_others(folder: Path, num_files: int) -> None:
     """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
     for path in folder.glob("*") if folder.is_dir() else ():
         found = NUMBERED.fullmatch(path.name)
-        if BEGUN.match(path.name) and TEMPORARY.fullmatch(path.name):
+        if BEGUN.match(path.name) and is_temporary(path):
             path.unlink()
         elif found and int(found[1]) > num_files:
             discard(path)

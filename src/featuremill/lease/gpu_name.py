@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from featuremill.base.text import one_line, plain
+from .text import one_line, plain
 
 
 def gpu(uuid: str, number: float | None = None) -> str:

@@ -1,0 +1,165 @@
+"""Environment variables: how they are read, and those of leases.
+
+The variables keep the prefix FEATUREMILL_ in every program that is built from this source: a lease
+has to find the lease around it. No other module of this package reads the environment.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, Literal, NamedTuple, TypeVar, cast, get_args
+
+from .errors import UserError
+
+Policy = Literal["balanced", "memory", "sequential"]
+"""Which of the free GPUs a lease takes; docs/lease.md tells."""
+T = TypeVar("T")
+MAX_NUMBER = 1e9
+MAX_SHOWN = 40
+"""How much of a value that cannot be meant is shown."""
+
+
+class Variable:
+    def __init__(self, name: str, meaning: str = "") -> None:
+        self.name = name
+        self.meaning = meaning
+        """Markdown, for the page."""
+
+    def __str__(self) -> str:
+        return self.name
+
+    def text(self) -> str | None:
+        """Return what it holds; None where it is not set."""
+        return os.environ.get(self.name)
+
+    def set(self, text: str) -> None:
+        """Set it for this process and those that it starts from now on."""
+        os.environ[self.name] = text
+
+    def set_default(self, text: str) -> None:
+        os.environ.setdefault(self.name, text)
+
+    def unset(self) -> None:
+        os.environ.pop(self.name, None)
+
+
+class ValueType(NamedTuple, Generic[T]):
+    words: str
+    """As in "…: 'x' is not <words>"."""
+    parse: Callable[[str], T]
+    """Raises ValueError for a text that cannot be meant."""
+
+
+class Setting(Variable, Generic[T]):
+    """A variable of ours: it has a type, and a default where it is unset or empty."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: ValueType[T],
+        default: T,
+        meaning: str,
+        default_words: str = "",
+        is_internal: bool = False,
+    ) -> None:
+        """`default_words` say on the page what the default comes to."""
+        super().__init__(f"FEATUREMILL_{name}", meaning)
+        self.kind = kind
+        self.default = default
+        self.default_words = default_words
+        self.is_internal = is_internal
+
+    def value(self) -> T:
+        """Return what it says.
+
+        Raises:
+            UserError: when it holds something else than it may.
+        """
+        return self.parse(self.text() or "")
+
+    def parse(self, text: str) -> T:
+        """Return what it would say if it held `text`; raises UserError as `value` does."""
+        if not text:
+            return self.default
+        try:
+            return self.kind.parse(text)
+        except ValueError:
+            raise UserError(
+                f"{self.name}: {text[:MAX_SHOWN]!r} is not {self.kind.words}; fix or unset it."
+            ) from None
+
+
+def number(text: str) -> float:
+    """Return a finite number; raises ValueError as a `ValueType` does."""
+    value = float(text)
+    if not math.isfinite(value) or abs(value) > MAX_NUMBER:
+        raise ValueError
+    return value
+
+
+def _policy(text: str) -> Policy:
+    if text not in get_args(Policy):
+        raise ValueError
+    return cast(Policy, text)
+
+
+TEXT: ValueType[str] = ValueType("a text", str)
+LIST: ValueType[str] = ValueType("names with commas between", str)
+FOLDER: ValueType[Path | None] = ValueType("a folder", Path)
+NUMBER: ValueType[int] = ValueType("a number", lambda text: int(number(text)))
+SECONDS_OR_NEVER: ValueType[float | None] = ValueType("a number of seconds", number)
+POLICY_NAME: ValueType[Policy] = ValueType(f"one of {', '.join(get_args(Policy))}", _policy)
+
+DEVICES = Setting(
+    "DEVICES",
+    LIST,
+    "",
+    "The only GPUs to lease, as in `0,2`: numbers of `nvidia-smi`, or UUIDs.",
+    "all",
+)
+BALANCED: Policy = "balanced"
+POLICY = Setting(
+    "POLICY",
+    POLICY_NAME,
+    BALANCED,
+    "Which free GPU a lease takes ([choices](lease.md#options)).",
+)
+SLOTS_PER_GPU = Setting("SLOTS_PER_GPU", NUMBER, 1, "Equal slots of a GPU; a lease takes one.")
+MIN_FREE_MB = Setting("MIN_FREE_MB", NUMBER, 0, "MiB that must be free on a leased GPU.")
+WAIT = Setting(
+    "WAIT",
+    SECONDS_OR_NEVER,
+    None,
+    "Seconds that a lease waits for its GPUs.",
+    "no limit",
+)
+LEASE_FOLDER = Setting(
+    "LEASE_FOLDER",
+    FOLDER,
+    None,
+    "Locks of leases: on a disk of this machine, the same for all users of its GPUs.",
+    "`featuremill-leases` below `/run/lock`, `/dev/shm` or `/tmp`",
+)
+LEASED = Setting(
+    "LEASED",
+    LIST,
+    "",
+    "The slots that a lease around this process holds, `<device>@<slot>of<slots>`.",
+    is_internal=True,
+)
+_GIVEN_GPUS = "The GPUs that a scheduler or container gave, if `CUDA_VISIBLE_DEVICES` is not set."
+CUDA_VISIBLE_DEVICES = Variable(
+    "CUDA_VISIBLE_DEVICES", "The GPUs that may be used; a lease sets it for its command."
+)
+SLURM_STEP_GPUS = Variable("SLURM_STEP_GPUS", _GIVEN_GPUS)
+SLURM_JOB_GPUS = Variable("SLURM_JOB_GPUS", _GIVEN_GPUS)
+NVIDIA_VISIBLE_DEVICES = Variable("NVIDIA_VISIBLE_DEVICES", _GIVEN_GPUS)
+CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", "Set to `PCI_BUS_ID`, the order of `nvidia-smi`.")
+
+
+def of_child(changes: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment for a child process: this one's, with `changes`."""
+    return {**os.environ, **changes}

@@ -1,0 +1,20 @@
+"""Errors of leases, each with the exit status of a command that ends by it."""
+
+from __future__ import annotations
+
+from .text import plain
+
+
+class UserError(Exception):
+    """Bad config or bad input. One sentence: where, what, and what to do."""
+
+    exit_status = 2
+
+    def __init__(self, sentence: str) -> None:
+        super().__init__(plain(sentence))
+
+
+class DeviceError(Exception):
+    """A device failed and no other could take over; nothing is lost."""
+
+    exit_status = 3
