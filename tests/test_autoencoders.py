@@ -523,6 +523,29 @@ def test_encode_writes_the_active_features_of_each_record_in_the_order_of_the_in
         np.testing.assert_allclose(values, highest[highest > 0], rtol=1e-4)
 
 
+def test_a_few_vectors_that_make_most_of_the_variance_are_told_apart():
+    """The figures are those of NumPy, over all vectors and over those that are not far."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(330, 8))
+    x[::33] *= 1000
+    back = x + generator.normal(size=x.shape) * np.where(np.arange(330) % 33, 1, 0)[:, None]
+    sums = measured._Sums(8, 4)
+    for some in np.array_split(np.arange(330), 4):
+        sums.add(*map(torch.from_numpy, (x[some], x[some] - back[some])))
+    held, near = sums.held(), x[np.arange(330) % 33 > 0]
+    error = np.square(x - back).sum()
+    assert held.num_far == 10 and held.vectors == 330 and held.is_of_few
+    assert held.fvu == pytest.approx(error / np.square(x - x.mean(0)).sum()) and held.fvu < 1e-4
+    expected = error / np.square(near - near.mean(0)).sum()
+    assert held.fvu_near == pytest.approx(expected) and held.fvu_near > 0.9
+    text = sae_page.of_few(held)
+    assert "10 of 330 are more than 4 times" in text and f"others is {expected:.4f}" in text
+    even = measured._Sums(8, 4)
+    even.add(*map(torch.from_numpy, (near, near)))
+    assert not even.held().is_of_few and sae_page.of_few(even.held()) == ""
+    assert even.held().fvu == pytest.approx(even.held().fvu_near, rel=1e-6)
+
+
 def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tmp_path, capfd):
     page = tmp_path / "page.html"
     sae("report", run, "--sae", trained, "--output", page)

@@ -273,6 +273,10 @@ def test_rows_by_their_ids(run, tmp_path):
     assert list(some.index) == ids
     for id, vector in zip(ids, some["composition"], strict=True):
         assert vector == pytest.approx(composition(dict(RECORDS)[id]))
+    assert list(featuremill.load(run.root, ids="twin").index) == ["twin"]
+    assert (
+        some.attrs["workload"] == "composition" and some.attrs["recipe"] == run.read_plan().recipe
+    )
     with pytest.raises(UserError, match="there is no record 'refused', 'nobody' in it"):
         featuremill.load(run.root, ids=["r1", "refused", "nobody"])
     export_of(run, ["npy", "parquet"], tmp_path / "few", ids[:5])

@@ -1058,6 +1058,7 @@ TORN = [
         ([*XY, ("p3", "x", 1)], (), "labels.csv:42: 'p3' has a label in line 5 already"),
         ([*XY, ("", "x", 1)], (), "labels.csv:42: this row has no id of a record"),
         ([*XY, ("p50", "x", "")], ("--group", "family"), "labels.csv:42: 'p50' has no family"),
+        ([*XY, ("p50", "x", "na")], ("--group", "family"), "labels.csv:42: 'p50' has no family"),
         (every(lambda n: ""), (), "no row has a label in 'kind'"),
         (XY, ("--column", "color"), "there is no column 'color'; it has 'id', 'kind', 'family'"),
         (XY, ("--group", "genus"), "there is no column 'genus'"),

@@ -334,7 +334,24 @@ def test_a_line_of_labels_is_no_sequence(tmp_path):
         assert len(read(write(tmp_path / "w.fa", wrapped))) == wrapped.count(">")
 
 
-@pytest.mark.parametrize("word", ["NA", "nan", "NaN", "None", "null", "NULL", "N/A", "#N/A"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "NA",
+        "nan",
+        "NaN",
+        "None",
+        "null",
+        "NULL",
+        "N/A",
+        "#N/A",
+        "na",
+        "none",
+        "Null",
+        "NONE",
+        r"\N",
+    ],
+)
 def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
     frame = pd.DataFrame({"id": ["P1", "NA"], "sequence": [word, "NAN"]})
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -347,6 +364,8 @@ def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
         else:
             assert missing.reason == f"a word for a missing sequence: {word}"
         assert (peptide.id, peptide.payload, peptide.reason) == ("NA", b"NAN", "")
+        note = "" if name == "t.fa" else "the id is a word for a missing value: NA"
+        assert peptide.note == note
     (real,) = read(write(tmp_path / "t.fa", ">P1\nNA*\n"))
     assert real.payload == b"NA"
 

@@ -697,7 +697,7 @@ def test_a_lease_that_failed_late_is_not_held_against_its_device(gpu_node, monke
 def test_failures_of_another_time_keep_no_device_from_its_work(tmp_path, monkeypatch, ahead):
     """Of long ago, or of a clock that was ahead when they were noted: it may be so for days."""
     noted = condition.Failures(tmp_path, "GPU-1")
-    now = time.time()
+    now = 1e9
     monkeypatch.setattr(condition.time, "time", lambda: now + ahead)
     for _ in range(condition.MAX_QUICK_FAILURES):
         noted.add("it fell over")

@@ -434,6 +434,7 @@ def test_an_accession_that_one_record_has_is_as_good_as_its_id(run, capfd):
     found = rows_of(out)
     assert [row["query"] for row in found] == ["P10001"] * 2 + ["r1"] * 2
     assert found[0]["id"] == "twin"
+    assert featuremill.load(run.root, ids=["r1", "P10001"]).accession.to_list() == ["r1", "P10001"]
     whole, _ = say(capfd, run.root, "--query", "sp|P10002|TWO_A", *COMPOSITION, "-k", 1)
     assert rows_of(whole)[0]["id"] == "sp|P10002|TWO_A"
 

@@ -24,7 +24,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill import __version__
-from featuremill.base import environment, late_pandas, log, this_process
+from featuremill.base import environment, late_pandas, log, streams, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ MODULES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
+    if IS_PROGRAM:
+        streams.set_up()
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in words if not word.startswith("-")), None)
     try:
@@ -149,6 +151,7 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
         )
         _name_folder(parsed)
         status = parsed.run(parsed)
+        sys.stdout.flush()  # a full disk is told here, and not while Python shuts down
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
         return (of_plugin and of_plugin.error_status) or error.exit_status

@@ -24,7 +24,7 @@ from featuremill.workload import WorkloadOptions
 
 __all__ = ["COST_UNIT", "VERSION", "batch_cost", "cost", "prepare", "records", "resolve", "weights"]
 
-VERSIONS_OF = ("iniconfig",)
+VERSIONS_OF = ("h5py",)
 SCHEMA = pa.schema({"size": pa.list_(pa.float32(), 1)})
 
 
@@ -52,7 +52,7 @@ def load(options, devices, weights):
 
 
 def run(model, payloads):
-    import iniconfig  # noqa: F401
+    import h5py  # noqa: F401
 
     return payloads
 

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -42,6 +42,17 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
         sys.exit(128 + signal_number)
+
+
+@contextlib.contextmanager
+def starting_child() -> Iterator[None]:
+    """Keep Ctrl-C from a child that is started inside: it inherits what is blocked, and answers
+    once it unblocks it. Ctrl-C in an import would be a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def name_of_process() -> str:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import signal
 
-from featuremill.workload import plugin_errors
-
 # The supervisor handles Ctrl-C; this process ends without a traceback in its log.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 import faulthandler
 import functools
@@ -47,6 +46,7 @@ from featuremill.workload import (
     loading,
     option_files,
     optional,
+    plugin_errors,
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb

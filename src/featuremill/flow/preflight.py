@@ -593,6 +593,7 @@ def refuse_missing_here(run: Run) -> None:
     if run.model and not Path(run.weights_json).exists():
         with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
             weights.refuse_missing(run.model, run.workload)
+            run.options.check_files()
     report = Path(run.folder, "report.html")
     is_other = not report.exists() or asked.changes_of_labels(report, run)
     if table and (Path(table).exists() or is_other):

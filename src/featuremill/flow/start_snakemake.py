@@ -20,6 +20,7 @@ from typing import NoReturn
 
 from snakemake.cli import main
 
+from featuremill.base import streams
 from featuremill.base.this_process import PROFILES
 from featuremill.flow import internals
 
@@ -85,4 +86,5 @@ def start() -> None:
 
 
 if __name__ == "__main__":
+    streams.set_up()
     start()

@@ -138,7 +138,7 @@ def read(
                 "of them."
             )
         of_group = cells[by] if by else id if group == ID else id_columns.owner(id) or id
-        if not of_group:
+        if not of_group or (by and is_missing(of_group)):
             raise UserError(
                 f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "
                 "no relatives), or leave the row out."

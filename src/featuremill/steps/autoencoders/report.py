@@ -30,7 +30,7 @@ def report(
     Raises:
         UserError: run or autoencoder cannot be used.
     """
-    from featuremill.steps.autoencoders.page import write_page
+    from featuremill.steps.autoencoders.page import of_few, write_page
 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     trained = encoder.card
@@ -57,6 +57,8 @@ def report(
         held.l0,
         100 * held.dead,
     )
+    if text := of_few(held):
+        log.warning("%s", text)
     log.info("%s: open it in a browser", page)
     return held, top
 

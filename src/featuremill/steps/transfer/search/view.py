@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from featuremill.kit.files import replacing
+from featuremill.kit.processes import is_output_read
 from featuremill.kit.text import one_line, plain
 from featuremill.steps.transfer.search.hits import Hit
 
@@ -31,6 +31,8 @@ def write(lots: Iterable[Iterable[Hit]], path: Path | None, format: Format | Non
         for hits in lots:
             view.write(hits)
             out.flush()
+            if not path and not is_output_read():  # the reader has enough, like `head`
+                return
 
 
 @contextlib.contextmanager
@@ -44,10 +46,7 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
             yield out
         return
-    try:
-        yield sys.stdout
-    except BrokenPipeError:  # the reader has enough, like `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    yield sys.stdout
 
 
 class Tsv:
