@@ -330,6 +330,8 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     assert "mask is of residues" in typed(2, task="classification", column="a", mask="?")
     fasta_of(tmp_path / "l.fasta", [*LETTERS[:5], (LETTERS[5][0], "H" * 99)])
     assert "l.fasta:11: 'p0.5' has 99 labels, and " in typed(2)
+    fasta_of(tmp_path / "l.fasta", LETTERS[:1])
+    assert " is in 1 records, and a head needs " in typed(2)
     assert not (tmp_path / "results/my/receipts").exists(), "before any record is computed"
     fasta_of(tmp_path / "l.fasta", LETTERS)
     typed()
