@@ -195,7 +195,7 @@ def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
     found = residue_labels.read(labels, "", None, "", planned)
     of, missing = residues._labelled(found.of_id, parts, planned, "", found.used)
     assert not missing and of.sha256s == sorted(of.sha256s)
-    assert of.ids == sorted(dict(LABELLED), key=lambda id: (of.sha256s[of.ids.index(id)], id))
+    assert of.ids == sorted(dict(LABELLED), key=lambda one: (of.sha256s[of.ids.index(one)], one))
     numbers = [numbers_of(label.name, of.classes) for label in of.labels]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(residues, "MOST_LEARNT", most)
@@ -332,6 +332,8 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     assert "mask is of residues" in typed(2, task="classification", column="a", mask="?")
     fasta_of(tmp_path / "l.fasta", [*LETTERS[:5], (LETTERS[5][0], "H" * 99)])
     assert "l.fasta:11: 'p0.5' has 99 labels, and " in typed(2)
+    fasta_of(tmp_path / "l.fasta", LETTERS[:1])
+    assert " is in 1 records, and a head needs " in typed(2)
     assert not (tmp_path / "results/my/receipts").exists(), "before any record is computed"
     fasta_of(tmp_path / "l.fasta", LETTERS)
     typed()

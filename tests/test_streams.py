@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from featuremill.base import streams
+
 PROGRAM = "featuremill"
 SNAKEMAKE = "featuremill.flow.start_snakemake"
 SET_UP = "import subprocess, sys; from featuremill.base import streams; streams.set_up(); "
@@ -48,12 +50,20 @@ def test_a_closed_stream_is_no_file_that_is_opened_later(tmp_path, environment):
     assert (tmp_path / "data").read_text() == "data"
 
 
-def test_what_nobody_reads_is_dropped_and_known(tmp_path, environment):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_nobody_reads_is_dropped_and_known(unbuffered, tmp_path, environment):
+    environment = {**environment, "PYTHONUNBUFFERED": unbuffered}
     code = (
         "assert streams.is_read(); [print('x' * 100_000, flush=True) for _ in range(9)]; "
         "sys.exit(7 * (not streams.is_read()))"
     )
     assert typed(["-c", SET_UP + code], tmp_path, environment, "| true") == (7, "")
+
+
+def test_what_a_test_put_in_their_place_stays(capsys):
+    before = sys.stdout, sys.stderr
+    streams.set_up()
+    assert (sys.stdout, sys.stderr) == before
 
 
 def test_a_full_disk_is_no_reader_that_has_enough(tmp_path, environment):

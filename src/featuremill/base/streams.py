@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -43,11 +43,12 @@ def set_up() -> None:
             null = os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(null, True)
             setattr(sys, name, open(null, "w" if number else "r", closefd=False))  # noqa: SIM115
-        elif number and isinstance(stream, io.TextIOWrapper):
+        elif number and type(raw := _raw(stream)) is io.FileIO and raw.fileno() == number:
             stream.flush()
-            file = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
+            file = _Stream(number, "w", closefd=False)
             new = io.TextIOWrapper(
-                file,
+                # As with python -u, without which there is a buffer.
+                file if raw is stream.buffer else io.BufferedWriter(file),
                 stream.encoding,
                 "backslashreplace",
                 line_buffering=stream.line_buffering,
@@ -58,5 +59,11 @@ def set_up() -> None:
 
 def is_read() -> bool:
     """Return whether standard output goes anywhere."""
-    raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
+    raw = _raw(sys.stdout)
     return raw.is_read if isinstance(raw, _Stream) else True
+
+
+def _raw(stream: Any) -> Any:
+    """Return the file behind a standard stream; None behind what a test or a notebook put there."""
+    buffer = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer)

@@ -51,6 +51,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     for run in flow.runs.values():
         imported.share(workflow, run.here)
         preflight.prepare(workflow, run.here)
+    preflight.refuse_steps_without_packages(workflow, whole)
     preflight.make_steps_older(workflow, whole)
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
@@ -398,7 +399,7 @@ class Flow:
             print(closing_words(*self.folders))
             for made in self.made:
                 if made.stands() == "yes":  # not where less was asked for
-                    print(f"{made.label}: {made.files[-1]}")
+                    print(f"{made.label}: {made.shown}")
         for run in self.runs.values():
             print(tidied(run.here.folder, run.asked.keep), end="")
 

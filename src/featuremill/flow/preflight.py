@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import workload
+from featuremill import step, workload
 from featuremill.base import environment, this_process
 from featuremill.base.change import told
 from featuremill.base.devices import devices_for
@@ -29,6 +29,7 @@ from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
+from featuremill.step.finding import step_of
 from featuremill.store import command_line, formats, ours, run_lock, shared, stored
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
@@ -369,6 +370,23 @@ def refuse_without_packages(workflow: Any, run: Run) -> None:
         raise RefusedError(
             f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
         ) from None
+
+
+def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None:
+    """Refuse to begin where this Python lacks what the jobs of a step import, as long as they have
+    something to do here."""
+    is_ours = internals.is_main(workflow) and internals.executes(workflow)
+    is_here = internals.runs_elsewhere(workflow) is False
+    if not (is_ours and is_here) or internals.is_imported(workflow):
+        return
+    if internals.has_environments(workflow) or any(map(asks_for_less, map(str, project.folders))):
+        return
+    for key, section in project.sections.items():
+        packages = step.optional(step_of(key), "PACKAGES")
+        made = step_of(key).made(section, project.for_steps) if packages else ()
+        if any(one.stands() != "yes" for one in made):
+            with refusing(f"{project.origin.of(key)}: {key}"):
+                workload.refuse_lacking(packages)
 
 
 def refuse_without_gpu(workflow: Any, run: Run) -> None:

@@ -56,7 +56,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
             if reasons.is_missing(word) and word not in PEPTIDES:
                 payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
-            raise has_nul(source, line)
+            raise has_nul(source, line, letters if "\0" in letters else "\0 in a header")
         if reason and ">" in letters and ">" in SPECIAL_TOKEN.sub("", letters):
             raise UserError(
                 f"{source}:{line}: there is a '>' inside this record's sequence, so two records "

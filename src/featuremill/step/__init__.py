@@ -153,6 +153,12 @@ class Made(NamedTuple):
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
 
+    @property
+    def shown(self) -> str:
+        """The file to look at: the last one, or the page where that is a card for programs."""
+        pages = [file for file in self.files if file.endswith(".html")]
+        return [self.files[-1], *pages][-1 if self.files[-1].endswith(".json") else 0]
+
     def stands(self) -> Literal["no", "yes", "older"]:
         """Return whether all files exist; "older" if an input has changed since, or if the config
         asks for something else."""
@@ -231,6 +237,9 @@ class Step(Protocol):
 class OptionalAttributes:
     """Attributes that a step may have, each with its default."""
 
+    PACKAGES: Mapping[str, str] = MappingProxyType({})
+    """Modules that its jobs import, each with what to install: `{"torch": "my-package[gpu]"}`. A
+    run that lacks one is refused before its first job."""
     VARIABLES: Sequence[Variable] = ()
     """Variables of the environment that other programs set and it reads, for
     docs/environment.md."""

@@ -58,6 +58,8 @@ class OptionalAttributes:
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
+    OUTPUTS: Sequence[str] = ()
+    """Outputs that a config of `featuremill init` names besides the usual ones."""
     OBJECTS: str = ""
     """What objects of a Python program `write_object` takes for `featuremill.compute`, in words,
     such as "an AnnData for cells"."""

@@ -20,6 +20,7 @@ ABOUT = (
     "(docs/autoencoders.md). They go to `results/<run>/autoencoders/<name>/`."
 )
 RULES = Path(__file__).with_name("rules.smk")
+PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "sae.yaml"
 COMMANDS = {
     "sae": Command(

@@ -6,7 +6,6 @@ Sums are in float64 and compensated (Knuth, The Art of Computer Programming, vol
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
-from featuremill.kit.text import Progress, clipped, counted, listed, one_line, records
+from featuremill.kit.text import Progress, clipped, counted, listed, records
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.groups.table import TABLE, Pool
 
 if TYPE_CHECKING:
@@ -122,15 +122,13 @@ def pool(chosen: Chosen) -> None:
     card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*of.id_columns.names, *Member._fields[1:]])
+            rows = TsvWriter(file, [*of.id_columns.names, *Member._fields[1:]])
             for member in _members(of, grouping, sums):
                 is_pooled = member.status == POOLED
                 counts[POOLED if is_pooled else "missing" if member.group else NO_GROUP] += 1
                 if not is_pooled and (number := grouping.number_of(member.id)) is not None:
                     missing_G[number] += 1
-                cells = (*of.id_columns.cells(member.id), *member[1:])
-                rows.writerow(map(one_line, cells))
+                rows.row([*of.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
             raise _none_pooled(chosen, of, grouping)
         _write(table_path, grouping, sums, missing_G, chosen.pool)

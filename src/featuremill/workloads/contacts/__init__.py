@@ -76,6 +76,7 @@ LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 SPEED_OPTIONS = ("model", "dtype")
 ATTRIBUTES = ("dtype", "long", "output_dtype")
+OUTPUTS = ("contacts_tsv",)
 REMEDIES = {
     "smaller batches": "batch_tokens",
     "shorter records": "long: truncate",

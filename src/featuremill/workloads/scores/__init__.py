@@ -77,6 +77,7 @@ LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 SPEED_OPTIONS = ("model", "dtype")
 ATTRIBUTES = ("variants", "marginals", "dtype", "long")
+OUTPUTS = ("variant_scores",)
 REMEDIES = {
     "smaller batches": "batch_tokens",
     "shorter records": "long: truncate",

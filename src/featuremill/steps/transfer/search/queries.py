@@ -19,6 +19,7 @@ from featuremill.features import NOWHERE, Features
 from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.kit.errors import UserError
+from featuremill.kit.ids import accession
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
 from featuremill.steps.transfer.search.recipe import Recipe
@@ -121,7 +122,7 @@ class Reader:
         shown_id = one_line(id)
         with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
             for failure in self._searched.failures():
-                if failure.id == shown_id:
+                if shown_id in (failure.id, accession(failure.id)):
                     states = {"pending": "is not computed yet", "refused": "was refused"}
                     state = states.get(failure.status, "failed")
                     why = "" if failure.status == "pending" else f" ({failure.reason})"
