@@ -412,7 +412,7 @@ def test_what_is_stored_takes_vectors_as_the_run_has_them(run, kind):
 def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_path, step):
     torch.set_num_threads(1)
     (undisturbed,) = trainers(run, 1, k=1, dead_after=10)
-    list(undisturbed.run())
+    *_, undisturbed_row = (row for row in undisturbed.run() if row)
     (first,), (second,) = trainers(run, 1, k=1, dead_after=10), trainers(run, 1, k=1, dead_after=10)
     for _ in first.run():
         if first.step == step:
@@ -424,6 +424,21 @@ def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_pa
     for name, tensor in undisturbed.finished().items():
         assert torch.equal(second.finished()[name], tensor), name
     assert row["step"] == 30
+    figures = ("loss", "fvu", "l0", "dead")
+    told = [{key: one[key] for key in figures} for one in (undisturbed_row, row)]
+    assert told[0] == told[1], "the line is of all steps since the one before"
+
+
+def test_the_line_of_a_training_has_the_fraction_of_the_variance_about_the_mean(run):
+    """By NumPy over the vectors of its steps, which lie far from 0 on one side."""
+    (trainer,) = trainers(run, 1, steps=1)
+    x = torch.cat([trainer._read(0, number) for number in range(8)]).double().numpy()
+    features_BM = network.features(trainer.tensors, torch.from_numpy(x).float(), TOP4)
+    error = x - network.rebuilt(trainer.tensors, features_BM).detach().double().numpy()
+    trainer._center -= 3.0
+    (row,) = trainer.run()
+    variance = np.square(x - x.mean(0)).sum()
+    assert row["fvu"] == pytest.approx(np.square(error).sum() / variance, rel=1e-4)
 
 
 # ---- the verb ----

@@ -414,6 +414,18 @@ def test_a_reply_that_is_cut_off_or_invalid_and_a_prompt_that_is_too_long_have_r
     assert told == ["cut_off", "prompt_too_long", "invalid"]
 
 
+def test_a_prompt_may_take_all_that_the_reply_leaves_of_the_context_and_no_token_more(place):
+    schema_of(place, number={"const": 1})
+    model = loaded(context=300)
+    (asked,) = llm_json.prepare(model, [(MARKER * 9).encode()], 1)
+    found = []
+    for less in (0, 1):
+        context = len(asked.tokens) + model.options.max_tokens - less
+        options = model.options.model_copy(update={"context": context})
+        found += reasons_of(model._replace(options=options), MARKER * 9)
+    assert found[0] is None and found[1].startswith("prompt too long: ")
+
+
 def test_a_reply_is_validated_though_it_was_decoded_under_the_grammar(place, monkeypatch):
     (place / "loose.json").write_text((place / "schema.json").read_text())
     schema_of(place, complaint={"const": MARKER})

@@ -29,7 +29,8 @@ SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "
 """The workflow: in the wheel beside the package, in a checkout at its root."""
 PROFILES = Path(SNAKEFILE).parent / "profiles"
 """Folders of profiles, by their names."""
-NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
+ALWAYS_USED = ("numpy", "pyarrow")
+"""Distributions of which each process with values has the versions."""
 
 
 def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
@@ -155,13 +156,10 @@ def free_memory_mb() -> int:
 
 
 def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions that values can depend on, of what this process has loaded and of these
-    `distributions`."""
+    """Return the versions that values can depend on: of featuremill, Python, NumPy and Arrow, and
+    of these `distributions` where they are installed, whether or not they are imported here."""
     found = {"featuremill": VERSION, "python": platform.python_version()}
-    for name in NAMED_VERSIONS:
-        if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found | installed(distributions)
+    return found | installed([*ALWAYS_USED, *distributions])
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

@@ -140,6 +140,14 @@ class Records:
             records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return records
 
+    def ranks_of(self, rows: Rows) -> Rows:
+        """Return the place of each of `rows` among them by sha256 and then id, which does not
+        depend on the order of the results."""
+        records = self.records_of(rows)
+        ascending = sorted(records, key=lambda row: (records[row].sha256, records[row].id))
+        place_of = {row: place for place, row in enumerate(ascending)}
+        return np.array([place_of[row] for row in rows.tolist()], np.int64)
+
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""
         for _, batch in self.table.batches([*WHOLE, "sha256"]):

@@ -357,6 +357,12 @@ def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
     return record.__dict__["done"], record.__dict__["total"]
 
 
+@or_else(True)
+def knows_total(workflow: Any) -> bool:
+    """Return whether the number of steps is final: a plan that is to come adds some."""
+    return not workflow.dag.checkpoint_jobs
+
+
 def is_about_scheduling(record: logging.LogRecord) -> bool:
     """Return whether the record is about Snakemake's own scheduling."""
     event = str(getattr(record, "event", None) or "")

@@ -42,8 +42,9 @@ class OptionalAttributes:
     SHARD_COST: int | None = None
     """The cost of a shard of some five minutes, for `shards.cost: auto` where no speed is known."""
     VERSIONS_OF: Sequence[str] = ()
-    """Distributions that values depend on besides torch and featuremill. Receipts have their
-    versions, and merge warns where a run mixes them."""
+    """Distributions that values depend on besides featuremill, NumPy, Arrow and, where it is in the
+    options' PACKAGES, torch. Receipts have their versions, and merge warns where a run mixes
+    them."""
     SPEED_OPTIONS: Sequence[str] | None = None
     """Options that change the time of a unit of cost; None: any option may. Speeds come from
     earlier runs with equal values of these."""

@@ -71,7 +71,8 @@ class Missing(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The labelled records of the reference, in its order."""
+    """The labelled records of the reference, by their sha256 and then their id: of equally near
+    ones the first vote, so no label depends on the order of a run's rows."""
 
     ids: list[str]
     labels: list[str]
@@ -190,7 +191,7 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
 
 def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
     """Return the labelled records with vectors, and the nearest of each."""
-    labelled, rows = found.of_id, found.rows
+    labelled, rows = found.of_id, found.rows[np.argsort(reference.ranks_of(found.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]
     sha256 = [record_of[row].sha256 for row in rows.tolist()]

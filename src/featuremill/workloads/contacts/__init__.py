@@ -48,6 +48,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "Options",
     "batch_cost",
     "caution",
@@ -69,6 +70,7 @@ __all__ = [
 ]
 
 VERSION = "1"
+VERSIONS_OF = ("fair-esm",)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"

@@ -43,6 +43,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "WAYS",
     "Options",
     "audited",
@@ -70,6 +71,7 @@ __all__ = [
 ]
 
 VERSION = "2"
+VERSIONS_OF = ("fair-esm",)
 COST_UNIT = "tokens"
 BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"

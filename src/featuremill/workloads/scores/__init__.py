@@ -46,6 +46,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "Options",
     "audited",
     "batch_cost",
@@ -69,6 +70,7 @@ __all__ = [
 ]
 
 VERSION = "3"
+VERSIONS_OF = ("fair-esm",)
 REASONS = (*OF_VARIANTS, *structures.REASONS)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
