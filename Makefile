@@ -8,9 +8,9 @@ EXTRA ?=
 WHEELS_PYTHON ?= 3.12
 # What a GPU machine's image lacks besides: make bench-wheels WHEELS=pyarrow (55 MB).
 WHEELS ?=
-# Of make bench-gpu: a (650M), b (8M, 150M, 3B), c (tests, start, bits, memory), each at most nine minutes;
-# a,b,c is one after the other.
-PART ?= a,b,c
+# Of make bench-gpu, in the order of bench/README.md, each at most four minutes; small,large is one after the
+# other.
+PART ?= tests,small,workloads,large,slots,faults,bits
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
@@ -71,7 +71,7 @@ bench: .venv/.bench ## speed on this CPU beside fair-esm, transformers, OpenVINO
 	@$(BIN)/python -m bench.run $(EXTRA)
 	@$(if $(EXTRA),:,$(BIN)/python -m bench.esmc)
 
-bench-gpu: .venv/.test ## tests and speed on one GPU: PART=a, then b and c, of nine minutes each
+bench-gpu: .venv/.test ## tests and speed on one GPU: PART=tests, then small and others, of four minutes each
 	@$(BIN)/python -m bench.run --gpu --part $(PART) $(EXTRA)
 
 bench-scale: .venv/.test ## seconds and memory of plan, extract and merge for 50,000 records and more

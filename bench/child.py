@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import torch
 
 from bench.clock import Clock
@@ -27,6 +28,8 @@ from bench.processes import Child
 from bench.shapes import SHAPES
 from bench.subject import Subject
 from featuremill.base import this_process
+from featuremill.base.devices import cuda_devices
+from featuremill.lease.nvml import nvml
 
 
 def main() -> None:
@@ -38,6 +41,7 @@ def main() -> None:
     this_process.die_with_parent(os.getppid(), signal.SIGKILL)
     forbid_short_cuts()
     place = Place(given.place)
+    before = _used_mb() if place.device == "cuda" else 0
     subject = Subject(SHAPES[given.shape], place, Path(given.weights))
     (engine,) = (found for found in line_up(subject)[0] if found.name == given.engine)
     answers = sys.stdout
@@ -57,8 +61,24 @@ def main() -> None:
         answer |= {
             "peak_allocated_mb": torch.cuda.max_memory_allocated() // 2**20,
             "peak_reserved_mb": torch.cuda.max_memory_reserved() // 2**20,
+            "gpu_process_mb": _process_mb(before),
         }
     print(json.dumps(answer), file=answers, flush=True)
+
+
+def _used_mb() -> int:
+    """Return the memory that is in use on the GPU, by whomever."""
+    with nvml() as is_there:
+        if not is_there:
+            return 0
+        handle = pynvml.nvmlDeviceGetHandleByUUID(cuda_devices()[0].uuid)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) >> 20
+
+
+def _process_mb(before: int) -> int:
+    """Return what this process has of the GPU at its end, where nobody else began or ended: the
+    allocator gives nothing back before. Containers hide which process has how much."""
+    return _used_mb() - before
 
 
 def _peak_rss_mb() -> int:

@@ -41,6 +41,8 @@ class Settings(NamedTuple):
     matmul_size: int = MATMUL_SIZE
     long_residues: int = 36_000
     """Of the protein that is computed whole."""
+    run_tokens: int = 40_000_000
+    """Of the runs whose workers are killed."""
 
     def first_tokens_of(self, shape: Shape) -> int:
         """Return the tokens of a first trial, the fewer the larger the network."""

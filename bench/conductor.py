@@ -21,6 +21,7 @@ from bench.agenda import (
     CPU_STEPS,
     GPU,
     GPU_PARTS,
+    GROUND_KINDS,
     KINDS,
     QUICK,
     QUICK_KINDS,
@@ -39,11 +40,13 @@ from bench.run import MINUTES
 from bench.sample import Sample
 from bench.shapes import SHAPES
 from bench.stage import say
-from bench.table import TESTS
+from bench.table import FORKING, TESTS
 from bench.worker import Answer, Order, Setting
 from featuremill.base.devices import cuda_devices
 
 MEASURED = "measured"
+ALONE = (TESTS, FORKING, "hard_run", "training")
+"""Steps that start whole programs: the process that computes leaves them the GPU."""
 START_SECONDS = 60.0
 """What a process may take to start and to import torch."""
 Parts = list[tuple[str, list[Step]]]
@@ -56,7 +59,7 @@ def conduct(given: argparse.Namespace) -> int:
     if not any(steps for _, steps in parts):
         return _refused(
             f"no step has these parts, shapes and kinds; parts are {', '.join(GPU_PARTS)}, shapes "
-            f"{', '.join(SHAPES)}, kinds {', '.join([*KINDS, TESTS])}"
+            f"{', '.join(SHAPES)}, kinds {', '.join([*KINDS, *GROUND_KINDS, TESTS, FORKING])}"
         )
     place = Place(given.place)
     if place.has_gpu_steps:
@@ -160,7 +163,7 @@ class Run:
             given.place, str(given.fasta), str(scratch), given.engines, given.spoil
         )
         self._judged: dict[str, list[str]] = {}
-        """The engines that passed the gate, by shape."""
+        """The engines that passed the gate, by stage."""
         self._worker: Child | None = None
 
     def part(self, name: str, steps: Sequence[Step], clock: Clock) -> None:
@@ -177,7 +180,7 @@ class Run:
             started = time.monotonic()
             for answer in self._carry_out(step, clock):
                 if answer.stage:
-                    self._learn(step.shape, answer)
+                    self._learn(step, answer)
                 took = {"took_seconds": round(time.monotonic() - started, 1)}
                 if answer.gate_failed:
                     content["gate_failed"] = answer.gate_failed
@@ -199,10 +202,12 @@ class Run:
         at_most = step.at_most_seconds
         if self._place.has_gpu_steps:
             seconds = at_most = min(seconds, at_most)
-        if step.kind == TESTS:
-            self.close()  # they are alone on the GPU
-            say("the tests that need a GPU")
-            for found in gpu_tests.run(self._place.name, self._scratch, at_most):
+        if step.kind in ALONE:
+            self.close()
+        if step.kind in (TESTS, FORKING):
+            is_alone = step.kind == FORKING
+            say("the test that hung, alone" if is_alone else "the tests that need a GPU")
+            for found in gpu_tests.run(self._place.name, self._scratch, at_most, is_alone):
                 yield Answer(found)
             return
         try:
@@ -215,7 +220,7 @@ class Run:
         if not self._worker:
             command = [sys.executable, "-m", "bench.worker", json.dumps(self._setting._asdict())]
             self._worker = Child(command)
-        order = Order(step, self._settings, seconds, self._judged.get(step.shape))
+        order = Order(step, self._settings, seconds, self._judged.get(step.stage))
         self._worker.tell(json.dumps(order))
         end = time.monotonic() + at_most
         is_last = False
@@ -224,19 +229,19 @@ class Run:
             is_last = answer.is_last
             yield answer
 
-    def _learn(self, shape: str, answer: Answer) -> None:
+    def _learn(self, step: Step, answer: Answer) -> None:
         """Note what is known of a shape; a judgement is shown when it is made."""
         assert answer.stage
         stages = self._record.content["stages"]
         is_new = bool(answer.stage["gate"])
-        known = stages.setdefault(shape, {})
+        known = stages.setdefault(step.shape, {})
         known |= {name: fact for name, fact in answer.stage.items() if fact or name not in known}
-        if answer.judged is not None and shape not in self._judged:
-            self._judged[shape] = answer.judged
+        if answer.judged is not None and step.stage not in self._judged:
+            self._judged[step.stage] = answer.judged
         elif not answer.gate_failed:
             return
         if is_new:
-            print(f"\n{table.gates({shape: known})}", flush=True)
+            print(f"\n{table.gates({step.shape: known})}", flush=True)
 
     def close(self) -> None:
         """End the process that computes, if there is one."""

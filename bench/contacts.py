@@ -24,7 +24,7 @@ import torch
 
 from bench.peers import ALPHABET, fair_esm, save_fair_esm
 from bench.ways import measured
-from featuremill.base.devices import cpu
+from featuremill.base.devices import Device, cpu
 from featuremill.workload import weights as conversion
 from featuremill.workload.compute import values_of
 from featuremill.workloads import contacts
@@ -50,7 +50,8 @@ def network(layers: int, width: int, heads: int) -> Any:
 def save(model: Any, path: Path) -> Path:
     """Write the `.pt` and the regression beside it, as fair-esm has them."""
     save_fair_esm(model, path)
-    state = {f"contact_head.{key}": value for key, value in model.contact_head.state_dict().items()}
+    regression = model.contact_head.state_dict()
+    state = {f"contact_head.{key}": value.cpu() for key, value in regression.items()}
     torch.save({"model": state}, path.with_name(f"{path.stem}-contact-regression.pt"))
     return path
 
@@ -60,16 +61,21 @@ def theirs(model: Any, proteins: Sequence[str]) -> Maps:
     convert = ALPHABET.get_batch_converter()
     with torch.inference_mode():
         tokens = [convert([("", protein)])[2] for protein in proteins]
-        return [model.predict_contacts(each)[0].numpy() for each in tokens]
+        device = next(model.parameters()).device
+        return [model.predict_contacts(each.to(device))[0].cpu().numpy() for each in tokens]
 
 
-def ours(path: Path, dtype: str, cache: Path) -> Callable[[Sequence[str]], Maps]:
-    """Return a function that computes the same by the workload, its model loaded."""
+def ours(
+    path: Path, dtype: str, cache: Path, device: Device | None = None
+) -> Callable[[Sequence[str]], Maps]:
+    """Return a function that computes the same by the workload, its model loaded on `device`, which
+    is the CPU by default."""
+    device = device or cpu()
     found = conversion.weights_of(conversion.convert(str(path), cache, "contacts"))
     asked = {"model": str(path), "dtype": dtype, "long": "full", "output_dtype": "float32"}
     settled = contacts.Options.model_validate(asked | {"pairs": "top"})
-    options = contacts.resolve(settled, cpu(), found)
-    model = contacts.load(options, [cpu()], found)
+    options = contacts.resolve(settled, device, found)
+    model = contacts.load(options, [device], found)
 
     def compute(proteins: Sequence[str]) -> Maps:
         payloads = [protein.encode() for protein in proteins]

@@ -28,6 +28,10 @@ FILE = "BENCH_TESTS_SEEN"
 MARK = re.compile(r"^\s*@?.*\bpytest\.mark\.gpu\b", re.MULTILINE)
 REHEARSED = (["tests/test_kernels.py"], "not gpu and not slow", "twins or rows")
 """Files, marks and names of the tests that a rehearsal runs instead."""
+HUNG = "forks_on_a_real_gpu"
+"""Of the test that hung on an H200: it runs alone, so that it holds no other one up."""
+ALONE = (["tests/test_troubleshooting.py"], "gpu", HUNG)
+ALONE_REHEARSED = (["tests/test_troubleshooting.py"], "not gpu and not slow", "plug_in_that_forks")
 MORE_NEEDS = {
     "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "snakemake"),
     "tests/test_on_a_gpu.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
@@ -39,8 +43,8 @@ AT_ONCE = 16
 """Processes, at most: each has a context of its own on the GPU."""
 EACH_SECONDS = 100
 """What a test may take: all are done in less, side by side on 16 cores."""
-SAYS, TRACE, SLOWEST = 300, 3_000, 12
-"""Letters of a test's end that are kept; and the tests that are listed as the slowest."""
+SAYS, TRACE = 300, 3_000
+"""Letters of a test's end that are kept."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -111,15 +115,19 @@ ABOUT_MARKS = ("test_house",)
 """Files that speak of the mark and have no such test."""
 
 
-def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yield how many have passed so far, what failed or was skipped, and which were the slowest;
-    last, of all."""
+def run(
+    place: str, folder: Path, seconds: float, is_alone: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Yield how many have passed so far, what failed or was skipped, and the seconds of each; last,
+    of all. With `is_alone`, of the test that hung, with the stacks that its jobs left."""
     from bench import processes  # not for pytest
 
-    names, marks, keyword = files(), "gpu", ""
-    if place == "rehearsal":
+    names, marks, keyword = files(), "gpu", f"not {HUNG}"
+    if is_alone:
+        names, marks, keyword = ALONE_REHEARSED if place == "rehearsal" else ALONE
+    elif place == "rehearsal":
         names, marks, keyword = REHEARSED
-    seen, log = folder / "tests.jsonl", folder / "tests.log"
+    seen, log, base = folder / "tests.jsonl", folder / "tests.log", folder / "tests"
     for path in (seen, log):
         path.unlink(missing_ok=True)
     # Plug-ins that happen to be installed here know nothing of these tests; a warning of the torch
@@ -128,7 +136,15 @@ def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
     words += ["-m", marks, "-k", keyword, "-o", "addopts=--strict-markers"]
     words += ["-o", f"timeout={EACH_SECONDS}", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
     words += ["-p", "xdist.plugin", "-n", "logical", "--maxprocesses", str(AT_ONCE)]
-    words += ["--dist", "worksteal", "-p", "bench.gpu_tests", *(str(ROOT / name) for name in names)]
+    words += [
+        "--basetemp",
+        str(base),
+        "--dist",
+        "worksteal",
+        "-p",
+        "bench.gpu_tests",
+        *(str(ROOT / name) for name in names),
+    ]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", FILE: str(seen), "PYTHONPATH": paths}
     status: int | None = None
@@ -139,7 +155,7 @@ def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
             yield _summary(seen)
     except processes.ChildError as late:
         error = str(late)
-    found = _summary(seen)
+    found = _summary(seen) | ({"stacks": stacks(base)} if is_alone else {})
     if status not in (None, 0, 1) or not (found["rows"] or found["passed"]):
         error = error or f"pytest ended with {status}{processes.last_words(log)}"
     elif found["failed"]:
@@ -147,17 +163,25 @@ def run(place: str, folder: Path, seconds: float) -> Iterator[dict[str, Any]]:
     yield found | ({"error": error} if error else {})
 
 
+def stacks(folder: Path) -> list[str]:
+    """Return the ends of logs that have stacks of a process that hung."""
+    logs = (path.read_text("utf-8", "replace") for path in sorted(folder.rglob("*.log")))
+    return [text[-TRACE:] for text in logs if STACK in text]
+
+
+STACK = "(most recent call first)"
+"""What faulthandler writes above a stack."""
 ENDS = ("passed", "failed", "skipped")
 
 
 def _summary(seen: Path) -> dict[str, Any]:
     found = list({each["test"]: each for each in _read(seen)}.values())
     counts = Counter(each["outcome"] for each in found)
-    slowest = sorted(found, key=lambda each: -each.get("seconds", 0))[:SLOWEST]
+    slowest = sorted(found, key=lambda each: -each.get("seconds", 0))
     return {
         **{kind: counts[kind] for kind in ENDS},
         "rows": [each for each in found if each["outcome"] != "passed"],
-        "slowest": [[each["test"], each.get("seconds", 0)] for each in slowest],
+        "costs": {each["test"]: each.get("seconds", 0) for each in slowest},
         "told": [each for each in found if each.keys() - KEYS],
     }
 

@@ -53,7 +53,9 @@ def save_fair_esm(
 ) -> Path:
     """Write `path` as fair-esm's published ESM-2 checkpoints are: settings in a Namespace."""
     state = {
-        ("encoder." if k.startswith("lm_head") else "encoder.sentence_encoder.") + k: v.to(dtype)
+        ("encoder." if k.startswith("lm_head") else "encoder.sentence_encoder.") + k: v.to(
+            dtype
+        ).cpu()
         for k, v in model.state_dict().items()
         if not k.startswith("contact_head")
     }

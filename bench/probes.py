@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 
 from bench import gpu_only
+from bench.ceiling import Gemms
 from bench.child import run_together
 from bench.clock import Clock
 from bench.engines import Output
-from bench.engines.ours import batch_budget
+from bench.engines.ours import Ours, batch_budget
 from bench.lengths import Protein, describe, tokens_of
 from bench.place import Place
 from bench.sample import write_fasta
@@ -28,6 +29,7 @@ from featuremill.workloads.esm2.encoder import DTYPES
 
 BUDGETS = (8_192, 16_896, 33_792, 67_584)
 NUM_KERNELS = 12
+SIDE_BY_SIDE = (1, 2, 3)
 K = TypeVar("K")
 
 
@@ -114,6 +116,35 @@ def batch_memory(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
     return found
 
 
+def share_of_products(stage: Stage, num_tokens: int, repeats: int) -> dict[str, Any]:
+    """Return the device's tokens per second of whole batches, and of the matrix products alone, in
+    turn: what the machine does in that minute, it does to both."""
+    say(f"{stage.shape.name}: the GPU's work beside its products alone")
+    place, budget = stage.place, batch_budget(stage.place)
+    model = stage.ours(stage.dtype).model_for("mean")
+    proteins = stage.sample.take(num_tokens)
+    batches = gpu_only.prepare(model, proteins, budget)
+    products = Gemms(stage.shape, place, stage.dtype, budget)
+    tokens = sum(tokens_of(proteins))
+    num_products = max(1, round(tokens / products.num_rows))
+    rows: list[dict[str, Any]] = []
+    for number in range(repeats + 1):
+        whole = tokens / gpu_only.seconds(place, model, batches)
+        took = sum(products.run() for _ in range(num_products))
+        alone = num_products * products.num_rows / took
+        if number:  # the first one warms up
+            rows.append({"whole": round(whole), "products": round(alone), "share": whole / alone})
+    shares = sorted(row["share"] for row in rows)
+    return {
+        "dtype": stage.dtype,
+        "share": round(statistics.median(shares), 4),
+        "range": [round(shares[0], 4), round(shares[-1], 4)],
+        "tokens_per_second": statistics.median(row["whole"] for row in rows),
+        "products_per_second": statistics.median(row["products"] for row in rows),
+        "rows": [row | {"share": round(row["share"], 4)} for row in rows],
+    }
+
+
 def long_protein(stage: Stage, num_residues: int) -> dict[str, Any]:
     """Return time and memory of one protein of so many residues, computed whole."""
     say(f"{stage.shape.name}: a protein of {num_residues:,} residues")
@@ -147,7 +178,7 @@ def kernels(stage: Stage) -> dict[str, Any]:
     ours = stage.ours(stage.dtype)
     model = ours.model_for("mean")
     batches = gpu_only.prepare(model, stage.sample.take(budget), budget)[:1]
-    gpu_only.seconds(place, model, batches)
+    whole = gpu_only.seconds(place, model, batches)
     activity = torch.profiler.ProfilerActivity
     with torch.profiler.profile(
         activities=[activity.CUDA if place.device == "cuda" else activity.CPU]
@@ -164,7 +195,9 @@ def kernels(stage: Stage) -> dict[str, Any]:
         }
         for time, event in found[:NUM_KERNELS]
     ]
-    return {"backend": ours.backend(), "kernels": listed}
+    # Kernels of a small network are short: what is left of the time, the GPU waits for launches.
+    busy = round(total / 1e6 / whole, 3)
+    return {"backend": ours.backend(), "busy_share": busy, "kernels": listed}
 
 
 def forms(stage: Stage, num_tokens: int) -> list[dict[str, Any]]:
@@ -205,23 +238,38 @@ def peak_memory(stage: Stage, num_tokens: int, clock: Clock) -> list[dict[str, A
     for engine in [engine.name for engine in stage.engines]:
         say(f"{stage.shape.name}: memory of {engine}")
         (answer,) = run_together([_command(stage, engine, "per_residue", fasta)], fasta, clock)
-        peaks = {name: value for name, value in answer.items() if name.startswith("peak")}
-        found.append({"name": engine, "tokens": sum(tokens_of(proteins)), **peaks})
+        peaks = {name: value for name, value in answer.items() if name.startswith(("peak", "gpu"))}
+        row = {"name": engine, "tokens": sum(tokens_of(proteins)), **peaks}
+        estimate = _estimate(stage, engine)
+        found.append(row | ({"estimated_mb": estimate} if stage.place.has_gpu_steps else {}))
+        stage.so_far({"rows": found})
     return found
 
 
+def _estimate(stage: Stage, engine: str) -> int | None:
+    """Return what the product estimates for a whole job; None for a peer."""
+    for each in stage.engines:
+        if isinstance(each, Ours) and each.name == engine:
+            model = each.model_for("per_residue")
+            estimate = each.estimated_mb(model, batch_budget(stage.place))
+            each.unload()
+            return estimate
+    return None
+
+
 def share_of_gpu(stage: Stage, num_tokens: int, clock: Clock) -> dict[str, Any]:
-    """Return tokens per second of one process on the GPU, and of two side by side."""
+    """Return tokens per second of one process on the GPU, of two and of three side by side."""
     proteins = stage.sample.take(num_tokens)
     fasta = write_fasta(stage.folder / "child.fasta", proteins)
     command = _command(stage, f"featuremill {stage.dtype}", "mean", fasta)
     found: dict[str, Any] = {"lengths": describe(proteins)}
-    for count in (1, 2):
+    for count in SIDE_BY_SIDE:
         say(f"{stage.shape.name}: {count} at once")
         answers = run_together([command] * count, fasta, clock)
         span = max(a["ended"] for a in answers) - min(a["started"] for a in answers)
         tokens = count * sum(tokens_of(proteins))
         found[f"tokens_per_second_of_{count}"] = round(tokens / span, 1)
+        stage.so_far(found)
     return found
 
 

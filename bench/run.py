@@ -14,8 +14,8 @@ HERE = Path(__file__).parent
 SAMPLE = HERE / "ecoli.fasta.gz"
 SCRATCH = HERE / ".scratch"
 """Beside the code and not in /tmp, which may be memory: engines are to write to a disk."""
-PARTS = ("a", "b", "c")
-MINUTES = {"cpu": 30.0, "gpu": 9.0, "rehearsal": 9.0}
+PARTS = ("tests", "small", "workloads", "large", "slots", "faults", "bits")
+MINUTES = {"cpu": 30.0, "gpu": 4.0, "rehearsal": 60.0}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,13 +54,12 @@ def _parser() -> argparse.ArgumentParser:
         *("--part",),
         type=_words,
         default=list(PARTS),
-        help="of a GPU's steps: a (speed of 650M), b (of the others), c (tests, start, bits, "
-        "memory); a,c are one after the other",
+        help=f"of a GPU's steps: {', '.join(PARTS)}; tests,small are one after the other",
     )
     add(
         *("--minutes",),
         type=float,
-        help="leave out the last steps rather than overrun (30; on a GPU 9 for each part)",
+        help="leave out the last steps rather than overrun (30; on a GPU 4 for each part)",
     )
     add("--out", type=Path, help="the JSON to write (bench/results/<date>-<machine>-<kind>.json)")
     add("--fasta", type=Path, default=SAMPLE, help="proteins to use in place of the sample")

@@ -34,6 +34,7 @@ SHAPES = {
         Shape("tiny", 2, 64, 4),
         Shape("tiny narrow", 2, 32, 2),
         Shape("tiny short", 1, 64, 4),
+        Shape("tiny flat", 1, 32, 2),
         Shape("tiny fp16", 2, 64, 4, "fp16"),
         Shape("8M", 6, 320, 20),
         Shape("35M", 12, 480, 20),

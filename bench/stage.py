@@ -30,6 +30,16 @@ class GateError(Exception):
     """An engine of ours is wrong; no speed may be shown."""
 
 
+class Ground:
+    """Where a step without a shape computes: a device, proteins, and a folder of its own."""
+
+    def __init__(self, place: Place, folder: Path, fasta: Path) -> None:
+        self.place = place
+        self.folder = folder
+        self.fasta = fasta
+        self.so_far: Callable[[dict[str, Any]], None] = lambda _: None
+
+
 def say(text: str) -> None:
     """Tell on standard error what is being done; never a speed."""
     print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)

@@ -61,8 +61,35 @@ def page(contents: Sequence[dict[str, Any]]) -> str:
             ["GPU only, share of a product of 8,192³ alone", *map(_mfu, found)],
             ["missed targets", *map(_missed, found)],
         ]
-    kept = [f"| {' | '.join(line)} |" for line in lines if any(line[1:])]
-    return "\n".join([kept[0], "|" + "---|" * len(lines[0]), *kept[1:]])
+    blocks = [_markdown([line for line in lines if any(line[1:])])] if columns else []
+    if workloads := _workloads(contents):
+        blocks.append(_markdown(workloads))
+    return "\n\n".join(blocks)
+
+
+def _markdown(lines: Sequence[Sequence[str]]) -> str:
+    rows = [f"| {' | '.join(line)} |" for line in lines]
+    return "\n".join([rows[0], "|" + "---|" * len(lines[0]), *rows[1:]])
+
+
+def _workloads(contents: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return the lines of workloads beside their peers, from the newest record that has each."""
+    cases = {
+        name: each
+        for content in contents
+        for name, each in content["measured"].items()
+        if "unit" in each
+    }
+    lines = [["workload", "computed by", "a second", "× the first", "relative L2 to the first"]]
+    for name, each in cases.items():
+        rates = [row.get("per_second", 0.0) for row in each["rows"]]
+        for row, rate in zip(each["rows"], rates, strict=True):
+            over = f"{rate / rates[0]:.1f}" if rates[0] else ""
+            shown = f"{rate:,.0f} {each['unit']}" if rate else row.get("error", "not measured")
+            lines.append(
+                [name, row["name"], shown, over, f"{row['off']:.1e}" if "off" in row else ""]
+            )
+    return lines if cases else []
 
 
 def _rates(found: dict[str, Any]) -> dict[str, float]:
@@ -107,12 +134,12 @@ def _share(name: str, of: str, rates: dict[str, float]) -> str:
 def measured(name: str, found: dict[str, Any]) -> str:
     """Return what one step found."""
     kind = name.split()[0]
-    if "error" in found and kind != TESTS:
+    if "error" in found and kind not in (TESTS, FORKING):
         if "rows" not in found:
             return _facts(name, found)
         whole = {key: value for key, value in found.items() if key != "error"}
         return f"{measured(name, whole)}\ncut off, these are kept: {found['error']}"
-    return KINDS.get(kind, _facts)(name, found)
+    return (_beside if "unit" in found else KINDS.get(kind, _facts))(name, found)
 
 
 def left_out(content: dict[str, Any]) -> str:
@@ -265,6 +292,23 @@ def _listing(name: str, found: dict[str, Any]) -> str:
     return f"{name}{told}\n{aligned([column.replace('_', ' ') for column in head], cells)}"
 
 
+def _beside(name: str, found: dict[str, Any]) -> str:
+    head = ["", f"{found['unit']}/s", "least", "most", "off", "error"]
+    rows = [
+        [
+            row["name"],
+            *(
+                f"{rate:,.1f}"
+                for rate in (row.get("per_second", 0.0), *row.get("range", (0.0, 0.0)))
+            ),
+            f"{row['off']:.1e}" if "off" in row else "",
+            row.get("error", ""),
+        ]
+        for row in found["rows"]
+    ]
+    return f"{name}\n{aligned(head, rows)}"
+
+
 def _tests(name: str, found: dict[str, Any]) -> str:
     lines = [_facts(name, found)]
     for row in found.get("rows", []):
@@ -316,12 +360,16 @@ GPU_PAGE = {
 """The same of a GPU."""
 START, END = "<!-- gpu -->\n", "<!-- /gpu -->\n"
 """Around a GPU's table in a page."""
-TESTS = "gpu_tests"
+TESTS, FORKING = "gpu_tests", "gpu_forking"
 KINDS = {
     TESTS: _tests,
+    FORKING: _tests,
     "compare": _comparison,
     "same_bits": _listing,
     "budget_sweep": _listing,
+    "share_of_products": _listing,
+    "limited_memory": _listing,
+    "training": _listing,
     "peak_memory": _listing,
     "kernels": _listing,
     "products": _listing,
@@ -339,6 +387,8 @@ if __name__ == "__main__":
         if not record.is_file():
             parser.error(f"no file {record}")
     contents = [json.loads(record.read_text("utf-8")) for record in given.record]
+    if given.into and any("rehearsal" in content for content in contents):
+        parser.error("speeds of a rehearsal mean nothing; no page takes them")
     if given.into:
         text = given.into.read_text("utf-8")
         before, rest = text.split(START, 1)

@@ -5,23 +5,25 @@ The benchmark tells it steps, one JSON line each, and may kill it: what it was t
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import os
 import signal
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from bench.agenda import KINDS, Step
+from bench.agenda import GROUND_KINDS, KINDS, Step
 from bench.clock import Clock
 from bench.compare import Settings
 from bench.place import Name, Place, forbid_short_cuts
 from bench.sample import Sample
 from bench.shapes import SHAPES
-from bench.stage import GateError, Stage
+from bench.stage import GateError, Ground, Stage
 from featuremill.base import this_process
 
 RESERVED_SECONDS = 5.0
@@ -92,14 +94,17 @@ class Worker:
         self._place = Place(setting.place)
         self._sample = Sample(Path(setting.fasta))
         self._stage: Stage | None = None
+        self._stage_name = ""
 
     def carry_out(self, order: Order, tell: Callable[[Answer], None]) -> Answer:
         """Return what a step found, or what went wrong; and what is known of its shape. Tell the
         same of all that is known before its end: it may be cut off there."""
+        if not order.step.shape:
+            return self._without_shape(order, tell)
         answer, judged = Answer(), order.judged
         stage: Stage | None = None
         try:
-            stage = self._on_stage(order.step.shape, judged)
+            stage = self._on_stage(order.step, judged)
             if judged is None:
                 stage.pass_gate()
                 judged = [engine.name for engine in stage.engines]
@@ -117,14 +122,35 @@ class Worker:
             answer = Answer(error=f"{type(error).__name__}: {text}")
         return answer._replace(stage=stage.facts() if stage else None, judged=judged)
 
-    def _on_stage(self, shape: str, judged: list[str] | None) -> Stage:
-        if self._stage is None or self._stage.shape.name != shape:
+    def _without_shape(self, order: Order, tell: Callable[[Answer], None]) -> Answer:
+        if self._stage:
+            self._stage.close()
+            self._stage = None
+        gc.collect()
+        self._place.free_memory()
+        clock = Clock((order.seconds - RESERVED_SECONDS) / 60)
+        with tempfile.TemporaryDirectory(dir=self._setting.scratch) as folder:
+            ground = Ground(self._place, Path(folder), Path(self._setting.fasta))
+            ground.so_far = lambda found: tell(Answer(found, is_last=False))
+            try:
+                found = GROUND_KINDS[order.step.kind](ground, order.settings, clock)
+                return Answer(found if isinstance(found, dict) else {"rows": found})
+            except Exception as error:
+                traceback.print_exc()
+                text = " ".join(str(error).split())[:300]
+                return Answer(error=f"{type(error).__name__}: {text}")
+
+    def _on_stage(self, step: Step, judged: list[str] | None) -> Stage:
+        if self._stage is None or self._stage_name != step.stage:
             if self._stage:
                 self._stage.close()
             folder = Path(self._setting.scratch)
             self._stage = Stage(
-                SHAPES[shape], self._place, folder, self._sample, self._setting.spoil
+                SHAPES[step.shape], self._place, folder, self._sample, self._setting.spoil
             )
+            self._stage_name = step.stage
+            if not step.has_peers:
+                self._stage.choose(["featuremill"])
             if self._setting.engines:
                 self._stage.choose(self._setting.engines)
             if judged is not None:

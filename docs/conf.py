@@ -18,6 +18,8 @@ from myst_parser.parsers.sphinx_ import MystParser
 from sphinx.application import Sphinx
 from sphinx.util import logging
 
+import featuremill
+
 ROOT = Path(__file__).parents[1]
 WARN = logging.getLogger(__name__).warning
 """An error, as `make docs` asks for it."""
@@ -46,7 +48,10 @@ include_patterns = [
     *("bench/README.md", "training/README.md", "src/**.md", "packages/*/README.md"),
 ]
 exclude_patterns = [".*", "results"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_typehints = "none"
+nitpick_ignore_regex = [("py:exc", ".*Error")]
+"""Exceptions have no entries: docstrings name them by their last name."""
 myst_enable_extensions = ["attrs_inline"]
 myst_heading_anchors = 4
 suppress_warnings = ["misc.highlighting_failure"]
@@ -83,6 +88,8 @@ def prepare(app: Sphinx, name: str, source: list[str]) -> None:
         WARN("a <picture> that is not as PICTURE in docs/conf.py has it", location=name)
     if name == root_doc:
         source[0] += navigation(source[0])
+    if name == "docs/api":
+        source[0] += functions()
 
 
 def as_images(found: re.Match[str]) -> str:
@@ -110,6 +117,18 @@ def navigation(index: str) -> str:
         f"\n\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n" + "\n".join(pages) + "\n```"
         for caption, pages in lists.items()
     )
+
+
+def functions() -> str:
+    """Return directives that show the docstring of each public name."""
+    public = {name: getattr(featuremill, name) for name in featuremill.__all__}
+    kinds = {
+        name: "class" if isinstance(it, type) else "function"
+        for name, it in public.items()
+        if callable(it)
+    }
+    shown = "".join(f".. auto{kind}:: featuremill.{name}\n\n" for name, kind in kinds.items())
+    return f"\n\n```{{eval-rst}}\n{shown}```\n"
 
 
 def begin_at_the_index(app: Sphinx, error: Exception | None) -> None:

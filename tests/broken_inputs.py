@@ -198,6 +198,12 @@ def _parquet(columns: dict[str, list[object]]) -> Callable[[Path], Path]:
     return make
 
 
+PROKKA = """\
+LOCUS       NODE_1_length_191762_cov_13.663119176120 bp   DNA linear
+            28-NOV-2026
+DEFINITION  Genus species strain strain.
+FEATURES             Location/Qualifiers
+"""
 FLAT_HEAD = """\
 LOCUS       TINY                 120 bp    DNA     linear   BCT 01-JAN-2020
 DEFINITION  A tiny genome.
@@ -250,6 +256,19 @@ BROKEN: list[Case] = [
     Case("UTF-16", _file(GOOD.encode("utf-16")), "error", "this text is UTF-16"),
     Case("UTF-16 without mark", _file(GOOD.encode("utf-16-le")), "error", "this text is UTF-16"),
     # Damaged on the way.
+    Case(
+        "a3m of MMseqs2",
+        _file(f">101\n{INSULIN_A}\n>U\t50\nGIVEQCCaaTS--\n\0>102\nMKV\n\0", "in.a3m"),
+        "error",
+        "in.a3m:5: a NUL byte ends an alignment here, as in .a3m files",
+    ),
+    Case(
+        "a3m of MMseqs2, far in",
+        _file(f">101\n{INSULIN_A}\n" * 20_000 + "\0>102\nMKV\n", "in.a3m"),
+        "error",
+        "in.a3m:39999: a NUL byte ends an alignment here",
+    ),
+    Case("NUL bytes at the end", _file(GOOD + "\0" * 99), "error", "of the file was lost"),
     Case("NUL bytes", _with_good(b">nul\nMKV\0\0\0LL\n"), "error", "in.fa:4: there are NUL bytes"),
     Case(
         "NUL bytes far in",
@@ -360,6 +379,12 @@ BROKEN: list[Case] = [
     Case("lower case", _with_good(">P1\nmkvla\n"), "ok"),
     Case("white space in a sequence", _with_good(">P1\nMKV LA\tGG  \n"), "ok"),
     Case("B, Z, U and O", _with_good(f">P1\n{INSULIN_A}BZUOX\n"), "ok"),
+    Case(
+        "insertions of an a3m",
+        _with_good(f">P1\n{INSULIN_A}--aa\n"),
+        "note",
+        "count as residues; small letters beside gaps",
+    ),
     Case("gaps", _with_good(f">P1\n{INSULIN_A}--X.\n"), "note", "gaps (- or .) are kept"),
     Case("one residue", _with_good(">P1\nM\n"), "ok"),
     Case("36,000 residues", _with_good(f">Q8WZ42|TITIN\n{_wrapped(36_000)}"), "ok"),
@@ -464,6 +489,23 @@ BROKEN: list[Case] = [
         "not in UTF-8 (byte 0xE9)",
     ),
     Case("FASTA named csv", _file(GOOD, "in.csv"), "error", "looks like FASTA"),
+    Case(
+        "csv with comments",
+        _file(f"# of a tool\n# 2026\nid,sequence\nP1,{UBIQUITIN}\n#2,MKV\n", "in.csv"),
+        "ok",
+    ),
+    Case(
+        "tsv whose header is a comment",
+        _file(f"## v2\n#ID\tSeq\tNote\nP1\t{UBIQUITIN}\n", "in.tsv"),
+        "ok",
+    ),
+    Case("csv of Excel", _file(f"sep=;\r\nid;sequence\r\nP1;{UBIQUITIN}\r\n", "in.csv"), "ok"),
+    Case(
+        "JSON named csv",
+        _file(f'[{{"id": "P1", "sequence": "{UBIQUITIN}"}}]', "in.csv"),
+        "error",
+        "this looks like JSON, not like a table",
+    ),
     Case("csv with blank rows", _file(f"id,sequence\n\nP1,{UBIQUITIN}\n,\n", "in.csv"), "ok"),
     Case("csv with semicolons", _file(f"ID;Seq\nNA;{UBIQUITIN}\n001;MKV\n", "in.csv"), "ok"),
     Case(
@@ -471,6 +513,15 @@ BROKEN: list[Case] = [
         _file(f"PAR1{GOOD}", "in.parquet"),
         "error",
         "this Parquet file cannot be read",
+    ),
+    Case("arrow of none", _file("ARROW1\0\0", "in.arrow"), "error", "this Arrow file cannot be"),
+    Case("feather 1", _file(b"FEA1\0\0\0\0"), "error", "is a Feather file of version 1"),
+    Case("arrow stream named fa", _file(b"\xff" * 4 + b"\0" * 9), "error", "name it .arrow"),
+    Case(
+        "arrow named fa",
+        _file("ARROW1\0\0"),
+        "error",
+        "is an Arrow (Feather) file (name",
     ),
     Case("parquet without columns", _parquet({"x": [1]}), "error", "no column of ids is found"),
     Case(
@@ -485,6 +536,12 @@ BROKEN: list[Case] = [
         _file(FLAT_HEAD + FLAT_TAIL, "in.gb"),
         "error",
         "no CDS in this file has a /translation",
+    ),
+    Case(
+        "genbank of Prokka",
+        _file(PROKKA + FLAT_TAIL, "in.gbk"),
+        "error",
+        "give its .faa, or run Prokka with --centre X --compliant",
     ),
     Case("FASTA named gb", _file(GOOD, "in.gb"), "error", "there is no genbank entry"),
     Case(

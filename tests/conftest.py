@@ -13,7 +13,7 @@ from nvml_node import CUDA_VARIABLES, gpu_node, nvml_library  # noqa: F401  (two
 from programs import Verbs
 from slurm_cluster import slurm_cluster  # noqa: F401  (a fixture)
 
-pytest_plugins = ["skips"]
+pytest_plugins = ["skips", "ending"]
 
 ROOT = Path(__file__).parent.parent
 PLUGINS = ROOT / "tests" / "plugins"

@@ -244,9 +244,9 @@ def write_limits(values):
     LIMITS.write_text("{\n" + ",\n".join(rows) + "\n}\n", "utf-8")
 
 
-def unexplained_raises(most=50):
-    """Yield (commit, unit) for each limit that one of the latest commits raised without a line
-    `raises: <unit> <why>` in its message."""
+def unexplained_raises():
+    """Yield (commit, unit) for each limit that a commit since the last one with the line `limits:
+    settled` raised without a line `raises: <unit> <why>` in its message."""
 
     def git(*words):
         return subprocess.run(
@@ -257,7 +257,9 @@ def unexplained_raises(most=50):
         text = git("show", f"{commit}:tests/house.json")
         return json.loads(text) if text else None
 
-    changes = git("log", f"-{most}", "--format=%H %P", "--", "tests/house.json").splitlines()
+    settled = git("log", "-1", "--format=%H", "--grep=^limits: settled").strip()
+    since = f"{settled}..HEAD" if settled else "HEAD"
+    changes = git("log", since, "--format=%H %P", "--", "tests/house.json").splitlines()
     for commit, *parents in map(str.split, changes):
         before = [known for parent in parents if (known := at(parent)) is not None]
         said = re.findall(r"^raises: (\S+) \S", git("log", "-1", "--format=%B", commit), re.M)

@@ -31,6 +31,7 @@ from featuremill.workload import find_workload
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 RECORDS = random_records(30)
 SEQUENCES = dict(RECORDS)
+OF_RECIPE = ("model_name", "workload", "workload_version", "options", "weights_sha256", "recipe")
 ABOUT = ["accession", "description", "length", "sha256"]
 
 
@@ -78,6 +79,23 @@ def test_what_a_tab_shows_is_what_there_is():
     assert {*featuremill.__all__, "__version__"} <= {*shown} and shown == sorted({*shown})
 
 
+@pytest.mark.parametrize("call", ["embed(['MKV'])", "compute(['MKV'])"])
+def test_the_demonstration_network_is_never_used_without_a_word(tmp_path, environment, call):
+    code = f"import featuremill\nfor _ in range(2):\n    found = featuremill.{call}\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", f"{code}print(getattr(found, 'attrs', ''))"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **environment},
+        cwd=tmp_path,
+    )
+    caution = "mill_t6_8M is a demonstration model, not ESM-2. For science: model: esm2_t33_650M"
+    assert done.stderr.count(f"<string>:3: UserWarning: {caution}") == 1
+    if call.startswith("compute"):
+        assert "'model_name': 'mill_t6_8M'" in done.stdout
+
+
 # The numbers of a run
 
 
@@ -88,7 +106,12 @@ def test_a_file_gives_the_table_of_a_run(run, tmp_path):
     path.write_text(fasta([*RECORDS, *described, ("other", RECORDS[0][1])]))
     table = run(path, "composition")
     assert table.loc["sp|P12345|AATM_RABIT", "accession"] == "P12345"
-    assert_same(featuremill.compute(path, "composition"), table)
+    frame = featuremill.compute(path, "composition")
+    assert_same(frame, table)
+    assert frame.attrs["failed"] == [] and frame.attrs["recipe"]
+    assert {name: frame.attrs[name] for name in OF_RECIPE} == {
+        name: table.attrs[name] for name in OF_RECIPE
+    }
     assert_same(featuremill.compute(str(path), "composition", {}, device="cpu"), table)
     one, two = tmp_path / "one.fa", tmp_path / "two.fa"
     one.write_text(fasta(RECORDS[:10]))

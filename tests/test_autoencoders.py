@@ -412,7 +412,7 @@ def test_what_is_stored_takes_vectors_as_the_run_has_them(run, kind):
 def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_path, step):
     torch.set_num_threads(1)
     (undisturbed,) = trainers(run, 1, k=1, dead_after=10)
-    list(undisturbed.run())
+    *_, undisturbed_row = (row for row in undisturbed.run() if row)
     (first,), (second,) = trainers(run, 1, k=1, dead_after=10), trainers(run, 1, k=1, dead_after=10)
     for _ in first.run():
         if first.step == step:
@@ -424,6 +424,21 @@ def test_a_training_goes_on_from_a_checkpoint_as_if_nothing_had_been(run, tmp_pa
     for name, tensor in undisturbed.finished().items():
         assert torch.equal(second.finished()[name], tensor), name
     assert row["step"] == 30
+    figures = ("loss", "fvu", "l0", "dead")
+    told = [{key: one[key] for key in figures} for one in (undisturbed_row, row)]
+    assert told[0] == told[1], "the line is of all steps since the one before"
+
+
+def test_the_line_of_a_training_has_the_fraction_of_the_variance_about_the_mean(run):
+    """By NumPy over the vectors of its steps, which lie far from 0 on one side."""
+    (trainer,) = trainers(run, 1, steps=1)
+    x = torch.cat([trainer._read(0, number) for number in range(8)]).double().numpy()
+    features_BM = network.features(trainer.tensors, torch.from_numpy(x).float(), TOP4)
+    error = x - network.rebuilt(trainer.tensors, features_BM).detach().double().numpy()
+    trainer._center -= 3.0
+    (row,) = trainer.run()
+    variance = np.square(x - x.mean(0)).sum()
+    assert row["fvu"] == pytest.approx(np.square(error).sum() / variance, rel=1e-4)
 
 
 # ---- the verb ----
@@ -506,6 +521,29 @@ def test_encode_writes_the_active_features_of_each_record_in_the_order_of_the_in
         assert [entry["feature"] for entry in found] == np.flatnonzero(highest).tolist()
         values = [entry["value"] for entry in found]
         np.testing.assert_allclose(values, highest[highest > 0], rtol=1e-4)
+
+
+def test_a_few_vectors_that_make_most_of_the_variance_are_told_apart():
+    """The figures are those of NumPy, over all vectors and over those that are not far."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(330, 8))
+    x[::33] *= 1000
+    back = x + generator.normal(size=x.shape) * np.where(np.arange(330) % 33, 1, 0)[:, None]
+    sums = measured._Sums(8, 4)
+    for some in np.array_split(np.arange(330), 4):
+        sums.add(*map(torch.from_numpy, (x[some], x[some] - back[some])))
+    held, near = sums.held(), x[np.arange(330) % 33 > 0]
+    error = np.square(x - back).sum()
+    assert held.num_far == 10 and held.vectors == 330 and held.is_of_few
+    assert held.fvu == pytest.approx(error / np.square(x - x.mean(0)).sum()) and held.fvu < 1e-4
+    expected = error / np.square(near - near.mean(0)).sum()
+    assert held.fvu_near == pytest.approx(expected) and held.fvu_near > 0.9
+    text = sae_page.of_few(held)
+    assert "10 of 330 are more than 4 times" in text and f"others is {expected:.4f}" in text
+    even = measured._Sums(8, 4)
+    even.add(*map(torch.from_numpy, (near, near)))
+    assert not even.held().is_of_few and sae_page.of_few(even.held()) == ""
+    assert even.held().fvu == pytest.approx(even.held().fvu_near, rel=1e-6)
 
 
 def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tmp_path, capfd):

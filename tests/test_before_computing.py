@@ -316,3 +316,30 @@ def test_folders_of_the_environment_stay_folders(tmp_path, monkeypatch, text, st
     monkeypatch.setenv("FEATUREMILL_STORE", text)
     whole = [one if one[0] == "/" or "://" in one else str(tmp_path / one) for one in stores]
     assert shared.layers([]) == whole
+
+
+@pytest.mark.parametrize("workload", ["encoder", "llm_json"])
+def test_a_chat_template_without_the_text_is_refused_before_the_first_job(
+    tmp_path, monkeypatch, workload
+):
+    network = tmp_path / "network"
+    network.mkdir()
+    (network / "config.json").write_text('{"model_type": "llama"}')
+    (network / "model.safetensors").write_bytes(b"")
+    (network / "tokenizer_config.json").write_text("{}")
+    (network / "chat_template.jinja").write_text("{{ messages[0]['role'] }}")
+    (tmp_path / "in.csv").write_text("id,text\na,a note\n")
+    (tmp_path / "p.jinja").write_text("{{ text }}")
+    (tmp_path / "s.json").write_text('{"type": "object"}')
+    options = {"model": "network", "chat": True}
+    if workload == "encoder":
+        options |= {"alphabet": "texts", "pool": "last"}
+    else:
+        options |= {"prompt": "p.jinja", "json_schema": "s.json"}
+    config = {"run": "my", "inputs": "in.csv", "workload": workload, "options": options}
+    config["outputs"] = "parquet"
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+    monkeypatch.chdir(tmp_path)
+    (run,) = begun(Path("my.yaml")).runs.values()
+    with pytest.raises(RefusedError, match=r"options\.model: network: the text of a message comes"):
+        preflight.refuse_missing_here(run)

@@ -20,14 +20,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import conftest
+import numpy as np
 import pytest
 import torch
 from bench import (
     agenda,
     bars,
+    beside,
     conductor,
     fp8,
     gpu_tests,
+    hard_run,
     needs,
     processes,
     start_up,
@@ -37,9 +40,10 @@ from bench import (
 from bench.clock import Clock
 from bench.place import Place
 from bench.record import torch_tried
+from bench.run import MINUTES, PARTS
 from bench.sample import Sample
 from bench.shapes import SHAPES
-from bench.stage import ROOM, Stage
+from bench.stage import ROOM, Ground, Stage
 from esm2_models import fair_esm, relative_l2, save_fair_esm
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -413,6 +417,109 @@ def test_of_a_step_that_is_cut_off_the_last_pass_is_kept(tmp_path, monkeypatch, 
     assert shown.index("20.0") < shown.index("cut off, these are kept: no answer within")
 
 
+def test_of_a_step_without_a_shape_that_fails_what_it_told_is_kept(tmp_path, monkeypatch):
+    folders = []
+
+    def step(ground, settings, clock):
+        folders.append(ground.folder)
+        assert ground.folder.is_dir() and clock.left() > 0 and settings.num_passes == 1
+        ground.so_far({"rows": [1]})
+        raise RuntimeError("the card\nis gone")
+
+    monkeypatch.setitem(agenda.GROUND_KINDS, "training", step)
+    fasta = str(ROOT / "bench" / "ecoli.fasta.gz")
+    setting = worker.Setting("rehearsal", fasta, str(tmp_path), [], False)
+    order = worker.Order(agenda.Step("training"), agenda.REHEARSAL, 60, None)
+    told = []
+    answer = worker.Worker(setting).carry_out(order, told.append)
+    assert [each.found for each in told] == [{"rows": [1]}] and not told[0].is_last
+    assert answer.error == "RuntimeError: the card is gone" and answer.is_last
+    assert not folders[0].exists()
+
+
+def test_of_ways_side_by_side_one_that_fails_ends_no_other(tmp_path, monkeypatch):
+    calls = []
+
+    def way(name, seconds):
+        def compute():
+            calls.append(name)
+            if name == "broken" and calls.count(name) == 2:
+                raise MemoryError("no room")
+            now[0] += seconds
+            return 100, np.array([1.0, len(calls)], np.float32)
+
+        return compute
+
+    now = [0.0]
+    monkeypatch.setattr(beside, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    ways = {"first": way("first", 2), "broken": way("broken", 1), "slow": way("slow", 11)}
+    monkeypatch.setitem(beside.CASES, "esmc", lambda *_: beside.Case("tokens", ways))
+    ground = Ground(Place("rehearsal"), tmp_path, Path())
+    told = []
+    ground.so_far = lambda found: told.append(json.loads(json.dumps(found)))
+    found = beside.measure("esmc", ground, 2, Clock(5))
+    assert calls == ["first", "broken", "slow", "first", "broken", "first"]
+    assert found["error"] == "failed: broken"
+    first, broken, slow = found["rows"]
+    assert (first["seconds"], first["per_second"], first["off"]) == (
+        [2, 2],
+        50,
+        3.5,
+    )
+    assert broken["error"] == "MemoryError: no room" and broken["seconds"] == [1]
+    assert slow["seconds"] == [11] and slow["per_second"] == 9.1
+    assert [len(each["rows"][0]["seconds"]) for each in told] == [1, 1, 2]
+    shown = table.measured("esmc", found)
+    assert "MemoryError: no room" in shown and "tokens/s" in shown
+    record = {"started": "", "machine": {"gpu": "A card"}, "measured": {"esmc": found}}
+    page = table.page([record])
+    assert "| esmc | slow | 9 tokens | 0.2 |" in page and "GPU only" not in page
+
+
+def test_speeds_of_a_rehearsal_are_put_into_no_page(tmp_path, capsys):
+    record = tmp_path / "a.json"
+    record.write_text(json.dumps({"rehearsal": "on a CPU"}))
+    (tmp_path / "page.md").write_text(f"{table.START}kept\n{table.END}")
+    words = [sys.executable, "-m", "bench.table", str(record), "--into", str(tmp_path / "page.md")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "a rehearsal mean nothing" in done.stderr
+    assert "kept" in (tmp_path / "page.md").read_text()
+
+
+def test_each_part_for_a_lent_gpu_fits_its_minutes():
+    minutes = MINUTES["gpu"]
+    assert minutes == 4 and tuple(agenda.GPU_PARTS) == PARTS
+    kinds = {*agenda.KINDS, *agenda.GROUND_KINDS, table.TESTS, table.FORKING}
+    for steps in agenda.GPU_PARTS.values():
+        assert sum(step.needs_seconds for step in steps) <= 60 * minutes
+        for step in steps:
+            assert step.kind in kinds and step.needs_seconds <= step.at_most_seconds < 60 * minutes
+            assert agenda.rehearsed(step).shape.startswith("tiny" if step.shape else "")
+
+
+def test_the_worker_that_is_killed_is_one_that_computes():
+    words = [sys.executable, "-c", "input()", hard_run.WORKER]
+    pipe = subprocess.PIPE
+    with (
+        subprocess.Popen([sys.executable, "-c", "input()"], stdin=pipe) as other,
+        subprocess.Popen(words, stdin=pipe) as computing,
+    ):
+        wait_for(lambda: [*hard_run.workers(os.getpid())])
+        assert [*hard_run.workers(os.getpid())] == [computing.pid] and other.poll() is None
+        for process in (other, computing):
+            process.communicate(b"\n")
+
+
+def test_stacks_of_a_test_that_hung_are_kept(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "job.log").write_text(
+        "Current thread 0x1 (most recent call first):\n  File x"
+    )
+    (tmp_path / "b.log").write_text("nothing")
+    (text,) = gpu_tests.stacks(tmp_path)
+    assert text.endswith("File x")
+
+
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
     """A worker that compares ours with the reference alone."""
@@ -749,12 +856,12 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     shutil.rmtree(project / ".venv")
     path = f"{bare_interpreter(tmp_path / 'image')}{os.pathsep}{os.environ['PATH']}"
     install, settings, first, second, tests = typed.strip().splitlines()
-    rehearsed = "--rehearse --part c --steps same_bits --engines 'featuremill fp32'"
+    rehearsed = "--rehearse --part bits --steps same_bits --engines 'featuremill fp32'"
     script = [
         f"set -e\n{install}\n{settings}",
         f"set +e\n{first}; test $? = 2 || exit 1\n{second}; test $? = 2 || exit 1\nset -e",
         f"{tests.replace('-m gpu', '-m gpu --collect-only')} -q",
-        first.replace("--gpu --part a", rehearsed),
+        first.replace("--gpu --part small,large", rehearsed),
     ]
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],
@@ -766,7 +873,7 @@ def test_the_recipe_for_a_machine_without_a_network(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr.count("is a build for CPUs; take one for CUDA.") == 2, done.stderr
     assert "tests/test_kernels.py::test_rotary_kernel" in done.stdout
-    assert json.loads((project / "a.json").read_text())["complete"]
+    assert json.loads((project / "speed.json").read_text())["complete"]
 
 
 def test_steps_on_a_machine_without_a_network_have_limits_and_logs(tmp_path):

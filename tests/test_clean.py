@@ -18,7 +18,7 @@ from featuremill.base.locking import try_lock
 from featuremill.base.words import human_bytes
 from featuremill.merge import clean
 from featuremill.merge.command import merge
-from featuremill.store import ours, run_lock
+from featuremill.store import files, ours, run_lock
 from featuremill.store.formats import RECORD
 from featuremill.store.results import Results
 
@@ -29,7 +29,7 @@ def clean_run(folder, keep="parts", yes=True):
     clean.run(argparse.Namespace(run_folder=folder.root, keep=keep, yes=yes))
 
 
-def files(folder):
+def names_in(folder):
     """Return the paths of all files below `folder`, relative to it."""
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
@@ -61,6 +61,11 @@ def write(path, age_seconds=0):
     return path
 
 
+def left(path, age_seconds=0):
+    """Write what a process leaves that is killed while it writes `path`."""
+    return write(files.temporary_file(path), age_seconds)
+
+
 def plan_of(run):
     return json.loads(run.plan.read_text())
 
@@ -69,34 +74,35 @@ def test_litter_goes_and_what_may_be_in_use_stays(run, caplog):
     plan = plan_of(run)
     recipe, shard = plan["recipe"], plan["shards"][0]["shard"]
     (run.root / "manifest.json").touch()
-    locks = {path for path in files(run.root) if path.endswith(".lock") and "journals" in path}
+    locks = {path for path in names_in(run.root) if path.endswith(".lock") and "journals" in path}
     assert len(locks) == 1
-    before = files(run.root) - locks
+    before = names_in(run.root) - locks
     unfinished = [run.journal(recipe, OTHER).with_suffix(end) for end in (".arrows", ".log")]
-    young = write(run.root / ".per-protein.h5.abcd1234", 1800)
+    young = left(run.root / "per-protein.h5", 1800)
     for path in unfinished:
         write(path, 9000)
     write(run.journal(recipe, shard).with_suffix(".log"))
     write(run.part(recipe, shard).with_suffix(".bad"))
     write(run.shard(OTHER).with_suffix(".bad"))
-    write(run.store / "parts" / recipe / f".{shard}.json.abcd_234", 4000)
-    write(run.store / "spool" / "rows.arrow")
+    left(run.store / "parts" / recipe / f"{shard}.json", 4000)
+    spool = files.temporary_folder(run.store / "spool")
+    write(spool / "rows.arrow", 9000)
     ours.note(write(run.root / "partial" / "embeddings.parquet"))
     told = write(run.root / ".hidden", 9000)
     size = told.stat().st_blocks * 512
-    write(run.root / ".embeddings.parquet.abcd1234", 9000)
-    everything = files(run.root)
+    left(run.root / "embeddings.parquet", 9000)
+    everything = names_in(run.root)
     record = (run.root / "partial" / RECORD).stat().st_blocks * 512
     clean_run(run, "all", yes=False)
-    assert files(run.root) == everything, "nothing goes without --yes"
+    assert names_in(run.root) == everything, "nothing goes without --yes"
     assert "in all: 9 files" in caplog.text and "give --yes" in caplog.text
     clean_run(run, "all")
     assert f"removed: 9 files, {human_bytes(7 * size + record)}" in caplog.text, (
         "a lock has no bytes"
     )
     kept = {str(path.relative_to(run.root)) for path in (*unfinished, young, told)}
-    assert files(run.root) == before | kept
-    assert not (run.store / "spool").exists()
+    assert names_in(run.root) == before | kept
+    assert not spool.exists()
     clean_run(run, "all")
     assert "with --keep all there is nothing to remove" in caplog.text
 
@@ -128,21 +134,20 @@ def test_whole_results_may_be_a_folder(run):
 
 
 def test_what_a_killed_merge_left_goes_with_its_folders(run):
-    before = files(run.root)
-    scratch = write(run.store / "merge" / "values.bin")
+    before = names_in(run.root)
+    scratch = write(files.temporary_folder(run.store / "merge") / "values.bin", 9000)
     partial = write(run.root / "partial" / "embeddings" / "part-00000.parquet")
     ours.note(partial.parent)  # its record is in partial/
-    left = write(run.root / ".embeddings.abcd1234" / "embeddings" / "part-00000.parquet", 9000)
-    at_work = [
-        write(run.root / ".fair-esm-pt.abcd1234" / "fair-esm-pt" / name, age)
-        for name, age in (("a.pt", 9000), ("b.pt", 0))
-    ]
+    old = files.temporary_folder(run.root / "embeddings") / "embeddings" / "part-00000.parquet"
+    write(old, 9000)
+    young = files.temporary_folder(run.root / "fair-esm-pt") / "fair-esm-pt"
+    at_work = [write(young / name, age) for name, age in (("a.pt", 9000), ("b.pt", 0))]
     mine = write(run.root / ".my.notebook" / "notes", 9000)
     clean_run(run, "all")
     kept = {str(path.relative_to(run.root)) for path in (*at_work, mine)}
     locks = {path for path in before if path.endswith(".lock") and "journals" in path}
-    assert files(run.root) == before - locks | kept
-    for path in (scratch.parent, partial.parents[1], left.parents[1]):
+    assert names_in(run.root) == before - locks | kept
+    for path in (scratch.parent, partial.parents[1], old.parents[1]):
         assert not path.exists()
 
 
@@ -150,7 +155,7 @@ def test_what_the_plan_does_not_name_goes_and_an_edit_still_costs_only_what_is_n
     plan = plan_of(run)
     recipe = plan["recipe"]
     clean_run(run, "all")
-    before = files(run.root)
+    before = names_in(run.root)
     journal = write(run.journal(recipe, plan["shards"][0]["shard"]).with_suffix(".arrows"))
     run.part(recipe, plan["shards"][0]["shard"]).with_suffix(".json").unlink()
     for path in (run.part(recipe, OTHER), run.part(OTHER, plan["shards"][0]["shard"])):
@@ -162,7 +167,7 @@ def test_what_the_plan_does_not_name_goes_and_an_edit_still_costs_only_what_is_n
     write(run.shard(OTHER))
     clean_run(run)
     lost = str(run.part(recipe, plan["shards"][0]["shard"]).with_suffix(".json"))
-    assert files(run.root) == before - {os.path.relpath(lost, run.root)} | {
+    assert names_in(run.root) == before - {os.path.relpath(lost, run.root)} | {
         str(journal.relative_to(run.root))
     }
     assert not (run.store / "parts" / OTHER).exists()
@@ -176,7 +181,7 @@ def test_only_whole_results_may_outlive_their_parts(run, caplog):
     path = run.root / "embeddings.npy"
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    before = files(run.root)
+    before = names_in(run.root)
     refused(run, "embeddings.npy: this is not the file that merge wrote")
     path.unlink()
     refused(run, "embeddings.npy: this result is gone")
@@ -195,23 +200,23 @@ def test_only_whole_results_may_outlive_their_parts(run, caplog):
     (run.root / "manifest.json").unlink()
     refused(run, "there are no finished results")
     (run.root / "manifest.json").write_bytes(manifest)
-    assert files(run.root) == before
+    assert names_in(run.root) == before
 
     clean_run(run, "results")
     made_of = ("receipts/", "store/shards/", "store/parts/", "store/journals/")
-    assert files(run.root) == {name for name in before if not name.startswith(made_of)}
-    assert {"embeddings.npy", "plan.json", "manifest.json"} < files(run.root)
+    assert names_in(run.root) == {name for name in before if not name.startswith(made_of)}
+    assert {"embeddings.npy", "plan.json", "manifest.json"} < names_in(run.root)
     clean_run(run, "results")
     assert "with --keep results there is nothing to remove" in caplog.text
 
 
 def refused(run, sentence):
-    before = files(run.root)
+    before = names_in(run.root)
     with pytest.raises(UserError, match=sentence):
         clean_run(run, "results")
     with pytest.raises(UserError, match=sentence):
         clean.after_run(run.root, "parts")
-    assert files(run.root) == before
+    assert names_in(run.root) == before
 
 
 def test_starting_over_takes_what_is_the_runs_and_says_what_stays(run, caplog):
@@ -219,7 +224,8 @@ def test_starting_over_takes_what_is_the_runs_and_says_what_stays(run, caplog):
     others = [work / "weights" / "w.json", work / "results" / "other" / "plan.json", work / "notes"]
     for path in others:
         write(path)
-    write(run.logs / "extract" / "x.log")
+    finished_log = run.logs / "extract" / OTHER / f"{OTHER}.log"
+    write(finished_log).write_text("2026-01-01 10:00:00,123 DEBUG   featuremill.plan: begin: it\n")
     mine = [run.root / "my-own" / "notes.txt", run.root / "x.bad", run.store / "parts" / "n.txt"]
     others += map(write, mine)
     with (run.root / "embeddings.npy").open("ab") as file:
@@ -232,7 +238,7 @@ def test_starting_over_takes_what_is_the_runs_and_says_what_stays(run, caplog):
     assert run.plan.exists()
     caplog.clear()
     clean_run(run, "nothing")
-    assert files(work) == {str(path.relative_to(work)) for path in others} | {"in.fa"}
+    assert names_in(work) == {str(path.relative_to(work)) for path in others} | {"in.fa"}
     (said,) = [line for line in caplog.messages if line.startswith("stays: ")]
     assert all(str(path) in said for path in (*mine, run.root / "embeddings.npy"))
 
@@ -248,12 +254,12 @@ def test_links_are_not_followed_but_for_the_store(run, tmp_path, keep):
     (run.store / "parts" / OTHER).symlink_to(mine.parent)
     (run.store / "journals").rename(tmp_path / "journals")
     (run.store / "journals").symlink_to(tmp_path / "journals")
-    journals = files(tmp_path / "journals")
+    journals = names_in(tmp_path / "journals")
     (run.store / "shards" / f"{OTHER}.arrow").symlink_to(mine)
     (run.root / "receipts" / OTHER).symlink_to(mine.parent)
     clean_run(run, keep)
     assert mine.exists() and sibling.exists() and scratch.is_dir()
-    assert files(tmp_path / "journals") == journals
+    assert names_in(tmp_path / "journals") == journals
     assert not list((scratch / "store").rglob("*.arrow*"))
     assert not (run.root / "receipts").exists()
     if keep == "nothing":
@@ -277,11 +283,11 @@ def test_a_run_that_somebody_is_at_is_left_alone(run, monkeypatch):
         "a featuremill merge works on this run": run.store / "merge.lock",
         "a snakemake is computing this run": run_lock.path_of(run.root),
     }
-    before = files(run.root)
+    before = names_in(run.root)
     for sentence, lock in held.items():
         with holding(lock), pytest.raises(UserError, match=sentence):
             clean_run(run, "nothing")
-        assert files(run.root) == before
+        assert names_in(run.root) == before
     (run.root.parent / "other").mkdir()
     monkeypatch.chdir(run.root.parent / "other")
     with holding(run_lock.path_of(run.root)), pytest.raises(UserError, match="a snakemake is"):

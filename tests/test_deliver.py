@@ -1,6 +1,7 @@
 """deliver: results shard by shard hold what results in the order of the input hold."""
 
 import contextlib
+import hashlib
 import json
 import os
 import random
@@ -23,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import read_sealed, write_sealed
 from programs import Verbs, Workflow, fasta, random_records, written
+from test_journal import Disk
 
 import featuremill
 from featuremill import features
@@ -35,7 +37,8 @@ from featuremill.merge.command import merge
 from featuremill.merge.deliver import Delivering
 from featuremill.merge.export import export, export_of
 from featuremill.merge.identities import lay_out
-from featuremill.store import ours, row_order
+from featuremill.steps.transfer import write as transfer
+from featuremill.store import delivered, ours, row_order
 from featuremill.store.results import Results
 
 OUTPUTS = ["parquet_dataset"]
@@ -170,6 +173,83 @@ def composition(sequence):
     return [sequence.count(letter) / len(sequence) for letter in "ACDEFGHIKLMNPQRSTVWY"]
 
 
+@pytest.mark.parametrize(
+    ("workload", "options", "kinds"),
+    [
+        ("bulky", {}, {"string", "int64", "struct", "list"}),
+        ("residues", {"last": True}, {"fixed_size_list", "list"}),
+    ],
+)
+def test_both_orders_hold_the_same_rows_of_every_kind_of_column(
+    tmp_path, environment, workload, options, kinds
+):
+    """Of the toys, each of whose values tells whose it is; shards of several batches, samples."""
+    verbs = Verbs(tmp_path, environment)
+    records = [(id, text.replace("W", "V")) for id, text in random_records(60, 8)]
+    sheet = [f"{name}\t{name}.fa" for name in ("b", "a")]
+    (tmp_path / "samples.tsv").write_text("\n".join(["sample\tfile", *sheet]) + "\n")
+    (tmp_path / "b.fa").write_text(fasta([*records[:40], ("twin", records[50][1])]))
+    (tmp_path / "a.fa").write_text(fasta([*records[30:], ("p0", records[1][1])]))
+    config = {"order": "shard", "outputs": OUTPUTS, "samples": "samples.tsv", "inputs": []}
+    plan = verbs.plan([], workload, options, cost=16, **config)
+    verbs.extract(plan)
+    folder = verbs.run_folder
+    assert len(plan["shards"]) > 2
+    by_jobs(folder)
+    found, counts = compared(folder)
+    assert counts.ok == len(found) == 40 + 1 + 30 + 1
+    table = ds.dataset(folder.root / "embeddings", partitioning="hive").to_table()
+    there = {str(type).partition("<")[0] for type in table.schema.types}
+    assert kinds <= there
+
+
+def test_files_are_on_the_disk_before_a_job_says_so(run, monkeypatch):
+    disk, there = Disk(monkeypatch), []
+    write = delivered.Delivered.write
+
+    def told(self, path, **more):
+        places = [delivered.folder_of(run, shard.key) for shard in self.shards]
+        there.extend(
+            disk.holds(path) == (path.read_bytes() if path.is_file() else True)
+            for place in places
+            for path in (place, *place.iterdir())
+        )
+        write(self, path, **more)
+
+    monkeypatch.setattr(delivered.Delivered, "write", told)
+    by_jobs(run)
+    assert len(there) >= 4 * len(run.read_plan().shards) and all(there)
+
+
+def test_what_results_say_of_versions_is_delivered_anew(run):
+    """The part is the same, and its receipt is of another Python."""
+    plan = run.read_plan()
+    by_jobs(run)
+    path = run.receipt(plan.recipe, plan.shards[1].shard)
+    told = read_sealed(path)
+    write_sealed(path, told | {"versions": told["versions"] | {"python": "3.0"}})
+    assert sum(job.num_kept for job in by_jobs(run)) == len(plan.shards) - 1
+    merge(run, OUTPUTS, 0, order="shard")
+    attributes = [
+        json.loads(json.loads(pq.read_schema(file).metadata[b"featuremill"])["versions"])
+        for file in sorted((run.root / "embeddings").iterdir())
+    ]
+    assert [about["python"] == "3.0" for about in attributes] == [
+        number == 1 for number in range(len(plan.shards))
+    ]
+
+
+def test_what_was_delivered_of_another_part_is_not_known(run):
+    """Another part, computed anew, has the times of the first."""
+    plan = run.read_plan()
+    by_jobs(run)
+    path = run.receipt(plan.recipe, plan.shards[1].shard)
+    write_sealed(path, read_sealed(path) | {"part": "0" * 32})
+    with closing(lay_out(run, plan)) as identities:
+        known = Delivering(run, plan, OUTPUTS, identities).known()
+    assert sorted(known) == [n for n in range(len(plan.shards)) if n != 1]
+
+
 def test_other_programs_read_the_files_as_one_table(run):
     merge(run, OUTPUTS, 0, order="shard")
     folder = run.root / "embeddings"
@@ -193,6 +273,10 @@ def test_rows_by_their_ids(run, tmp_path):
     assert list(some.index) == ids
     for id, vector in zip(ids, some["composition"], strict=True):
         assert vector == pytest.approx(composition(dict(RECORDS)[id]))
+    assert list(featuremill.load(run.root, ids="twin").index) == ["twin"]
+    assert (
+        some.attrs["workload"] == "composition" and some.attrs["recipe"] == run.read_plan().recipe
+    )
     with pytest.raises(UserError, match="there is no record 'refused', 'nobody' in it"):
         featuremill.load(run.root, ids=["r1", "refused", "nobody"])
     export_of(run, ["npy", "parquet"], tmp_path / "few", ids[:5])
@@ -203,6 +287,29 @@ def test_rows_by_their_ids(run, tmp_path):
     all_rows = pq.read_table(run.root / "embeddings").to_pylist()
     known = {row["id"]: row for row in all_rows}
     assert table.to_pylist() == [known[id] for id in ids[:5]]
+
+
+def test_equally_near_records_come_by_their_sequences_in_both_orders(run, tmp_path):
+    """All of `r…` have one vector, so that only ties tell which of them are found and vote."""
+    labels = {f"r{n}": "xyz"[n % 3] for n in range(0, 30, 2)}
+    (tmp_path / "kinds.csv").write_text(
+        "id,kind\n" + "".join(f"{id},{kind}\n" for id, kind in labels.items())
+    )
+    found = []
+    for order in ("input", "shard"):
+        merge(run, OUTPUTS, 0, order=order)
+        hits = featuremill.search(run.root, ["r3", "r20"], k=6, column="composition")
+        output = tmp_path / f"{order}.tsv"
+        chosen = run.root, None, tmp_path / "kinds.csv", "kind", None, "composition", 3, "cosine"
+        transfer.transfer(transfer.Chosen(*chosen, output))
+        _, *table = output.read_text("utf-8").splitlines()
+        found.append((hits.to_dict("records"), sorted(table)))
+    assert found[0] == found[1]
+    shas = {id: hashlib.sha256(text.encode()).hexdigest() for id, text in RECORDS}
+    nearest = [hit["id"] for hit in found[0][0][:6]]
+    assert (
+        nearest == sorted((id for id in shas if id[0] == "r" and id != "refused"), key=shas.get)[:6]
+    )
 
 
 def test_an_exported_matrix_gives_no_id_the_vector_of_another_one(run):

@@ -240,6 +240,29 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(house, tmp_path, is_i
     assert (tmp_path / "first-look/results/some/embeddings.parquet").exists()
 
 
+LINK = re.compile(r'\]\(([^)\s]+)\)|(?:src|srcset)="([^"]+)"')
+
+
+def dead_links(folder):
+    """Yield the page and the link where a page below `folder` links to a file that is not there."""
+    for page in folder.rglob("*.md"):
+        text = re.sub(r"^( *```).*?^\1|`[^`\n]*`", "", page.read_text("utf-8"), flags=re.M | re.S)
+        for found in LINK.finditer(text):
+            path = (found[1] or found[2]).partition("#")[0]
+            if path and "://" not in path and not (page.parent / path).exists():
+                yield f"{page.relative_to(folder)}: {path}"
+
+
+def test_each_link_of_a_page_in_the_wheel_leads_to_a_file(house):  # noqa: F811
+    pages = house.site / "featuremill" / "smk"
+    assert len([*pages.glob("docs/*.md")]) == len([*(ROOT / "docs").glob("*.md")])
+    assert [*dead_links(pages)] == [], "add the file to pyproject.toml, below README.md"
+    away = (pages / "CITATION.cff").rename(pages / "away")
+    links = ["README.md: CITATION.cff", "docs/how-do-i.md: ../CITATION.cff"]
+    assert sorted(dead_links(pages)) == links
+    away.rename(pages / "CITATION.cff")
+
+
 def test_the_notebook_keeps_no_output_that_could_lie():
     cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
     code = [cell for cell in cells if cell["cell_type"] == "code"]

@@ -1,5 +1,6 @@
 """The workload encoder against transformers, one sequence at a time; what it refuses and says."""
 
+import contextlib
 import json
 import random
 import runpy
@@ -28,7 +29,7 @@ from featuremill.workload import RecordFailed, plain_weights, weights
 from featuremill.workload.compute import values_of
 from featuremill.workload.in_process import values_in_batches
 from featuremill.workloads import encoder
-from featuremill.workloads.encoder import architectures, padding, vocabulary
+from featuremill.workloads.encoder import architectures, check, padding, vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The following device_map keys")
 CPU = cpu()
@@ -235,6 +236,24 @@ def test_where_memory_runs_out_groups_get_smaller_and_values_stay(folders, monke
     for place, row in expected.items():
         for name, value in row.items():
             assert relative_l2(torch.tensor(found[place][name]), torch.tensor(value)) <= FP32_L2
+
+
+@pytest.mark.parametrize("dtype", check.BOUNDS)
+def test_values_that_move_beside_a_longer_sequence_are_refused(folders, monkeypatch, dtype):
+    """From the bound on, which values of one computation stay far below."""
+    model = loaded(folders("esm1b"), "esm1b")
+    short, long = check.examples(model.vocabulary, "proteins")
+    real, share = architectures.Encoder.hidden_states, 0.0
+
+    def moved(self, tokens, is_token, wanted):
+        states = real(self, tokens, is_token, wanted)
+        return {layer: state * (1 + share * (len(state) > 1)) for layer, state in states.items()}
+
+    monkeypatch.setattr(architectures.Encoder, "hidden_states", moved)
+    for times, is_refused in ((0.5, False), (1.5, True), (float("nan"), True)):
+        share = times * check.BOUNDS[dtype]
+        with pytest.raises(WorkloadError) if is_refused else contextlib.nullcontext():
+            check.padding(model.encoder, model.vocabulary, short, long, dtype)
 
 
 # What a folder must be

@@ -324,7 +324,7 @@ def test_what_is_cut_is_noted(tmp_path):
         "J read as X; longer than 10 residues, in windows",
     ]
     # Without a colon, as plan counts notes by what is before it.
-    cut = "longer than 10 residues, truncated (full for option long computes all)"
+    cut = "longer than 10 residues, truncated (set long to full to compute all)"
     assert notes("truncate") == ["", f"J read as X; {cut}"]
 
 

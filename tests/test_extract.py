@@ -5,17 +5,19 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import pyarrow as pa
 import pytest
 from broken_stores import damage_of
 from plans import read_sealed, write_sealed
-from programs import is_running, wait_for
+from programs import Verbs, is_running, random_records, wait_for
 
 from featuremill.__main__ import main
 from featuremill.base.reasons import kind_of
 from featuremill.extract import supervisor
 from featuremill.extract.command import Extraction
+from featuremill.merge.command import merge
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
 
@@ -295,6 +297,30 @@ def test_kills_at_any_moment_change_no_byte(verbs):
     said = verbs.extract(plan)
     assert "batches resumed" in said
     assert part_of(verbs, plan).read_bytes() == expected
+
+
+def test_who_is_killed_between_the_last_batch_and_the_receipt_changes_no_byte(
+    tmp_path, environment
+):
+    """The next worker computes nothing, and so imports less."""
+    found = []
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        verbs = Verbs(tmp_path / name, environment)
+        verbs.forked = ()  # processes that import what they need
+        killed = {"KILLED_ONCE": str(tmp_path / "once")} if name == "killed" else {}
+        plan = verbs.plan(random_records(12), "late", cost=100, outputs=["parquet_dataset"])
+        (shard,) = plan["shards"]
+        verbs("extract", verbs.run_folder.root, shard["shard"], **killed)
+        (receipt,) = verbs.receipts(plan)
+        assert receipt["versions"]["h5py"] == metadata.version("h5py")
+        found.append((receipt["resumed_batches"], receipt["retries"], receipt["versions"]))
+        for order in ("input", "shard"):
+            merge(verbs.run_folder, ["parquet_dataset"], 0, order=order)
+            (file,) = (verbs.run_folder.root / "embeddings").rglob("*.parquet")
+            found[-1] += (file.read_bytes(),)
+    assert [row[:2] for row in found] == [(0, 0), (6, 1)]
+    assert found[0][2:] == found[1][2:]
 
 
 @pytest.mark.parametrize("good", [GOOD, []])

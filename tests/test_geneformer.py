@@ -31,6 +31,7 @@ from geneformer_models import (
     write_model,
     write_place,
 )
+from hdf5_elsewhere import ELSEWHERE
 from hypothesis import given
 from hypothesis import strategies as st
 from programs import Desk, Verbs, written
@@ -366,6 +367,19 @@ def test_each_bad_input_is_one_sentence(place, tmp_path):
     with h5py.File(tmp_path / "other.h5ad", "w") as file:
         file["sequences"] = [1, 2]
     assert "there is no obs in it" in said(tmp_path / "other.h5ad")
+    for write in ELSEWHERE:
+        path = write_cells(tmp_path / "pointing.h5ad", cells_of(counts, GENES))
+        with h5py.File(path, "r+") as file:
+            del file["X/data"]
+            write(file, "X/data", tmp_path)
+        assert "are in another file (an external link" in said(path)
+    path = write_cells(tmp_path / "hidden.h5ad", cells_of(counts, GENES))
+    with h5py.File(path, "r+") as file:  # categories to which only a reference leads
+        hidden = file.create_dataset(None, (8,), "S2", external=[("secret.bin", 0, 16)])
+        file["var/kind"] = np.zeros(len(GENES), np.int8)
+        file["var/kind"].attrs["categories"] = hidden.ref
+        with pytest.raises(UserError, match=r"hidden\.h5ad: .* are in another file"):
+            h5ad._texts(file["var"], "kind")
 
 
 @pytest.mark.parametrize(

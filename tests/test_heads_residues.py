@@ -103,7 +103,8 @@ def test_residues_get_the_letters_of_the_forward_pass_or_held_out_ones(run, tmp_
     folder = trained(run, tmp_path, labels)
     about, told = card_of(folder), pd.read_parquet(folder / "held_out.parquet")
     assert (about["task"], about["classes"]) == ("per_residue", ["C", "E", "H"])
-    assert told["id"].tolist() == [id for id, _ in LABELLED]
+    assert told["sha256"].is_monotonic_increasing
+    told = told.set_index("id", drop=False).loc[[id for id, _ in LABELLED]]
     assert told["label"].tolist() == [states(text) for _, text in LABELLED]
     tensors = load_file(folder / "head.safetensors")
     words = ["--probabilities", tmp_path / "q.parquet", "--output", tmp_path / "p.tsv"]
@@ -193,7 +194,8 @@ def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
     planned = residues.features.Planned(run)
     found = residue_labels.read(labels, "", None, "", planned)
     of, missing = residues._labelled(found.of_id, parts, planned, "", found.used)
-    assert not missing and of.ids == [id for id, _ in LABELLED]
+    assert not missing and of.sha256s == sorted(of.sha256s)
+    assert of.ids == sorted(dict(LABELLED), key=lambda one: (of.sha256s[of.ids.index(one)], one))
     numbers = [numbers_of(label.name, of.classes) for label in of.labels]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(residues, "MOST_LEARNT", most)
@@ -330,6 +332,8 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     assert "mask is of residues" in typed(2, task="classification", column="a", mask="?")
     fasta_of(tmp_path / "l.fasta", [*LETTERS[:5], (LETTERS[5][0], "H" * 99)])
     assert "l.fasta:11: 'p0.5' has 99 labels, and " in typed(2)
+    fasta_of(tmp_path / "l.fasta", LETTERS[:1])
+    assert " is in 1 records, and a head needs " in typed(2)
     assert not (tmp_path / "results/my/receipts").exists(), "before any record is computed"
     fasta_of(tmp_path / "l.fasta", LETTERS)
     typed()

@@ -181,6 +181,25 @@ def test_another_workload(workload: str, keys: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "outputs"),
+    [
+        (["scores", "--model", "mill_t6_8M"], ("parquet", "variant_scores")),
+        (["contacts"], ("parquet", "contacts_tsv")),
+    ],
+)
+def test_what_a_workload_is_for_is_among_the_outputs(
+    words: list[str], outputs: tuple[str, ...]
+) -> None:
+    assert main(["init", write("a.fa", GOOD), "--workload", *words]) == 0
+    asked = yaml.safe_load(Path("a.yaml").read_text())
+    assert tuple(asked["outputs"]) == outputs
+    if words == ["contacts"]:
+        named = "model: this is empty; give a text. The network: .* `esm2_t33_650M_UR50D`"
+        with pytest.raises(UserError, match=named):
+            config.read(Path("a.yaml"))
+
+
+@pytest.mark.parametrize(
     ("workload", "option", "words", "kind"),
     [
         ("numbered", "number", "A file with a number.", "the path of a file"),
@@ -210,7 +229,8 @@ def test_what_a_workload_cannot_do_without_is_left_to_be_filled_in(
     line = text[: text.index(f"\n  {option}:")].count("\n") + 2
     with pytest.raises(UserError) as refusal:
         config.read(Path("a.yaml"))
-    assert str(refusal.value) == f"a.yaml:{line}: options.{option}: this is empty; give {kind}."
+    said = f"a.yaml:{line}: options.{option}: this is empty; give {kind}. {words}"
+    assert str(refusal.value) == said
     filled = text.replace(f"  {option}:", f"  {option}: {write('number.txt', '7')}")
     write("a.yaml", filled)
     assert config.read(Path("a.yaml")).options_given[option] == "number.txt"

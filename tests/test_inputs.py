@@ -10,10 +10,14 @@ import re
 import string
 import struct
 import tarfile
+from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 from Bio import SeqIO
 from Bio.Seq import Seq
@@ -26,7 +30,16 @@ from xopen import xopen
 
 from featuremill.base.errors import UserError
 from featuremill.base.reasons import is_missing
-from featuremill.inputs import TableOptions, columns, proteins
+from featuremill.inputs import (
+    NamedColumns,
+    TableOptions,
+    columns,
+    format_of,
+    names_in_table,
+    parquet,
+    proteins,
+    rows,
+)
 from featuremill.inputs.residues import ALPHABET, clean
 from featuremill.workload import Record
 
@@ -334,7 +347,24 @@ def test_a_line_of_labels_is_no_sequence(tmp_path):
         assert len(read(write(tmp_path / "w.fa", wrapped))) == wrapped.count(">")
 
 
-@pytest.mark.parametrize("word", ["NA", "nan", "NaN", "None", "null", "NULL", "N/A", "#N/A"])
+@pytest.mark.parametrize(
+    "word",
+    [
+        "NA",
+        "nan",
+        "NaN",
+        "None",
+        "null",
+        "NULL",
+        "N/A",
+        "#N/A",
+        "na",
+        "none",
+        "Null",
+        "NONE",
+        r"\N",
+    ],
+)
 def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
     frame = pd.DataFrame({"id": ["P1", "NA"], "sequence": [word, "NAN"]})
     frame.to_csv(tmp_path / "t.csv", index=False)
@@ -347,6 +377,8 @@ def test_a_word_for_a_missing_sequence_is_no_peptide(tmp_path, word):
         else:
             assert missing.reason == f"a word for a missing sequence: {word}"
         assert (peptide.id, peptide.payload, peptide.reason) == ("NA", b"NAN", "")
+        note = "" if name == "t.fa" else "the id is a word for a missing value: NA"
+        assert peptide.note == note
     (real,) = read(write(tmp_path / "t.fa", ">P1\nNA*\n"))
     assert real.payload == b"NA"
 
@@ -408,3 +440,63 @@ def test_what_a_packed_file_is_is_said(tmp_path, name):
     data, sentence = OTHER_BYTES[name]
     with pytest.raises(UserError, match=sentence):
         read(write(tmp_path / name, data))
+
+
+def as_file(table: pa.Table, path: Path) -> None:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def as_stream(table: pa.Table, path: Path) -> None:
+    """Write what Hugging Face's datasets have."""
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def as_feather(table: pa.Table, path: Path) -> None:
+    feather.write_feather(table, path, compression="zstd")
+
+
+def as_parquet(table: pa.Table, path: Path) -> None:
+    pq.write_table(table, path)
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (as_file, "in.arrow"),
+        (as_stream, "data-00000-of-00001.arrow"),
+        (as_feather, "in.feather"),
+        (as_parquet, "in.feather"),
+        (as_file, "in.parquet"),
+    ],
+)
+def test_arrow_and_feather_are_tables_as_parquet_is(
+    tmp_path: Path,
+    write: Callable[[pa.Table, Path], None],
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 3)
+    letters = ["MKV", None, "MKLA", "ACDEF", "GIVEQ"]
+    table = pa.table(
+        {
+            "other": pa.array(range(5)),
+            "sequence": pa.array(letters).dictionary_encode(),
+            "id": pa.array([1, 2, 3, 4, 5], pa.int64()),
+        }
+    )
+    path = tmp_path / name
+    write(table, path)
+    assert format_of(path).name in ("Arrow table", "Parquet table")
+    records = list(proteins([path]))
+    assert [(r.id, r.payload, r.line) for r in records] == [
+        (str(n), (text or "").encode(), n) for n, text in enumerate(letters, 1)
+    ]
+    assert [bool(record.reason) for record in records] == [False, True, False, False, False]
+    assert names_in_table(path, "labels") == ["other", "sequence", "id"]
+    (first, *_) = rows([path], NamedColumns(id_column="id", names=("other",)))
+    assert first.payload == b'{"other":0}'
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=f"{name}: this (Arrow|Parquet) file cannot be read"):
+        list(proteins([path]))

@@ -86,6 +86,23 @@ def test_what_cannot_be_judged_stays_on_the_screen(monkeypatch):
     assert filters[0](logging.LogRecord("snakemake", logging.INFO, "", 0, "text", (), None))
 
 
+@pytest.mark.parametrize(
+    ("words", "looks"),
+    [
+        (["--cores", "2", "all"], False),
+        (["--report", "r.html"], True),
+        (["--reporter", "html"], True),
+        (["--summary"], True),
+        (["--report-after-run", "--report", "r.html"], False),
+        (["--report=r.html", "--report-after-run"], False),
+        (["--report-after-run", "--report", "r.html", "--unlock"], True),
+    ],
+)
+def test_a_report_is_no_look_where_it_follows_a_run(words, looks, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words])
+    assert internals.only_looks() == looks
+
+
 def test_snakemakes_insides_are_reached_for_in_one_file():
     """The others of the room have its Workflow only to hand it on."""
     for path in (ROOT / "src/featuremill/flow").glob("*.py"):

@@ -693,6 +693,19 @@ def test_a_lease_that_failed_late_is_not_held_against_its_device(gpu_node, monke
     assert [how for _, how in noted.read()] == ["the worker fell over"]
 
 
+@pytest.mark.parametrize("ahead", [-400.0, -200.0, 3600.0])
+def test_failures_of_another_time_keep_no_device_from_its_work(tmp_path, monkeypatch, ahead):
+    """Of long ago, or of a clock that was ahead when they were noted: it may be so for days."""
+    noted = condition.Failures(tmp_path, "GPU-1")
+    now = 1e9
+    monkeypatch.setattr(condition.time, "time", lambda: now + ahead)
+    for _ in range(condition.MAX_QUICK_FAILURES):
+        noted.add("it fell over")
+    assert noted.cooling()
+    monkeypatch.setattr(condition.time, "time", lambda: now)
+    assert bool(noted.cooling()) == (ahead == -200.0)
+
+
 def test_settings_come_from_variables_and_the_command_line_beats_them(node_of):
     leases = node_of(4)
     variables = {

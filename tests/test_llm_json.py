@@ -414,6 +414,18 @@ def test_a_reply_that_is_cut_off_or_invalid_and_a_prompt_that_is_too_long_have_r
     assert told == ["cut_off", "prompt_too_long", "invalid"]
 
 
+def test_a_prompt_may_take_all_that_the_reply_leaves_of_the_context_and_no_token_more(place):
+    schema_of(place, number={"const": 1})
+    model = loaded(context=300)
+    (asked,) = llm_json.prepare(model, [(MARKER * 9).encode()], 1)
+    found = []
+    for less in (0, 1):
+        context = len(asked.tokens) + model.options.max_tokens - less
+        options = model.options.model_copy(update={"context": context})
+        found += reasons_of(model._replace(options=options), MARKER * 9)
+    assert found[0] is None and found[1].startswith("prompt too long: ")
+
+
 def test_a_reply_is_validated_though_it_was_decoded_under_the_grammar(place, monkeypatch):
     (place / "loose.json").write_text((place / "schema.json").read_text())
     schema_of(place, complaint={"const": MARKER})
@@ -539,6 +551,18 @@ def test_a_row_with_an_empty_required_column_is_refused_without_a_prompt(place):
     assert found[0].payload == next(iter(llm_json.records([place / "some.csv"], asked()))).payload
 
 
+@pytest.mark.parametrize(
+    "word", ["NA", "NaN", "null", "NULL", "None", "n/a", "#N/A", "<NA>", "nAn"]
+)
+def test_a_word_for_a_missing_value_in_a_required_column_is_no_note(place, word):
+    (place / "some.csv").write_text(f'"id","note"\n"a",{word}\n"b","the name is {word}"\n')
+    missing, note = llm_json.records([place / "some.csv"], asked(required_columns=["note"]))
+    assert missing.payload == b"" and missing.reason == llm_json.REFUSED.reason(
+        f"the column 'note' has {word!r}, a word for a missing value"
+    )
+    assert note.reason == "" and f"the name is {word}" in note.payload.decode()
+
+
 def test_more_attempts_accept_more_rows(place):
     schema_of(place, word={"type": "string", "pattern": "^[a-z]*$"})
     given = [str(number) for number in range(12)]
@@ -660,11 +684,74 @@ def test_control_tokens_in_a_text_are_text(place):
         assert plain == sly
 
 
+def in_chat(place, template, **files):
+    """Have a model with this chat template, and perhaps other files of it; return its folder."""
+    shutil.copytree(place / "model", place / "talks", dirs_exist_ok=True)
+    (place / "talks" / "chat_template.jinja").unlink(missing_ok=True)
+    if template:
+        (place / "talks" / "chat_template.jinja").write_text(template)
+    for name, content in files.items():
+        path = place / "talks" / f"{name}.json"
+        before = json.loads(path.read_text()) if path.exists() else {}
+        path.write_text(json.dumps(before | content))
+    return place / "talks"
+
+
+def prompt_of(folder, text):
+    """Return what the model at `folder` is asked for a prompt."""
+    resolved = llm_json.resolve(asked(model=str(folder)), CPU, weights_of(folder))
+    model = llm_json.load(resolved, [CPU], weights_of(folder))
+    (one,) = llm_json.prepare(model, [text.encode()], 1)
+    return model.tokenizer.decode(one.tokens)
+
+
+TURN = "{% for m in messages %}{{ m['role'] }}: "
+SAYS = TURN + "{{ m['content'] }};{% endfor %}"
+IN_PARTS = TURN + (
+    "{% for part in m['content'] %}{% if part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "files"),
+    [
+        (IN_PARTS, {}),
+        (SAYS, {}),
+        ("", {"chat_template": {"chat_template": SAYS}}),
+        ("", {"tokenizer_config": {"chat_template": IN_PARTS}}),
+        ("", {"tokenizer_config": {"chat_template": [
+            {"name": "rag", "template": "{{ 1 / 0 }}"}, {"name": "default", "template": SAYS}]}}),
+        (SAYS, {"chat_template": {"chat_template": "{{ 1 / 0 }}"}}),
+    ],
+)  # fmt: skip
+def test_the_text_comes_out_of_a_chat_template_wherever_it_is_and_whatever_it_wants(
+    place, template, files
+):
+    folder = in_chat(place, template, **files)
+    for text in ("fever for three days", "a {{ b }} <|end|>"):
+        assert prompt_of(folder, text) == f"user: {text};"
+
+
+@pytest.mark.parametrize(
+    ("end", "becomes"),
+    [
+        ("<think>\n", "<think>\n\n</think>\n\n"),
+        ("<seed:think>", "<seed:think>\n</seed:think>\n\n"),
+        ("{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+         "{% endif %}", "<think>\n\n</think>\n\n"),
+        ("<think>\nNo.</think>", "<think>\nNo.</think>"),
+    ],
+)  # fmt: skip
+def test_a_reply_begins_behind_the_thinking_of_a_template(place, end, becomes):
+    template = f"{SAYS}{{% if add_generation_prompt %}}assistant: {end}{{% endif %}}"
+    prompt = prompt_of(in_chat(place, template), "x <think>")
+    assert prompt == f"user: x <think>;assistant: {becomes}"
+
+
 def test_a_chat_template_that_asks_for_the_day_gets_the_same_one_for_ever(place):
-    model = loaded()
-    model.tokenizer.chat_template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
-    (one,) = llm_json.prepare(model, [b"x"], 1)
-    assert model.tokenizer.decode(one.tokens) == "01 Jan 2025: x"
+    template = "{{ strftime_now('%d %b %Y') }}: {{ messages[0]['content'] }}"
+    assert prompt_of(in_chat(place, template), "x") == "01 Jan 2025: x"
 
 
 # Columns
@@ -736,6 +823,7 @@ def with_property(part):
 
 
 BARE = MappingProxyType({"model": "bare"})
+TALKS = {"model": "talks"}
 WRONG = {
     "a column that is not there": (
         wrong("prompt.jinja", "{{ note }} {{ age }}"), {},
@@ -778,6 +866,20 @@ WRONG = {
         with_property({"type": "array", "uniqueItems": True}), {},
         'schema.json: llguidance cannot hold a model to it (Unimplemented keys: ["uniqueItems"])'),
     "no chat template": (no_template, BARE, "bare: this model has no chat template"),
+    "a template without the text": (
+        lambda place: in_chat(place, "{{ messages[0]['role'] }}"), TALKS,
+        "talks: the text of a message comes out of its chat template 0 times, and not once; give"),
+    "a template with the text twice": (
+        lambda place: in_chat(place, SAYS * 2), TALKS, "comes out of its chat template 2 times"),
+    "a template that raises": (
+        lambda place: in_chat(place, "{{ raise_exception('The system speaks first.') }}"), TALKS,
+        "does not take one message of a user (The system speaks first); give another model"),
+    "a template that is none": (
+        lambda place: in_chat(place, "{% for m in messages %}"), TALKS, "(Unexpected end of templ"),
+    "several templates": (
+        lambda place: in_chat(place, "", tokenizer_config={"chat_template": [
+            {"name": name, "template": SAYS} for name in ("tool_use", "rag")]}), TALKS,
+        "several chat templates (rag, tool_use), none of them called default; save the right one"),
     "no config": (no_config, BARE, "config.json: there is no such file"),
     "too many positions": (
         lambda _: None, {"context": 2000}, "options.context: this model has positions for 1,024"),
@@ -1015,7 +1117,8 @@ def test_nobodys_text_leaves_where_all_rows_fail(place, environment, what):
     else:  # a chat template that quotes the text in its error
         shutil.copytree(place / "model", place / "quoting")
         (place / "quoting" / "chat_template.jinja").write_text(
-            "{{ raise_exception(messages[0]['content']) }}"
+            f"{{% if '{MARKER}' in messages[0]['content'] %}}"
+            "{{ raise_exception(messages[0]['content']) }}{% endif %}{{ messages[0]['content'] }}"
         )
         options = {"model": "quoting"}
     config_of(place, max_failed=5, options=options)

@@ -229,6 +229,16 @@ def test_each_point_is_its_own_record(root: Path) -> None:
         assert found.tolist() == np.argsort(-scores, kind="stable")[:5].tolist()
 
 
+def test_a_label_called_like_what_the_map_has_is_named_with_its_file(root: Path) -> None:
+    ids = pq.read_table(root / "embeddings.parquet")["id"].to_pylist()
+    lines = [f"{id}\t{n}\tx{n % 2}" for n, id in enumerate(ids)]
+    (root / "classes.tsv").write_text("\n".join(["id\tlength\tfamily", *lines]))
+    page = make(root, "--label-file", str(root / "classes.tsv"), "--label", "length")
+    assert [colour["title"] for colour in page.map["colours"]] == [
+        "length (classes.tsv)", "length", "family", "distance to the nearest",
+    ]  # fmt: skip
+
+
 def test_what_cannot_be_placed_or_kept_is_said(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

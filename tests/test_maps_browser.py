@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,85 @@ def test_the_legend_hides_and_the_menu_colours(page: Path, tab: Tab) -> None:
     tab.value("document.querySelector('.map-colour').dispatchEvent(new Event('change'))")
     legend = tab.value("document.querySelector('.map-legend').innerText")
     assert "34 other labels" in legend and "Organism 0" in legend
+
+
+SAVED = """(async () => { const texts = [], write = CanvasRenderingContext2D.prototype.fillText;
+    let link; const click = HTMLAnchorElement.prototype.click;
+    CanvasRenderingContext2D.prototype.fillText = function (text, ...at) {
+        texts.push(text); write.call(this, text, ...at); };
+    HTMLAnchorElement.prototype.click = function () { link = this; };
+    document.querySelector('.map-save').click();
+    CanvasRenderingContext2D.prototype.fillText = write;
+    HTMLAnchorElement.prototype.click = click;
+    const picture = new Image(); picture.src = link.href; await picture.decode();
+    const copy = Object.assign(document.createElement("canvas"), {width: picture.width,
+        height: picture.height}).getContext("2d", {willReadFrequently: true});
+    copy.drawImage(picture, 0, 0);
+    const top = (document.querySelector('.map-canvas').clientHeight + 32) * 3;
+    const line = copy.getImageData(0, top, picture.width, 1).data, colours = new Set();
+    for (let i = 0; i < line.length; i += 4) colours.add(line.slice(i, i + 3).join());
+    return {name: link.download, texts, colours: colours.size}; })()"""
+"""What the picture that people save says, and how many colours are in the line of its ramp."""
+
+
+def coloured_by(tab: Tab, title: str) -> None:
+    menu = "document.querySelector('.map-colour')"
+    tab.value(f"{menu}.value = {title!r}")
+    tab.value(f"{menu}.dispatchEvent(new Event('change'))")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a report of 60 records, of whose labels one is far from all others."""
+    root = FakeRun(ok=60, width=8).write(tmp_path_factory.mktemp("few") / "demo")
+    ids = pq.read_table(root / "embeddings.parquet")["id"].to_pylist()
+    values = [1e6, *range(59)]
+    lines = [
+        f"{id}\t{value}\tkind {n % 2}"
+        for n, (id, value) in enumerate(zip(ids, values, strict=True))
+    ]
+    (root / "labels.tsv").write_text("\n".join(["id\tlength\tkind", *lines]))
+    make(root, "--label-file", str(root / "labels.tsv"), "--label", "length")
+    return root / "report.html"
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_saved_picture_has_a_caption_and_the_ramp(few: Path, tab: Tab, width: int) -> None:
+    tab.open(few, width=width)
+    tab.wait(DRAWN)
+    tab.value("Array.from(document.querySelectorAll('.map-places button')).at(-1).click()")
+    coloured_by(tab, "length")
+    lengths = sorted(pq.read_table(few.parent / "embeddings.parquet")["length"].to_pylist())
+    saved = tab.value(SAVED)
+    assert saved["name"] == "map.png"
+    assert saved["texts"][0] == f"PCA, by length: {lengths[0]:,} to {lengths[-1]:,} residues"
+    assert [re.sub("[≤≥] ", "", text) for text in saved["texts"][1:]] == [
+        f"{lengths[1]:,}", f"{lengths[-2]:,} residues",
+    ]  # fmt: skip
+    legend = tab.value("document.querySelector('.map-legend').innerText")
+    assert legend.split() == " ".join(saved["texts"][1:]).split()
+    assert saved["colours"] > 100
+    coloured_by(tab, "kind")
+    saved = tab.value(SAVED)
+    assert saved["texts"] == ["PCA, by kind", "kind 0", "kind 1"]
+
+
+def test_one_outlier_leaves_the_colours_to_the_others(few: Path, tab: Tab) -> None:
+    tab.open(few)
+    tab.wait(DRAWN)
+    menu = tab.value("Array.from(document.querySelector('.map-colour').options, o => o.text)")
+    assert menu[:2] == ["length (labels.tsv)", "length"]
+    seen = tab.value("""(() => { const canvas = document.querySelector(".map-canvas");
+        const copy = Object.assign(document.createElement("canvas"), {width: canvas.width,
+            height: canvas.height}).getContext("2d", {willReadFrequently: true});
+        copy.drawImage(canvas, 0, 0);
+        const map = document.querySelector("[data-map]"), scale = devicePixelRatio || 1;
+        return Array.from({length: 60}, (_, n) => map.pointAt(n)).map(([x, y]) => copy.getImageData(
+            Math.round(x * scale), Math.round(y * scale), 1, 1).data.slice(0, 3).join()); })()""")
+    assert len(set(seen)) > 15, "shades of the ramp"
+    caption, *ends = tab.value(SAVED)["texts"]
+    assert caption.endswith(", by length (labels.tsv): 0 to 1,000,000")
+    assert ends == ["≤ 1", "≥ 58"]
 
 
 def test_a_map_moves_grows_and_takes_a_box(page: Path, tab: Tab) -> None:

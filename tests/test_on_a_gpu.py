@@ -12,12 +12,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import decoder_models
 import encoder_models
 import esmc_models
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import yaml
+from bench import elders
 from conftest import ROOT
 from esm2_models import demo_proteins
 from programs import NO_REPORT, Desk, Verbs, random_records, wait_for
@@ -117,6 +120,33 @@ def llm_json(folder):
     return place / "notes.csv", "llm_json", {**options, **more}, {"fp32": 1e-5}
 
 
+def replies_together(folder):
+    """Of several rows at once, whose last bits may choose other tokens: of these they do not."""
+    inputs, workload, options, bounds = llm_json(folder)
+    return inputs, workload, {**options, "batch_rows": 8}, bounds
+
+
+def ensemble(folder):
+    paths = [folder / f"esm1v_{seed}.pt" for seed in (1, 2)]
+    for seed, path in enumerate(paths):
+        elders.save_elder(path, seed=seed, has_norm=False)
+    options = {"model": [str(path) for path in paths], "variants": "all", "marginals": "masked"}
+    return {"one": PROTEINS["p0"][:40]}, "scores", options, HALF_BOUNDS
+
+
+def genes(folder):
+    inputs, workload, options, bounds = geneformer(folder, "none")
+    more = {"gene_vectors": True, "output_dtype": "float32"}
+    return inputs, workload, {**options, **more}, bounds
+
+
+def decoder(folder):
+    decoder_models.write(folder / "llama", "llama")
+    options = {"model": str(folder / "llama"), "alphabet": "texts", "pool": ["mean", "last"]}
+    texts = pd.DataFrame({"id": [*"abcde"], "text": decoder_models.TEXTS})
+    return texts, "encoder", options, BOUNDS
+
+
 def encoder(kind):
     def case(folder):
         encoder_models.write(folder / kind, kind)
@@ -129,6 +159,7 @@ def encoder(kind):
 
 CASES = [
     *(esm2, esm2_residues, esmc, scores, contacts, cells, deletions, pac, llm_json),
+    *(replies_together, ensemble, genes, decoder),
     *map(encoder, encoder_models.KINDS),
 ]
 

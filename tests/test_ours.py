@@ -1,6 +1,7 @@
 """What a person put beside or in the place of our files survives every command, and is said."""
 
 import argparse
+import contextlib
 import itertools
 import logging
 import os
@@ -53,13 +54,32 @@ NAMES = (
     *("partial/embeddings.parquet", "partial/keep.txt", "mine.txt", "umap/plot.png", "x.bad"),
     *("store/mine.txt", "store/parts/mine.arrows", "logs/mine.txt", "embeddings.yours-1.tsv"),
 )
+HEX = "0123456789abcdef" * 2
+FOLDERS = (
+    *(".", "logs", f"logs/extract/{HEX}", "partial", "figures", ".backup.20261128", "embeddings"),
+    *("receipts", f"receipts/{HEX}", "receipts/delivered", "store", "store/spool", "store/merge"),
+    *(f"store/{name}" for name in ("parts", "journals", "shards", "delivered", "identities")),
+    *(f"store/{name}/{HEX}" for name in ("parts", "journals", "delivered", "identities")),
+)
+LIKE_OURS = (
+    *(".notes.markdown", ".embeddings.parquet.abcd1234", f".{HEX}.arrows.12345678", "thesis.docx"),
+    *("experiment.log", "plan.log", "merge.log", "run.log", "export.npy.log", f"{HEX}.txt", ".x"),
+    *(".lock", ".my.lock", "plan.lock", "deliver.lock", "x.bad", "failed.tsv", "rows.arrow"),
+    *(".embeddings.abcd1234/embeddings/part-00000.parquet", ".spool.0123abcd/rows.arrow"),
+)
+"""What a person may call a file, which looks like what a command leaves."""
+ANY = st.one_of(
+    st.sampled_from(NAMES),
+    st.builds("{}/{}".format, st.sampled_from(FOLDERS), st.sampled_from(LIKE_OURS)),
+)
 lots = st.lists(st.sampled_from(FORMATS), min_size=1, max_size=3, unique=True)
 DEEDS = st.one_of(
-    st.tuples(st.just("put"), st.sampled_from(NAMES)),
-    st.tuples(st.just("change"), st.sampled_from(NAMES)),
+    st.tuples(st.just("put"), ANY),
+    st.tuples(st.just("change"), ANY),
     st.tuples(st.just("merge"), lots),
     st.tuples(st.just("export"), lots),
     st.tuples(st.just("clean"), st.sampled_from(clean.KEEP)),
+    st.tuples(st.just("keep"), st.sampled_from(clean.KEEP[1:3])),
     st.just(("partial", None)),
 )
 
@@ -69,11 +89,15 @@ def put(path, content):
     if not path.is_dir() and not (path.parent.exists() and not path.parent.is_dir()):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
+        os.utime(path, (1e9, 1e9))  # what is young may be in use
         return True
     return False
 
 
 def do(run, verb, what):
+    if verb == "keep" and run.store.is_dir():
+        clean.after_run(run.root, what)
+        return
     with_whole_plan = run.plan.exists() and run.store.is_dir()
     if verb == "merge" and with_whole_plan:
         merge(run, what, 0)
@@ -261,6 +285,54 @@ def test_a_config_that_was_edited_survives_init_by_force(tmp_path, environment):
     assert "my.yours-1.yaml" in verbs(*words, "--force")
     assert {path.name for path in tmp_path.iterdir()} == {"my.fa", "my.yaml", "my.yours-1.yaml"}
     assert (tmp_path / "my.yours-1.yaml").read_text().endswith("# mine\n")
+
+
+@pytest.mark.parametrize("keep", clean.KEEP)
+def test_clean_leaves_what_only_looks_like_ours(run, keep, caplog):
+    paths = [run.root / folder / name for folder in FOLDERS for name in LIKE_OURS]
+    mine = [path for path in paths if put(path, b"mine")]
+    assert len(mine) > 250
+    with contextlib.suppress(UserError):  # a file in a folder of results is not what merge wrote
+        clean.run(argparse.Namespace(run_folder=run.root, keep=keep, yes=True))
+    lost = [path for path in mine if not path.exists() or path.read_bytes() != b"mine"]
+    assert not lost
+    if keep == "nothing":
+        left = {path for path, content in contents(run.root).items() if content != b"mine"}
+        assert {path.name for path in left} <= {formats.RECORD}, "all else was ours"
+        assert f"{len(mine) - clean.MOST_NAMED:,} more" in caplog.text
+
+
+def test_what_a_kill_leaves_is_known_until_it_is_copied(tmp_path):
+    path = tmp_path / "embeddings.parquet"
+    temporary = files.temporary_file(path)
+    folder = files.temporary_folder(tmp_path / "embeddings")
+    put(folder / "embeddings" / "part-00000.parquet", b"half")
+    assert files.is_temporary(temporary) and files.is_temporary(folder)
+    assert all(map(ours.is_ours, (temporary, folder / "embeddings" / "part-00000.parquet")))
+    shutil.copy(temporary, tmp_path / "copy")
+    (tmp_path / "copy").rename(temporary)
+    assert not files.is_temporary(temporary) and not ours.is_ours(temporary)
+    mine = temporary.rename(temporary.with_name(".notes.abcd1234"))
+    files.remove_left(path)
+    assert mine.exists()
+    files.remove_left(tmp_path / "embeddings")
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("name", formats.names())
+def test_each_format_is_written_into_the_file_that_is_known_as_temporary(run, name, monkeypatch):
+    """Where a library makes another file in its place, a kill would leave what nobody knows."""
+    known = []
+    for module in (files, ours):
+        for sync in ("sync", "sync_folder"):
+            monkeypatch.setattr(
+                module, sync, lambda path: known.append(files.is_in_temporary(path)), raising=False
+            )
+    with contextlib.suppress(UserError):  # a format for other values
+        merge(run, [name], 0)
+        assert len(known) > 3
+    folders = known.count(False)  # the folders in which they stand
+    assert known.count(True) >= folders - 1
 
 
 # ---- what proves a file to be ours ----

@@ -547,6 +547,23 @@ def raw_of(data, channels=CHANNELS):
     return mne.io.RawArray(data.astype(np.float64), info, verbose="ERROR")
 
 
+def test_channels_that_are_not_of_the_brain_move_no_others_place(tmp_path):
+    """The file begins with a trigger, which is no channel to compute."""
+    import mne
+
+    names, kinds = ["TRIG", *CHANNELS], ["misc", *["seeg"] * len(CHANNELS)]
+    info = mne.create_info(names, RATE_HZ, kinds)
+    data = np.concatenate([np.ones((1, noise().shape[1])), noise()])
+    raw = mne.io.RawArray(data, info, verbose="ERROR")
+    raw.save(tmp_path / "a_raw.fif", fmt="single", verbose="ERROR")
+    found = read(tmp_path / "a_raw.fif", **FEW, channels=["A2"])
+    expected = read(write_npz(tmp_path / "a.npz", noise()), **FEW, channels=["A2"])
+    assert len(found) == len(expected) > 0
+    for one, other in zip(found, expected, strict=True):
+        mine, theirs = (signals.signal_of(record.payload).samples_T for record in (one, other))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
 def test_a_seam_of_two_recordings_is_in_no_segment(tmp_path):
     import mne
 

@@ -1,11 +1,14 @@
 """Weights of a workload that converts none: a file or a folder, taken as it is."""
 
+import gzip
 import json
+import lzma
 import os
 import pickle
 import shutil
 import zipfile
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -132,20 +135,87 @@ def old_torch_like(path):
     path.write_bytes(pickle.dumps(0x1950A86A20F9469CFC6C, protocol=2))
 
 
+class Harm:
+    """What runs a command when its pickle is loaded."""
+
+    def __reduce__(self):
+        return os.system, ("exit",)
+
+
+OBJECT = {"weight": np.arange(6, dtype=np.float32), "names": ["a", "b"]}
+
+
+def pickled(protocol, value=OBJECT, opened=open):
+    def write(path):
+        with opened(path, "wb") as file:
+            file.write(pickle.dumps(value, protocol))
+
+    return write
+
+
+def by_joblib(path):
+    pytest.importorskip("joblib").dump(OBJECT, path, compress=3)
+
+
+def with_capitals(path):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("net/data.PKL", "anything")
+
+
 @pytest.mark.parametrize(
     ("name", "write"),
     [
         ("net.bin", torch_like),
         ("net.dat", old_torch_like),
         ("net.pkl", lambda path: path.write_text("anything")),
+        ("NET.PKL", lambda path: path.write_text("anything")),
+        ("net.joblib.gz", lambda path: path.write_text("anything")),
+        ("net.0", pickled(0)),
+        ("net.1", pickled(1)),
+        ("list.0", pickled(0, [1.5, "a", None])),
+        ("harm.0", pickled(0, Harm())),
+        ("huge.1", pickled(1, ("\0" * 3_000_000, Harm()))),
+        ("cut.1", lambda path: path.write_bytes(pickle.dumps(Harm(), 1)[:-1])),
+        ("net.gz", pickled(4, opened=gzip.open)),
+        ("net.xz", pickled(0, opened=lzma.open)),
+        ("net.zlib", by_joblib),
+        ("objects.npy", lambda path: np.save(path, np.array([OBJECT]), allow_pickle=True)),
+        ("objects.npz", lambda path: np.savez(path, a=np.ones(2), b=np.array([OBJECT]))),
+        ("net.zip", with_capitals),
     ],
 )
 def test_a_pickle_is_refused_unless_the_workload_reads_it_safely(steps, tmp_path, name, write):
     write(tmp_path / "net" / name)
-    words = ("weights", "net", "--workload", "weighed", "--output", "net.json")
-    said = steps(*words, status=2)
+    with pytest.raises(UserError) as caught:
+        plain_weights.look(str(tmp_path / "net"), False, 1)
+    said = str(caught.value)
     assert f"{tmp_path / 'net' / name}: this is a pickle" in said and len(said.splitlines()) == 1
+    plain_weights.look(str(tmp_path / "net"), True, 1)
+
+
+def test_the_workload_says_whether_it_reads_pickles_safely(steps, tmp_path):
+    torch_like(tmp_path / "net" / "net.bin")
+    words = ("weights", "net", "--workload", "weighed", "--output", "net.json")
+    assert "net.bin: this is a pickle (in 'archive/data.pkl'), which can" in steps(*words, status=2)
     steps(*words, READS_PICKLES="1")
+
+
+def test_numbers_are_no_pickle_whatever_byte_they_begin_with(tmp_path):
+    for start in range(256):
+        numbers = np.random.default_rng(start).standard_normal(500, np.float32).tobytes()
+        (tmp_path / "raw.bin").write_bytes(bytes([start]) + numbers)
+        plain_weights.look(str(tmp_path / "raw.bin"), False, 1)
+
+
+def test_texts_and_numbers_are_no_pickles(tmp_path):
+    texts = {"vocab.txt": "cls\npad\neos\nunk\n", "README": "I am\nno pickle.\n", "dot": ".\n"}
+    for name, text in {**texts, "merges": "c o\nin g\n", "letters": "L\nA\nG\nV\n"}.items():
+        (tmp_path / name).write_text(text)
+    np.savez_compressed(tmp_path / "numbers.npz", a=np.ones(3))
+    np.save(tmp_path / "texts.npy", np.array(["a", "b"]))
+    with gzip.open(tmp_path / "vocab.gz", "wb") as file:
+        file.write(b"cls\npad\n")
+    assert len(plain_weights.look(str(tmp_path), False, 1).files) == 8
 
 
 def test_a_zip_file_and_numbers_are_no_pickles(tmp_path):

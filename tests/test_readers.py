@@ -330,6 +330,18 @@ def test_cells_of_text_files_stay_as_they_are_written(tmp_path: Path) -> None:
     assert columns_taken(path, Chosen()) == "id from column 'id', values from 'b'"
 
 
+@pytest.mark.parametrize("word", ["NA", "n/a", "NULL", "None"])
+def test_a_word_for_a_missing_value_in_a_column_with_a_type_is_null(
+    tmp_path: Path, word: str
+) -> None:
+    cells = ",".join([word] * 5)
+    path = write(tmp_path / "t.csv", f"id,age,count,text,is_old,trace\nnone,{cells}\n")
+    (record,) = rows([path], Typed())
+    nothing = dict.fromkeys(("age", "count", "is_old", "trace"))
+    assert json.loads(record.payload) == nothing | {"text": word} and not record.reason
+    assert record.note == "the id is a word for a missing value: none"
+
+
 @pytest.mark.parametrize(
     ("row", "reason"),
     [

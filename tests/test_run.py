@@ -14,10 +14,10 @@ from programs import Desk
 
 from featuremill.__main__ import main
 from featuremill.base import this_process
-from featuremill.base.environment import TYPED
+from featuremill.base.environment import QUIET, TYPED
 from featuremill.config import validate
 from featuremill.config.runs import named
-from featuremill.flow import preflight, screen
+from featuremill.flow import jobs, preflight, screen
 from featuremill.flow.context import WITHOUT_EFFECT, RunOfRules
 from featuremill.flow.preflight import asks_for_less, check_cores
 from featuremill.flow.screen import FailedJob, Failures, RefusedError
@@ -35,7 +35,7 @@ def test_what_was_typed_is_what_people_are_told_to_type(tmp_path, environment, m
     (tmp_path / "bad.yaml").write_text("inputs: my.fa\noptions: {model: ./what}\n")
     words = ["run", "my run.yaml", "--cores", "1", "--", "plan"]
     said = Desk(tmp_path, environment).type("featuremill", *words).text
-    assert "1 of 1 steps done\n" in said, "without a share: a plan adds steps"
+    assert "\n1 step done\n" in said, "not of how many: a plan adds steps"
     assert "workflow specific profile" not in said
     results = tmp_path / "results" / "my"
     last = run_lock.read(results)
@@ -134,6 +134,19 @@ def test_a_run_ends_with_what_its_failed_jobs_ended_with(endings, status, monkey
 
 
 @pytest.mark.parametrize(
+    ("quiet", "of_jobs"), [({"host", "reason"}, None), ({"progress", "rules"}, "1"), ({"all"}, "1")]
+)
+def test_a_quiet_run_has_quiet_jobs(quiet, of_jobs, monkeypatch):
+    """`-q` is progress and rules; host and reason are hidden by the default profile."""
+    monkeypatch.delenv("FEATUREMILL_QUIET", raising=False)
+    inside = {"quiet_about": quiet, "is_main": True, "runs_elsewhere": False, "rule_resources": {}}
+    for name, value in {**inside, "is_imported": False}.items():
+        monkeypatch.setattr(jobs.internals, name, lambda *_, value=value: value)
+    jobs.prepare_jobs(object())
+    assert QUIET.text() == of_jobs
+
+
+@pytest.mark.parametrize(
     ("words", "whole"),
     [
         ("snakemake plan -c all --configfile my.yaml", "snakemake -c all --configfile my.yaml"),
@@ -143,6 +156,8 @@ def test_a_run_ends_with_what_its_failed_jobs_ended_with(endings, status, monkey
         ("featuremill run my.yaml weights/m.json results/my/plan.json", "featuremill run my.yaml"),
         ("featuremill run results/a.yaml -R extract merge -k", "featuremill run results/a.yaml -k"),
         ("featuremill run plan --config a=3 -- report", "featuremill run plan --config a=3"),
+        ("featuremill run my.yaml -q --cores 2", "featuremill run my.yaml --cores 2"),
+        ("featuremill run my.yaml --quiet all", "featuremill run my.yaml"),
         ("snakemake -d results/there plan -s Snakefile", "snakemake -d results/there -s Snakefile"),
         ("snakemake -c1 --configfile=my.yaml plan", "snakemake -c1 --configfile=my.yaml"),
         ("A=1 B=2 featuremill run plan -F", "A=1 B=2 featuremill run plan"),

@@ -2,10 +2,13 @@
 
 import json
 import re
+from itertools import chain
 
 import pandas as pd
 import pytest
 from programs import Desk
+
+from featuremill.__main__ import VERBS
 
 RECORDS = "".join(f">p{n} {n}\n{'MKVLAA' + 'DEFGHI'[n % 6] * (n + 1)}\n" for n in range(24))
 TABLE = ("--labels", "labels.csv", "--id-column", "who", "--column", "class")
@@ -83,10 +86,14 @@ def test_status_without_a_run_lists_the_runs_here(desk, tmp_path):
 
 def test_help_begins_with_how_to_start_and_what_people_type_every_day(desk):
     said = desk.type("featuremill", "--help").out
-    start, _, commands = said.partition("positional arguments:")
+    start, *groups = re.split(r"\n\n(?=[\w' ]+:\n  [a-z])", said.partition("\noptions:")[0])
     assert re.findall(r"^  featuremill (\w+)", start, re.MULTILINE) == ["init", "run", "status"]
-    listed = re.findall(r"^    ([\w-]+)", commands, re.MULTILINE)
-    assert listed[:5] == ["init", "run", "status", "top", "export"]
+    listed = [re.findall(r"^  ([a-z][\w-]*) ", group, re.MULTILINE) for group in groups]
+    assert listed[0] == ["init", "run", "status", "top", "retry", "export"]
+    assert {"head", "search", "virnucpro", "audit"} < {*listed[1]} and "lease" in listed[2]
+    assert listed[3][0] == "weights"
+    known = [*chain(*listed)]
+    assert len(known) == len({*known}) and {*VERBS} < {*known}
 
 
 @pytest.mark.parametrize("words", [("run", "csv.yaml"), ("export", "results/my", "--to", "csv")])

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import re
+import shutil
 import signal
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from plans import read_sealed, write_sealed
 from report_runs import Page, points_of
 
 import featuremill
@@ -24,7 +26,9 @@ from featuremill.base.id_columns import KEYS, WHOLE, IdColumns
 from featuremill.config import project
 from featuremill.features.table import Table
 from featuremill.inputs import labels, samples
+from featuremill.merge.command import merge
 from featuremill.plan import reading
+from featuremill.store.results import Results
 from featuremill.workload import Record
 from featuremill.workloads import scores
 
@@ -40,6 +44,8 @@ OUTPUTS = ["parquet", "parquet_dataset", "per_protein_h5", "npy", "tsv", "h5ad",
         ("file\na.fa\n", ":1: a sheet of samples has a column 'sample', and here are 'file'"),
         ("sample\tfile\tlength\na\ta.fa\t1\n", ":1: a column cannot be called 'length' here"),
         (SHEET + "\ta.fa\tx\n", ":2: this row names no sample"),
+        (SHEET + "NA\ta.fa\tx\n", ":2: this row names no sample ('NA' is a word for a missing"),
+        (SHEET + "a\tNULL\tx\n", ":2: this row names no file"),
         (SHEET + "a/b\ta.fa\tx\n", ":2: sample 'a/b': use letters, digits"),
         (SHEET + "a\ta.fa\tx\nA\tb.fa\tx\n", ":3: sample 'A' differs from 'a' in line 2 only"),
         (SHEET + "a\t\tx\n", ":2: this row names no file"),
@@ -352,6 +358,23 @@ def test_each_sample_is_accounted_for(of_samples):
     with (run.root / "failed.tsv").open(newline="") as file:
         (failed,) = csv.DictReader(file, delimiter="\t")
     assert (failed["sample"], failed["id"], failed["line"]) == ("early", "bad", "5")
+
+
+def test_seconds_of_samples_are_those_of_all_devices(of_samples, tmp_path):
+    run, found = of_samples
+    folder = Results(tmp_path / "run")
+    shutil.copytree(run.root, folder.root)
+    for shard in found["shards"]:
+        path = folder.receipt(found["recipe"], shard["shard"])
+        told = read_sealed(path)
+        told["seconds"]["total"], told["devices"] = 7.0, 3 * told["devices"]
+        write_sealed(path, told)
+    for order in ("input", "shard"):
+        merge(folder, ["parquet_dataset"], 0, order=order)
+        with (folder.root / "samples.tsv").open(newline="") as file:
+            rows = list(csv.DictReader(file, delimiter="\t"))
+        seconds = sum(float(row["seconds"]) for row in rows)
+        assert seconds == pytest.approx(21.0 * len(found["shards"]), abs=0.01)
 
 
 def test_failures_are_told_and_retried_by_sample(tmp_path, environment):

@@ -25,6 +25,7 @@ from programs import Desk, Verbs, fasta, wait_for
 from featuremill import __main__, features
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import KEYS, IdColumns
+from featuremill.config.project import validate
 from featuremill.flow import preflight
 from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
@@ -603,6 +604,32 @@ def test_a_missing_sheet_and_a_wrong_column_of_labels_have_their_line(soil, monk
     said = str(caught.value)
     assert said.startswith("../my.yaml:3: samples: samples.tsv: this file does not exist")
     assert said.endswith("It is there seen from ..; so type: cd .. && featuremill run my.yaml")
+
+
+@pytest.mark.parametrize("key", ["translate", "workload"])
+def test_rules_may_make_the_files_of_a_sheet_but_not_the_sheet(key, soil):
+    """Where another workflow imports this one."""
+    plain = {"run": "soil", "samples": "samples.tsv", "workload": "composition"}
+    asked = next(config for config in (plain, SOIL) if key in config)
+    (soil / "samples.tsv").write_text("sample\tfile\na\tclean/a.fa\nb\tb.fa\n")
+    imported = SimpleNamespace(namespace="m", is_main_snakefile=lambda: False)
+    workflow = SimpleNamespace(configfiles=[], is_main_process=True, modifier=imported)
+    asked = {name: asked[name] for name in asked if name not in ("heads", "verdicts")}
+    found = validate(asked, "config", {})
+
+    def refuse(is_made):
+        for run in found.runs.values():
+            preflight.refuse_missing(workflow, run, is_made)
+        preflight.refuse_missing_of_steps(workflow, found, is_made)
+
+    refuse({"clean/a.fa"}.__contains__)
+    with pytest.raises(
+        RefusedError, match=r"samples\.tsv:2: clean/a\.fa: this file does not exist"
+    ):
+        refuse({"clean/b.fa"}.__contains__)
+    (soil / "samples.tsv").unlink()
+    with pytest.raises(RefusedError, match="but not the sheet itself"):
+        preflight.refuse_sheet(workflow, found)
 
 
 def test_labels_are_checked_by_the_features_that_a_head_reads(soil, runs):

@@ -43,9 +43,10 @@ RECORDS = [
     ("ünïcode🧬", "GGG"),
     *((f"r{n}", "ACDE" * (n + 1) + "WYF"[: n % 4]) for n in range(30)),
     ("sp|P10002|TWO_A", "HHH"),
+    ("sp|P10003|BAD_A", "MK*LA"),
     ("UniRef50_P10002", "HHHP"),
 ]
-VECTORLESS = {"refused"}
+VECTORLESS = {"refused", "sp|P10003|BAD_A"}
 COMPOSITION = ["--vectors", "composition"]
 ALL = ["parquet", "npy", "parquet_dataset", "per_protein_h5"]
 
@@ -406,6 +407,7 @@ def test_a_reader_that_has_enough_is_no_error(run, environment):
 def test_an_id_without_a_vector_gets_its_reason(run, capfd):
     for word, sentences in {
         "refused": ["the record 'refused' has no vector: it was refused (stop codon"],
+        "P10003": ["the record 'P10003' has no vector: it was refused (stop codon"],
         "P1000": ["there is no record 'P1000'; give ids of records that have a vector"],
         "P10002": ["several records, such as sp|P10002|TWO_A, UniRef50_P10002; give a whole id"],
         "R2": ["there is no record 'R2'; give ids of records that have a vector"],
@@ -434,6 +436,7 @@ def test_an_accession_that_one_record_has_is_as_good_as_its_id(run, capfd):
     found = rows_of(out)
     assert [row["query"] for row in found] == ["P10001"] * 2 + ["r1"] * 2
     assert found[0]["id"] == "twin"
+    assert featuremill.load(run.root, ids=["r1", "P10001"]).accession.to_list() == ["r1", "P10001"]
     whole, _ = say(capfd, run.root, "--query", "sp|P10002|TWO_A", *COMPOSITION, "-k", 1)
     assert rows_of(whole)[0]["id"] == "sp|P10002|TWO_A"
 

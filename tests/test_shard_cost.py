@@ -376,6 +376,26 @@ def test_three_lines_open_a_run_and_the_rest_is_in_run_log(tmp_path, capsys, mon
     assert sentence not in (said := capsys.readouterr().err) and "to be written, about: " in said
 
 
+def test_what_is_left_to_compute_is_counted_in_records(tmp_path):
+    folder = Results(tmp_path)
+    plan = SimpleNamespace(
+        counts=SimpleNamespace(input=1_001, refused=0, duplicate=0, unique=1_001),
+        lengths=SimpleNamespace(total=9_000, unit="residues", longest=10),
+        shards=[
+            SimpleNamespace(shard=name, wanted=wanted) for name, wanted in (("a", 1_000), ("b", 1))
+        ],
+        num_taken=0,
+        recipe="r",
+    )
+    assert announce.sizes_of(folder, plan)[1] == "1,001 distinct records to compute in 2 shards"
+    folder.part("r", "a").parent.mkdir(parents=True)
+    folder.part("r", "a").touch()
+    assert (
+        announce.sizes_of(folder, plan)[1]
+        == "1 of 1,001 distinct records to compute, in 1 of 2 shards"
+    )
+
+
 def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
     """Each of two slots computes shards one behind the other: of three, two."""
     shards = [SimpleNamespace(shard=f"{n}", cost=100, wanted=1, bytes=9) for n in range(3)]

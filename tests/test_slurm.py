@@ -116,7 +116,7 @@ def test_an_allocation_goes_on_when_its_time_is_over(
     cluster.wait_until(lambda: sum(map(len, run.spans().values())) >= 8)
     cluster.run("scancel", "--batch", "--signal=USR1", job)
     cluster.wait_until(lambda: cluster.jobs()[job][0] == "PENDING")
-    cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    cluster.hurry(job)
     cluster.wait_until(lambda: cluster.jobs()[job][0] == "COMPLETED", 200)
     assert run.counts()["ok"] == 50
     assert len(run.news()) <= 50 + 4 * 2, "two batches a device may be in flight"
@@ -269,7 +269,7 @@ def _hurried(cluster, process):
     over."""
     for job, (state, _) in cluster.jobs().items():
         if state == "PENDING":
-            cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now", status=None)
+            cluster.hurry(job)
     return process.poll() is not None
 
 

@@ -4,6 +4,7 @@ told from what did not. The fast tests go by what Slurm 22.05 was seen to answer
 
 import asyncio
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ from snakemake.exceptions import WorkflowError
 from featuremill.flow import internals, slurm
 from featuremill.flow.slurm import Live, judge
 
-COMMANDS = ("squeue", "sacct", "scancel")
+COMMANDS = ("squeue", "sacct", "scancel", "sbatch")
 
 
 def on(partition, state, reason="None"):
@@ -183,6 +184,54 @@ def test_a_submission_that_waits_for_the_controller_ends_with_snakemake(says):
     assert executor.said == ["over", ("submitted", "job")]
 
 
+def test_a_controller_that_is_away_is_told_once_a_minute(says, monkeypatch):
+    told, clock = [], iter([0.0, 5.0, 59.0, 60.0, 65.0, 121.0, 130.0, 200.0])
+    monkeypatch.setattr(internals, "log", SimpleNamespace(warning=told.append))
+    monkeypatch.setattr(slurm.time, "monotonic", lambda: next(clock))
+    watch = slurm.Watch(slurm.FOLDER, "name")
+    for _ in range(6):
+        assert watch.ask_controller() is None
+    waits = (
+        "Slurm's controller (slurmctld) does not answer{}: submissions wait for it, up to an hour."
+    )
+    lasted = ("", ", for 1\xa0min now", ", for 2\xa0min 1\xa0s now")
+    assert told == [waits.format(words) for words in lasted]
+    (says / "squeue").touch()
+    assert watch.ask_controller() == {}
+    (says / "squeue").unlink()
+    assert watch.ask_controller() is None
+    assert told[3:] == [waits.format("")], "another time that it is away"
+
+
+def test_a_submission_that_waits_ends_once_snakemake_submits_no_more(says, monkeypatch):
+    """As after SIGTERM: what runs ends, and nothing waits for the controller."""
+    monkeypatch.setattr(slurm, "PAUSE_SECONDS", 0.0)
+    told = []
+    monkeypatch.setattr(internals, "log", SimpleNamespace(warning=told.append))
+    monkeypatch.setattr(internals, "submitted", lambda job: job)
+    executor = executor_with()
+    ends = iter([None, None, "graceful"])
+    scheduler = type("Scheduler", (), {"_user_kill": property(lambda _: next(ends))})
+    executor.workflow.scheduler = scheduler()
+    executor.run_job(job())
+    assert executor.said == [(None, "it was not submitted, as this run was stopped.\n")]
+    assert len((says / "squeue.asked").read_text().splitlines()) == 3 and len(told) == 1
+
+
+def test_the_end_of_a_run_waits_for_no_look_at_its_jobs(says):
+    executor = executor_with()
+    executor.next_seconds_between_status_checks = slurm.LONGEST_SECONDS
+    executor.shutdown()
+    asyncio.run(asyncio.wait_for(executor.sleep(), 60))
+
+
+@pytest.mark.parametrize("command", slurm.NEEDED)
+def test_without_slurms_commands_a_run_is_refused_before_its_first_job(command, says, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == command else name)
+    with pytest.raises(WorkflowError, match=f"executor slurm: {command} is not in PATH, so no job"):
+        executor_with()
+
+
 def test_what_could_not_be_followed_is_refused(says):
     with pytest.raises(WorkflowError, match="leave slurm-array-jobs out"):
         executor_with(array_jobs="all")
@@ -348,7 +397,7 @@ def happen(cluster, workflow):
     cluster.run("scontrol", "requeue", again)
     # Slurm lets a requeued job wait for two minutes.
     cluster.wait_until(lambda: cluster.jobs()[again][0] == "PENDING")
-    cluster.run("scontrol", "update", f"jobid={again}", "StartTime=now")
+    cluster.hurry(again)
 
 
 @pytest.mark.slow
@@ -356,7 +405,7 @@ def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
     cluster = slurm_cluster(nodes=3, gpus=1, more_conf=PARTITIONS)
     cluster.stop("slurmctld")
     with Workflow(cluster, tmp_path, "squeue", ["well"]) as workflow:
-        cluster.wait_until(lambda: slurm.AWAY in workflow.log.read_text(), 90)
+        cluster.wait_until(lambda: slurm.AWAY.partition("{")[0] in workflow.log.read_text(), 90)
         cluster.start("slurmctld")
         assert workflow.ended(150)[:2] == ({"well"}, 0)
 
@@ -368,10 +417,12 @@ def test_a_submission_waits_for_the_controller(slurm_cluster, tmp_path):
         ({"gpu_model": "a100", "gpu": "2"}, ""),
         (
             {"gres": "gpu:a100:1"},
-            "gres: gpu:a100:1: the job would ask for these GPUs",
+            "gres: gpu:a100:1: the job would ask for this and for gpu=1 besides",
         ),
         ({"gres": "gpu:a100:1", "gpu": "0"}, ""),
-        ({"gres": "shard:1"}, ""),
+        ({"gres": "shard:1"}, "gres: shard:1: the job would ask for this and for gpu=1 besides"),
+        ({"gres": "shard:1", "gpu": "0"}, ""),
+        ({"gres": "tmpdir:1"}, ""),
     ],
 )
 def test_gpus_that_could_not_be_submitted_are_refused_before_the_first_job(resources, problem):

@@ -13,9 +13,11 @@ import yaml
 from conftest import ROOT
 from programs import Workflow, random_records
 from snakemake.cli import get_argument_parser
+from snakemake.profiles import ProfileConfigFileParser
 
 from featuremill import SNAKEFILE
 from featuremill.__main__ import main
+from featuremill.flow import internals, start_snakemake
 from featuremill.flow.screen import Failures, message_of
 from featuremill.flow.summary import closing
 
@@ -48,8 +50,9 @@ def test_every_key_is_one_of_snakemakes_or_of_the_plugins():
         for text in action.option_strings
     }
     assert profile.keys() > {"slurm-status-command", "set-resources", "groups", "set-threads"}
-    assert profile.keys() - plugins <= options
+    assert profile.keys() - plugins <= options | {"__use_yte__", "__definitions__"}
     assert set(profile["set-resources"]) == {"extract", "plan"}
+    assert profile["executor"] == '?executor("slurm")'
 
 
 @pytest.mark.parametrize("words", ["plan", "--configfile my.yaml", "--until plan -- plan"])
@@ -112,6 +115,47 @@ def test_a_profile_that_is_not_there_is_refused(tmp_path, environment, monkeypat
         said = done.stdout + done.stderr
         assert done.returncode == 0, said
         assert f"workflow specific profile {profile} for setting" in said
+
+
+@pytest.mark.parametrize("words", [["--profile", "lsf"], ["-n", "--profile=lsf"]])
+def test_a_profile_of_ours_that_snakemake_does_not_find_is_named_right(words, monkeypatch, capsys):
+    def no_profile():
+        raise SystemExit(1)
+
+    monkeypatch.setattr(start_snakemake, "main", no_profile)
+    monkeypatch.setattr(sys, "argv", ["snakemake", *words])
+    monkeypatch.delitem(sys.modules, "featuremill.flow.screen")
+    with pytest.raises(SystemExit) as ended:
+        start_snakemake.start()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: featuremill's own: --workflow-profile lsf\n"
+    assert start_snakemake.misnamed_profile(["--workflow-profile", "lsf", "--profile", "my"]) == ""
+
+
+@pytest.mark.parametrize("name", internals.EXECUTORS)
+@pytest.mark.parametrize("by", ["profile", "option"])
+def test_an_executor_that_is_not_installed_is_named_with_its_extra(name, by, monkeypatch, capsys):
+    """As a profile asks for it, and as argparse refuses it."""
+    profile = ROOT / "profiles" / name / "config.yaml"
+
+    def parsed():
+        with profile.open() as stream:
+            return ProfileConfigFileParser().parse(stream)
+
+    if by == "profile":
+        monkeypatch.setattr(internals, "find_spec", lambda _: None)
+        with pytest.raises(SystemExit) as ended:
+            parsed()
+    else:
+        said = f"argument --executor/-e: invalid choice: {name!r} (choose from 'local', 'touch')"
+        with pytest.raises(SystemExit) as ended:
+            start_snakemake.refuse(get_argument_parser(), said)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: executor {name}: its plugin is not installed in the environ")
+    assert said.endswith(f"-m pip install 'featuremill[{name}]'\n")
+    monkeypatch.setattr(internals, "find_spec", lambda _: "there")
+    assert parsed()["executor"] == name
 
 
 def test_the_summary_says_what_the_executor_says_of_jobs_that_said_nothing():

@@ -14,8 +14,9 @@ from conftest import NOT_IMPORTED, ROOT
 from plans import plan_json
 from programs import Desk
 
-from featuremill import config
+from featuremill import config, step
 from featuremill.__main__ import main
+from featuremill.config import project
 from featuremill.flow import preflight
 from featuremill.flow.screen import RefusedError
 from featuremill.store.results import Results
@@ -107,6 +108,37 @@ def test_without_the_extra_embed_says_what_to_install(folder, bare):
         [bare, "-c", code], env=folder.environment, capture_output=True, text=True, timeout=60
     )
     assert done.stderr.endswith(f"featuremill.base.errors.UserError: {INSTALL.format(bare)}\n")
+
+
+def test_without_the_extra_of_a_step_a_run_is_refused_before_its_first_job(tmp_path, monkeypatch):
+    """Its job would end after all features are computed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("featuremill.workload.find_spec", lambda module: None)
+    monkeypatch.setattr("sys.argv", ["snakemake", "--configfile", "my.yaml"])
+    asked = {"inputs": "my.fa", "run": "my", "workload": "composition"}
+
+    def check(nodes=None, methods=(), dryrun=False, **steps):
+        workflow = SimpleNamespace(
+            is_main_process=True,
+            nodes=nodes,
+            deployment_settings=SimpleNamespace(deployment_method=methods),
+            output_settings=SimpleNamespace(dryrun=dryrun),
+            modifier=NOT_IMPORTED,
+        )
+        found = project.validate({**asked, **steps}, "my.yaml", {("maps",): "my.yaml:4"})
+        preflight.refuse_steps_without_packages(workflow, found)
+
+    said = "my.yaml:4: maps: openTSNE is not installed .*pip install 'featuremill\\[maps\\]'"
+    with pytest.raises(RefusedError, match=said):
+        check(maps={})
+    with pytest.raises(RefusedError, match="autoencoders: safetensors is not installed"):
+        check(autoencoders={"few": {}})
+    check(maps={}, methods={"conda"})
+    check(maps={}, nodes=4)
+    check(maps={}, dryrun=True)
+    check(groups={})
+    monkeypatch.setattr(step.Made, "stands", lambda self: "yes")
+    check(maps={})
 
 
 def test_without_the_extra_what_is_left_can_still_be_done(tmp_path, monkeypatch):

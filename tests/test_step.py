@@ -16,7 +16,7 @@ from featuremill.__main__ import _parser
 from featuremill.contract import StepContract
 from featuremill.flow import internals
 from featuremill.status.project import ProjectState
-from featuremill.step import finding
+from featuremill.step import Made, finding
 from featuremill.step.finding import commands
 
 FEATURES = {
@@ -302,3 +302,16 @@ def test_vectors_that_there_will_not_be_are_refused_before_any_job(
     (tmp_path / "my.yaml").write_text(text + section + "\n")
     said = Desk(tmp_path, environment).type("featuremill", "run", "my.yaml", "-n", status=2).err
     assert f"my.yaml:{text.count(chr(10)) + 1}: {sentence}" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(
+    ("files", "shown"),
+    [
+        (("head.html", "missing.tsv", "head.json"), "head.html"),
+        (("t.json", "t.members.tsv", "t.parquet"), "t.parquet"),
+        (("page.html", "verdicts.tsv"), "verdicts.tsv"),
+        (("card.json",), "card.json"),
+    ],
+)
+def test_the_end_of_a_run_names_the_page_and_not_the_card(files, shown):
+    assert Made("x", files, [], [], []).shown == shown

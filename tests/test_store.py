@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import yaml
+from hdf5_elsewhere import ELSEWHERE
 from hypothesis import strategies as st
 from plans import receipt_json
 from programs import Workflow, random_records
@@ -31,6 +32,7 @@ from featuremill.extract import command as extract
 from featuremill.merge import clean, store_command, store_exchange
 from featuremill.merge import command as merging
 from featuremill.merge.command import merge
+from featuremill.merge.export import export
 from featuremill.plan.command import plan
 from featuremill.plan.retry import retry
 from featuremill.report import page
@@ -542,13 +544,86 @@ def test_files_of_a_store_that_are_none_cost_nobody_a_run(tmp_path, store, fille
     for content in (b"", b"no Arrow"):
         (shelf / "index" / f"{hashlib.sha256(content).hexdigest()}.arrow").write_bytes(content)
     runs = shared.own_folder(store) / shared.RUNS
-    (runs / "0.json").write_text('{"run": "/elsewhere", "of": "another version"}')
+    (runs / "notes.json").write_text('{"mine": "a person\'s"}')
     second = Run(tmp_path / "second", store).write(FORTY)
     assert second.num_rows(second.finish()) == 4
     store_command.show(store)
-    assert "which parts runs refer to cannot be read here (KeyError)" in caplog.text
-    with pytest.raises(UserError, match=r"0.json: .* let its owner open or remove it"):
-        store_command.remove(store, "", 0, is_meant=True)
+    store_command.remove(store, "", 0, is_meant=True)
+    assert "cannot be read" not in caplog.text and (runs / "notes.json").exists()
+
+
+BAD_REFERENCES = {
+    "cut": '{"run": "/elsewhere", "rec',
+    "foreign": '{"run": "/elsewhere", "of": "another version"}',
+    "a text": '{"run": "/r", "recipe": "r", "parts": "abc", "noted": "2026-01-01T00:00:00+00:00"}',
+}
+
+
+@pytest.mark.parametrize("content", BAD_REFERENCES.values(), ids=BAD_REFERENCES)
+def test_of_what_cannot_be_read_no_part_goes_that_it_may_refer_to(
+    tmp_path, store, filled, content, caplog
+):
+    caplog.set_level("INFO")
+    old = parts_of(store)
+    shutil.rmtree(filled.results.root)
+    (store / "another" / shared.RUNS).mkdir(parents=True)
+    bad = store / "another" / shared.RUNS / f"{'0' * 32}.json"
+    bad.write_text(content)
+    for path in old:
+        os.utime(path, (0, 0))
+    Run(tmp_path / "second", store).write(sequences(77, 78)).finish()
+    shutil.rmtree(tmp_path / "second")
+    os.utime(bad, (10_000, 10_000))
+    assert len(parts_of(store)) > len(old)
+    store_command.remove(store, "", 0, is_meant=True)
+    assert parts_of(store) == old, "later ones cannot be in it"
+    assert f"{bad}: which parts runs refer to cannot be read here" in caplog.text
+    assert f"what cannot be read may refer to {len(old)} parts" in caplog.text
+    bad.unlink()
+    store_command.remove(store, "", 0, is_meant=True)
+    assert not parts_of(store)
+
+
+def test_a_receipt_without_its_part_is_a_leftover(tmp_path, store, filled, caplog):
+    caplog.set_level("INFO")
+    part = parts_of(store)[0]
+    receipts = [part.with_name(f"{digit * 32}.json") for digit in "ab"]
+    for receipt in receipts:
+        shutil.copy(part.with_suffix(".json"), receipt)
+    mine = part.with_name("notes.json")
+    mine.write_text("a person's")
+    for path in (receipts[0], mine, part.with_suffix(".json")):
+        os.utime(path, (0, 0))
+    store_command.remove(store, "", 0, is_meant=False)
+    assert "1 leftover of killed commands" in caplog.text and receipts[0].exists()
+    store_command.remove(store, "", 0, is_meant=True)
+    assert [path.exists() for path in receipts] == [False, True], "one may be published just now"
+    assert mine.exists() and part.exists() and part.with_suffix(".json").exists()
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_receipt_that_is_gone_or_cut_is_not_said_to_be_damaged_bytes(
+    tmp_path, store, filled, is_cut
+):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.compute(run.plan())
+    receipt = Path(run.results.read_plan().taken[0].path).with_suffix(".json")
+    text = receipt.read_text()
+    receipt.unlink()
+    if is_cut:
+        receipt.write_text(text[:50])
+    with pytest.raises(IntegrityError, match=f"its receipt {receipt.name} is gone or incomplete"):
+        merge(run.results, OUTPUTS, 0)
+
+
+def test_an_export_without_the_store_says_what_computes_its_parts(tmp_path, store, filled):
+    run = Run(tmp_path / "second", store).write(FORTY)
+    run.finish()
+    for path in parts_of(store):
+        path.unlink()
+    remedy = r"it is gone; have it computed anew \(featuremill run YOUR.yaml --forcerun plan\)\.$"
+    with pytest.raises(IntegrityError, match=remedy):
+        export(run.results, ["tsv"], tmp_path / "to")
 
 
 PROTEINS = [("sp|P12345|AATM_RABIT", "MKVLA"), ("sp|Q9Y2X3|NOP58", "MKVLAA"), ("plain", "ACDW")]
@@ -650,6 +725,43 @@ def test_vectors_that_cannot_be_imported_are_refused_with_their_file(tmp_path, n
         store_act(tmp_path / "mine", "import", source, "--fasta", fasta, "--declared", "x")
 
 
+@pytest.mark.parametrize("write", ELSEWHERE)
+def test_a_file_whose_values_are_in_another_one_publishes_none_of_them(tmp_path, write):
+    source, fasta = tmp_path / "per-protein.h5", tmp_path / "in.fa"
+    fasta.write_text(">A\nMKTAY\n>B\nMKTAYIAKQR\n")
+    with h5py.File(source, "w") as file:
+        file["A"] = np.zeros(8, "f2")
+        write(file, "B", tmp_path)
+    with h5py.File(source) as file:
+        assert np.isfinite(file["B"][()]).all(), "h5py follows it"
+    asked = ("import", source, "--fasta", fasta, "--declared", "x")
+    with pytest.raises(UserError, match=r"the data of (B|zz) are in another file .*; write all"):
+        store_act(tmp_path / "shelf", *asked)
+    assert not list((tmp_path / "shelf").rglob("*.arrows"))
+    with h5py.File(source, "a") as file:
+        del file["B"]
+        file.pop("zz", None)
+        file["B"] = h5py.SoftLink("/A")
+        file["C"] = h5py.SoftLink("/nowhere")
+    with pytest.raises(UserError, match="the link C leads nowhere; remove it"):
+        store_act(tmp_path / "shelf", *asked)
+
+
+def test_a_vector_that_could_be_that_of_two_sequences_is_taken_by_none(tmp_path, store):
+    source, fasta = tmp_path / "per-protein.h5", tmp_path / "in.fa"
+    with h5py.File(source, "w") as file:
+        file["Q00001"] = np.arange(4, dtype=np.float16)
+    asked = ("import", source, "--fasta", fasta, "--declared", "x")
+    fasta.write_text(">sp|Q00001|X\nMKVLA\n>tr|Q00001|Y\nMKVLAAW\n")
+    with pytest.raises(UserError, match=r"'Q00001' could be .* sp\|Q00001\|X or of tr\|Q00001\|Y"):
+        store_act(store, *asked)
+    assert not parts_of(store)
+    fasta.write_text(">sp|Q00001|X\nMKVLA\n>sp|Q00001-2|X\nMKV\n>tr|Q00001|Y\nMKVLA\n")
+    store_act(store, *asked)
+    (part,) = parts_of(store)
+    assert Receipt.read(part.with_suffix(".json")).ok == 1, "an isoform is another protein"
+
+
 # ---- several people ----
 
 GROUP, STRANGERS = 4242, 4243
@@ -719,6 +831,52 @@ def test_users_of_a_group_share_and_cannot_harm_each_other(place, umask, mode):
             Run(third / "other", shelf).write(FORTY).plan()
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
+def test_a_folder_that_could_not_be_opened_to_its_group_is_opened_by_the_next_start(place):
+    shelf = place / "shelf"
+    shelf.mkdir()
+    os.chown(shelf, 0, GROUP)
+    shelf.chmod(0o773)
+    with being(4001):
+        for _ in range(2):  # in the second try, too
+            with pytest.raises(UserError, match="Operation not permitted"):
+                shared.open_layers([str(shelf)])
+        assert not (shelf / "4001").exists()
+        own = shelf / "4001" / "recipe" / "index"  # as earlier versions left it
+        own.mkdir(parents=True)
+        (own / "level.arrow").write_bytes(b"level")
+        (own.parent / "part.arrows").write_bytes(b"part")
+        with pytest.raises(UserError, match="Operation not permitted"):
+            shared.open_layers([str(shelf)])
+    with being(4002, GROUP), pytest.raises(PermissionError):
+        list((shelf / "4001").iterdir())
+    shelf.chmod(0o2770)
+    with being(4001, GROUP):
+        shared.open_layers([str(shelf)])
+        shared.open_folder(shelf / "4001" / "new" / "index", shelf)
+    with being(4002, GROUP):
+        assert (own.parent / "part.arrows").read_bytes() == b"part"
+        assert (own / "level.arrow").read_bytes() == b"level"
+        assert (shelf / "4001" / "new" / "index").is_dir()
+        with pytest.raises(PermissionError):
+            (own / "mine").write_bytes(b"")
+
+
+def test_a_kill_while_a_folder_is_made_leaves_none_that_is_closed(tmp_path, monkeypatch):
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            shared.open_layers([str(shelf)])
+    assert not shared.own_folder(shelf).exists()
+    (left,) = shelf.iterdir()
+    os.utime(left, (0, 0))
+    shared.open_layers([str(shelf)])
+    store_command.remove(shelf, "", 0, is_meant=True)
+    assert list(shelf.iterdir()) == [shared.own_folder(shelf)]
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be two users")
 def test_a_store_of_ones_own_stays_ones_own(place):
@@ -781,6 +939,74 @@ def test_an_index_is_made_of_the_parts_alone(tmp_path, store, filled, harm):
     assert run.data() == fresh(tmp_path / "fresh", run)
     shared_index.keep_index(store, recipe)
     assert all(map(shared_index.opened, levels_in(store))), "it is whole again"
+
+
+def shifted(part, row, parts):
+    return part, np.array([*parts.values()])[part] - 1 - row  # each is a row of its part
+
+
+def of_other_parts(part, row, parts):
+    return (part + 1) % len(parts), row
+
+
+def beyond(part, row, parts):
+    return part, row + 10_000
+
+
+def of_no_part(part, row, parts):
+    return part - 1, row
+
+
+def poison(path, change):
+    """Write a wrong index in place of the one at `path`, with a name that fits its bytes."""
+    with pa.OSFile(str(path)) as source, pa.ipc.open_file(source) as file:
+        batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        schema = file.schema
+    entries = pa.Table.from_batches(batches).combine_chunks()
+    parts = json.loads(schema.metadata[shared_index.PARTS])
+    part, row = change(entries["part"].to_numpy(), entries["row"].to_numpy(), parts)
+    new, first = path.with_name("new"), 0
+    with pa.ipc.new_file(str(new), schema) as file:
+        for batch in batches:
+            here = slice(first, first + len(batch))
+            columns = [batch["sha256"], pa.array(part[here]), pa.array(row[here])]
+            columns = [each.cast(field.type) for each, field in zip(columns, schema, strict=True)]
+            file.write_batch(pa.record_batch(columns, schema=schema))
+            first = here.stop
+    path.unlink()
+    return new.rename(path.with_name(f"{digest_of_file(new)}.arrow"))
+
+
+@pytest.mark.parametrize(
+    ("change", "whose"),
+    [
+        (shifted, "another's"),
+        (of_other_parts, "another's"),
+        (beyond, "another's"),
+        (of_no_part, "another's"),
+        (shifted, "one's own"),
+        (beyond, "one's own"),
+    ],
+)
+def test_a_wrong_index_is_named_and_its_parts_are_read(
+    tmp_path, store, filled, change, whose, caplog
+):
+    if whose == "another's":
+        shared.own_folder(store).rename(store / "another")
+    (index,) = store.glob("*/*/index/*.arrow")
+    wrong = poison(index, change)
+    run = Run(tmp_path / "second", store).write(FORTY)
+    planned = run.plan()
+    assert f"{wrong}: this index names rows that its parts do not have" in caplog.text
+    assert wrong.exists() == (whose == "another's"), "what is another's stays"
+    assert sum(part.wanted for part in planned.taken) == 36
+    run.compute(planned)
+    run.delivery = merge(run.results, OUTPUTS, 0)
+    assert run.data() == fresh(tmp_path / "fresh", run)
+    caplog.clear()
+    store_exchange.export(store, tmp_path / "to", "", "")
+    (card,) = (tmp_path / "to").glob("*/card.json")
+    assert json.loads(card.read_text())["records"] == 40
 
 
 def keys(*texts):

@@ -286,6 +286,48 @@ def test_why_a_sequence_is_no_variant(write, sequence, reason):
     assert record.reason.startswith(reason)
 
 
+INDELS = [f"{PROTEIN[0]}{PROTEIN[2:]}", f"M{PROTEIN}", PROTEIN[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("head", "row", "more"),
+    [
+        ("mutant,DMS_score", "{0},1", {}),
+        ("mutant,mutated_sequence,DMS_score", "{0},{0},1", {}),
+        ("mutant,mutated_sequence", "{0},{0}", {"mutated_sequence_column": "mutated_sequence"}),
+        ("mutant,mutated_sequence", "{0},{0}", {
+            "variant_column": "mutated_sequence", "mutated_sequence_column": "mutated_sequence"}),
+    ],
+)  # fmt: skip
+def test_a_column_of_variants_that_has_whole_sequences_is_read_so(write, head, row, more):
+    """As in ProteinGym's files of insertions and deletions."""
+    lines = [head, *(row.format(sequence) for sequence in [*INDELS, "WT"]), ""]
+    listed = write("v.csv", "\n".join(lines))
+    options = {"variants_file": str(listed), "marginals": "pseudo", **more}
+    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    found = variants.rows_of(record.payload)
+    assert [each.variant for each in found] == ["K2del", "M1_K2insM", f"{PROTEIN[-1]}22del", ""]
+    assert [edits.mutated(v.variant, PROTEIN.encode()).decode() for v in found[:3]] == INDELS
+
+
+@pytest.mark.parametrize("text", ["K2fs", "p.Lys2fs", "K2Tfs*5", "p.Lys2ThrfsTer5", "*23Lext*17"])
+def test_a_frameshift_names_no_sequence(write, text):
+    listed = write("v.csv", f"variant\n{text}\nT3V\nK2delinsFS\n")
+    options = {"variants_file": str(listed), "marginals": "pseudo"}
+    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    shift, *others = variants.rows_of(record.payload)
+    assert shift.reason == f"a frameshift or an extension, which names no sequence: {text!r}"
+    assert [row.variant for row in others] == ["T3V", "K2delinsFS"]
+
+
+def test_words_for_missing_values_beside_a_variant_are_empty_cells(write):
+    listed = write("v.csv", "variant,mutated_sequence,start\nK2A,NA,none\nT3V,,\n")
+    options = {"variants_file": str(listed), "first_residue_column": "start"}
+    (record,) = read(write("in.fa", f">a\n{PROTEIN}\n"), **options)
+    assert variants.parts_of(record.payload)[1] == ["K2A", "T3V"]
+    assert "mutated sequences" not in record.note
+
+
 def test_the_first_residue_may_have_another_number(write):
     fasta = write("in.fa", ">a\nMKTAYI\n>b\nMIVEQC\n")
     listed = write("v.csv", "id,variant,start\na,K25A,\nb,I3V,2\na,p.Thr26Gly:A27C,24\n")

@@ -435,6 +435,9 @@ def test_read_says_how_to_heal(cache, tmp_path):
             weights.read(output)
     output.write_text(json.dumps(entry.as_json()))
     assert weights.read(output).path.exists()
+    of_another = r"w\.json: these weights have the layout esm2-1, and scores reads esm2-lm_head-1;"
+    with pytest.raises(UserError, match=of_another):
+        weights.read(output, "scores")
     with weights.read(output).path.open("ab") as file:
         file.write(b"x")
     with pytest.raises(UserError, match="gone or incomplete"):

@@ -16,6 +16,7 @@ import logging
 import os
 import platform
 import shlex
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -24,8 +25,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from featuremill import __version__
-from featuremill.base import environment, late_pandas, log, this_process
+from featuremill.base import environment, late_pandas, log, streams, this_process
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
+from featuremill.base.text import wrapped
 
 if TYPE_CHECKING:
     from featuremill.step import Command
@@ -36,20 +38,21 @@ START = """Vectors of your proteins, from a language model, on every GPU you hav
   featuremill run my.yaml       computes results/my; the same command resumes
   featuremill status            how far the runs here are; with a run: what failed, what to type
 """
-EVERYDAY = {
+COMPUTING = {
     "init": "write a commented config for your own input",
     "run": "compute what a config asks for: snakemake with this workflow, from any folder",
     "status": "show what is done, what runs where, what failed and why, and what to type next",
     "top": "show a run while it computes: progress, speed, time left, devices",
-    "export": "write results in other formats, without computing again",
     "retry": "compute failed records again",
+    "export": "write results in other formats, without computing again",
+}
+MACHINES = {
     "estimate": "predict how long a run takes on so many devices, and what it needs",
     "doctor": "check whether this machine is ready, and show how to run here",
+    "lease": "run a command on GPUs that no other lease uses",
     "clean": "list what of a run can be removed, and remove it",
     "store": "show what a store of several runs holds, add a run to it, remove from it",
-    "lease": "run a command on GPUs that no other lease uses",
 }
-"""What people type, and what it does."""
 OF_THE_WORKFLOW = {
     "weights": "convert a checkpoint once into a memory-mapped file",
     "plan": "read the records and cut them into shards",
@@ -59,8 +62,7 @@ OF_THE_WORKFLOW = {
     "report": "draw a run as one HTML page",
     "config-docs": "write config/README.md, the schema of a config and docs/environment.md",
 }
-"""What its rules and its developers type."""
-VERBS = EVERYDAY | OF_THE_WORKFLOW
+VERBS = COMPUTING | MACHINES | OF_THE_WORKFLOW
 MODULES = {
     "init": "plan.init",
     "estimate": "plan.estimate.command",
@@ -79,6 +81,8 @@ MODULES = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit status (0 well, 2 user error, 3 device, 4 integrity)."""
+    if IS_PROGRAM:
+        streams.set_up()
     words = list(sys.argv[1:] if arguments is None else arguments)
     verb = next((word for word in words if not word.startswith("-")), None)
     try:
@@ -149,6 +153,7 @@ def _run(parsed: argparse.Namespace, words: list[str], of_plugin: Command | None
         )
         _name_folder(parsed)
         status = parsed.run(parsed)
+        sys.stdout.flush()  # a full disk is told here, and not while Python shuts down
     except (UserError, DeviceError, IntegrityError, WorkloadError) as error:
         verb_log.error("%s", error)
         return (of_plugin and of_plugin.error_status) or error.exit_status
@@ -230,16 +235,18 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
     """Build the parser; only the chosen verb's module is imported."""
     parser = argparse.ArgumentParser(
         prog="featuremill",
-        description=START,
+        description=START + _listing({verb: each.summary for verb, each in of_plugins.items()}),
         epilog=f"Pages (docs/…) are in {Path(this_process.SNAKEFILE).parent}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="featuremill [-h] [--version] COMMAND …",
     )
     parser.add_argument("--version", action="version", version=f"featuremill {__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="COMMAND", prog=parser.prog)
+    verbs = parser.add_subparsers(
+        dest="verb", required=True, metavar="COMMAND", prog=parser.prog, help=argparse.SUPPRESS
+    )
     theirs = {verb: command.summary for verb, command in of_plugins.items()}
-    for verb, summary in (EVERYDAY | theirs | OF_THE_WORKFLOW).items():
-        sub = verbs.add_parser(verb, help=summary, description=summary[0].upper() + summary[1:])
+    for verb, summary in (VERBS | theirs).items():
+        sub = verbs.add_parser(verb, description=summary[0].upper() + summary[1:])
         _add_talk(sub)
         if verb == chosen:
             place = f"featuremill.{MODULES.get(verb, f'{verb}.command')}"
@@ -248,6 +255,23 @@ def _parser(chosen: str | None, of_plugins: Mapping[str, Command]) -> argparse.A
                 _add_talk(act, is_act=True)
             sub.set_defaults(run=module.run)
     return parser
+
+
+def _listing(of_plugins: Mapping[str, str]) -> str:
+    """Return the commands in groups, each with its summary."""
+    groups = {
+        "Compute": COMPUTING,
+        "Work with records and features": dict(sorted(of_plugins.items())),
+        "Machines and disks": MACHINES,
+        "What the workflow's rules type": OF_THE_WORKFLOW,
+    }
+    width = max(40, shutil.get_terminal_size().columns - 2)
+    lines = []
+    for title, verbs in groups.items():
+        lines += ["", f"{title}:"]
+        for verb, summary in verbs.items():
+            lines += wrapped(summary, f"  {verb:<15} ", " " * 18, width=width)
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

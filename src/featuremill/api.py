@@ -28,6 +28,7 @@ from featuremill.base.words import counted
 from featuremill.inputs import in_memory
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
+from featuremill.store.plan import Settings
 from featuremill.workload import (
     DEFAULT,
     Record,
@@ -42,6 +43,7 @@ from featuremill.workload import (
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.in_process import Refuse, values_in_batches
 from featuremill.workload.optional import TakesOtherOptions
+from featuremill.workload.recipe import recipe_of, settings_of_resolved
 
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
@@ -77,6 +79,8 @@ class Computed(NamedTuple):
     batches: list[tuple[list[list[int]], pa.RecordBatch]]
     """Of each row of a batch, the places of the payloads that it is of."""
     warnings: list[str]
+    settings: Settings
+    """All that determines the values."""
 
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
         """Return the cell of each payload, as `rows` makes them of a batch's column; None where a
@@ -91,6 +95,8 @@ class Computed(NamedTuple):
 
 _loaded: list[_Loaded] = []
 """The model of the last call; none while it computes, so that no other thread gets it too."""
+_cautions_given: set[str] = set()
+"""Cautions about models, each of which this process gives once."""
 
 
 def forget_model() -> None:
@@ -111,7 +117,9 @@ def compute(
     progress: Progress | None = None,
 ) -> pd.DataFrame:
     """Return the features of records, a row a record, indexed by id: what `featuremill.load`
-    returns of a run with this `workload` and these `options` on the same device.
+    returns of a run with this `workload` and these `options` on the same device. Without a `model`
+    in `options`, the default workload takes the demonstration network mill_t6_8M, which is not
+    ESM-2, and warns once in a process.
 
     `inputs` is one of these:
 
@@ -127,6 +135,8 @@ def compute(
     A record that is refused or fails is an error, unless there are at most `max_failed` of them:
     then they are left out with a warning, and `attrs["failed"]` lists them as failed.tsv does.
     Warnings also say what was cut or cleaned. A record that is there twice comes out once.
+    `attrs` also have `model_name`, `workload`, `workload_version`, `options`, `weights_sha256` and
+    `recipe`, as the attributes of a run's files.
 
     `progress` is called after each batch with (records done, records in all); without it, a line on
     a terminal shows that. The model stays loaded for the next call with the same options on the
@@ -161,7 +171,16 @@ def compute(
     ]:
         warnings.warn(text, stacklevel=2)
     frame = _frame(records, computed)
-    frame.attrs["failed"] = failed
+    settings = computed.settings
+    frame.attrs = {
+        "model_name": weights.model_told(settings) or workload,
+        "workload": workload,
+        "workload_version": settings.version,
+        "options": settings.options,
+        "weights_sha256": settings.weights_sha256 or "",
+        "recipe": recipe_of(settings),
+        "failed": failed,
+    }
     return frame
 
 
@@ -176,12 +195,17 @@ class Engine(NamedTuple):
     def compute(
         self, payloads: Sequence[bytes], refuse: Refuse, progress: Progress | None = None
     ) -> Computed:
-        """Return the values of `payloads`; `refuse` hears of those without, and may raise."""
+        """Return the values of `payloads`; `refuse` hears of those without, and may raise. Warn
+        once in a process of a model such as one for demonstrations."""
         name, workload = self.name, self.workload
+        if (text := weights.caution_of(name, self.options)) and text not in _cautions_given:
+            _cautions_given.add(text)
+            warnings.warn(text, stacklevel=3)
         (device,) = with_processors(devices_for(self.device)[:1])
         loaded = _ready(name, workload, self.options, device)
         schema = plugin_errors.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
-        computed = Computed(schema, len(payloads), [], [])
+        settings = settings_of_resolved(name, workload, loaded.options, loaded.weights)
+        computed = Computed(schema, len(payloads), [], [], settings)
         num_done, num_distinct = 0, len(set(payloads))
         for places, values in values_in_batches(
             workload,

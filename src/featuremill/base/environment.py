@@ -169,33 +169,6 @@ TYPED = Setting(
     "Written by `featuremill run` before it becomes Snakemake: the process, and what was typed.",
     is_internal=True,
 )
-SETTINGS: tuple[Setting[Any], ...] = (
-    CACHE,
-    STAGE,
-    STORE,
-    QUIET,
-    DEVICES,
-    POLICY,
-    SLOTS_PER_GPU,
-    MIN_FREE_MB,
-    WAIT,
-    LEASE_FOLDER,
-    STALL_SECONDS,
-    WITHOUT,
-    WITHOUT_LOCKS,
-    WITHOUT_ROOM,
-    AS_PROTEINS,
-    DIE_WITH_PARENT,
-    GPUS,
-    GPU_MODEL,
-    LEASED,
-    METADATA,
-    PACKAGE,
-    SLURM_JOBS,
-    TYPED,
-)
-"""All of ours."""
-
 _THREADS = "Set to the threads of a job."
 _FLASH_ATTENTION = "Where FlashAttention-4 keeps compiled kernels, and whether; set unless set."
 _ENVIRONMENT = "Of an active environment: commands are shown without a path."
@@ -225,31 +198,10 @@ SNAKEMAKE_PROFILE = Variable(
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
-OF_OTHERS = (
-    CUDA_VISIBLE_DEVICES,
-    SLURM_STEP_GPUS,
-    SLURM_JOB_GPUS,
-    NVIDIA_VISIBLE_DEVICES,
-    CUDA_DEVICE_ORDER,
-    SLURM_JOB_ID,
-    XDG_CACHE_HOME,
-    HF_HUB_CACHE,
-    HF_HOME,
-    TORCH_HOME,
-    TRITON_CACHE_DIR,
-    TRITON_HOME,
-    CC,
-    FLASH_ATTENTION_CUTE_DSL_CACHE_DIR,
-    FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED,
-    OMP_NUM_THREADS,
-    MKL_NUM_THREADS,
-    OPENBLAS_NUM_THREADS,
-    OMP_WAIT_POLICY,
-    SNAKEMAKE_PROFILE,
-    VIRTUAL_ENV,
-    CONDA_PREFIX,
-    PATH,
-)
+_ALL = [value for value in globals().values() if isinstance(value, Variable)]
+SETTINGS: tuple[Setting[Any], ...] = tuple(each for each in _ALL if isinstance(each, Setting))
+"""All variables of featuremill, in the order of this module."""
+OF_OTHERS = tuple(each for each in _ALL if not isinstance(each, Setting))
 """All that belong to other programs; a step says what it reads besides."""
 
 

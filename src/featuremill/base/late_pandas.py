@@ -8,48 +8,70 @@ from __future__ import annotations
 
 import importlib.machinery
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 
 
 def set_up() -> None:
     """Let Arrow know pandas from when this process imports it, and not before.
 
-    Where Arrow is not imported either, there is nothing to save. For processes of our own: a user
-    who calls featuremill from theirs keeps Arrow as it is.
+    Arrow may be imported later. For processes of our own: a user who calls featuremill from theirs
+    keeps Arrow as it is.
     """
-    if "pandas" in sys.modules or "pyarrow" not in sys.modules:
+    if "pandas" in sys.modules:
         return
-    import pyarrow as pa  # not above: most commands begin without
-
     finder = _Finder()
     sys.meta_path.insert(0, finder)
-    pa.array([])  # Arrow looks once, and finds none
-    finder.is_hiding = False
+    if "pyarrow" in sys.modules:
+        finder.hide_from_arrow()
 
 
 class _Finder:
-    """Hides pandas at first; later has Arrow look once more, as soon as pandas is imported."""
+    """Hides pandas from Arrow when Arrow is imported. When pandas is imported later, has Arrow look
+    for it again."""
 
-    is_hiding = True
+    is_hiding = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != "pandas":
-            return None
-        if self.is_hiding:
+        if fullname == "pandas" and self.is_hiding:
             raise ModuleNotFoundError("pandas is not looked for yet", name=fullname)
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec and spec.loader:
-            load = spec.loader.exec_module
+        if fullname == "pyarrow":
+            return _spec(fullname, path, target, self.hide_from_arrow)
+        if fullname == "pandas":
+            return _spec(fullname, path, target, self._show)
+        return None
 
-            def exec_module(module: ModuleType) -> None:
-                load(module)
-                sys.meta_path.remove(self)
-                import pyarrow as pa
+    def hide_from_arrow(self) -> None:
+        """Have Arrow look for pandas, which it does once, and find none."""
+        import pyarrow as pa
 
-                pa.table({}).to_pandas()  # whatever needs pandas has Arrow look again
+        self.is_hiding = True
+        try:
+            pa.array([])
+        finally:
+            self.is_hiding = False
 
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+    def _show(self) -> None:
+        sys.meta_path.remove(self)
+        if "pyarrow" in sys.modules:
+            import pyarrow as pa
+
+            pa.table({}).to_pandas()  # whatever needs pandas has Arrow look again
+
+
+def _spec(
+    name: str, path: Sequence[str] | None, target: ModuleType | None, after: Callable[[], None]
+) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of a module; once the module is loaded, `after` is called."""
+    spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+    if spec and spec.loader:
+        load = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            load(module)
+            after()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+    return spec

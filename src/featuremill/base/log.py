@@ -55,6 +55,16 @@ def last_error(path: Path) -> str:
     return " ".join(found)
 
 
+def is_log(path: Path) -> bool:
+    """Return whether the file at `path` begins as a log file of a command does."""
+    try:
+        with path.open("rb") as file:
+            found = LINE.match(file.readline(TAIL_BYTES).decode("utf-8", "replace"))
+    except OSError:
+        return False
+    return found is not None and found[2].startswith(BEGIN)
+
+
 def keeps_details() -> bool:
     """Return whether debug lines go anywhere: into a log file, or with -v to the screen."""
     handlers = logging.getLogger("featuremill").handlers

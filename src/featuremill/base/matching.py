@@ -33,6 +33,9 @@ FORMS: Mapping[str, Callable[[str], str]] = {
     "in other capitals": str.lower,
     "without versions": lambda name: re.sub(r"\.[0-9]+$", "", accession(name)),
     "as entry names": lambda name: name.rpartition("|")[2],
+    "as middle fields, of which only accessions of UniProt's pattern count": lambda name: (
+        name.split("|")[1] if name.count("|") == 2 else name
+    ),
     "as first words": lambda name: accession(name.split(None, 1)[0]) if name.strip() else name,
 }
 """What to do to the names of a table and of the records so that they might be equal."""

@@ -131,10 +131,10 @@ OTHER = Kind(
 )
 """Of every reason whose head no other kind has."""
 MISSING_WORDS = frozenset(
-    "NA <NA> N/A n/a #N/A #NA NaN nan -NaN -nan NaT None NULL Null null".split()  # noqa: SIM905
+    r"na <na> n/a #n/a #na nan -nan nat none null \n".split()  # noqa: SIM905
 )
-"""What R, pandas, Python, SQL, JSON and spreadsheets write for a value that is not there. Peptides
-are written in capitals, so of these only NA could be one; NAN and NIL are read as peptides."""
+"""What R, pandas, Python, SQL, JSON and spreadsheets write for a missing value, in small
+letters."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
 """What only the core finds out."""
 OF_RECORDS = (
@@ -159,8 +159,9 @@ _by_head = {head: kind for kind in KINDS for head in kind.heads}
 
 
 def is_missing(text: str) -> bool:
-    """Return whether `text` is a word that programs write for a missing value."""
-    return text.strip() in MISSING_WORDS
+    """Return whether a whole cell is a word that programs write for a missing value, in capital or
+    small letters."""
+    return text.strip().lower() in MISSING_WORDS
 
 
 def learn(kinds: Sequence[Kind]) -> None:

@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import logging
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,10 @@ MOST_LETTERS = 500
 """Of what an error says."""
 STAGES = ("wait", "load", "prepare", "run", "write")
 log = logging.getLogger("featuremill")
+
+
+ENTRY = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  [a-z]+ ")
+"""The beginning of a line."""
 
 
 class Line:
@@ -48,6 +53,15 @@ def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
         raise
     finally:
         _append(root, verb, shard, entry, time.monotonic() - begun)
+
+
+def is_log(path: Path) -> bool:
+    """Return whether the file at `path` begins as the log of a run does."""
+    try:
+        with path.open("rb") as file:
+            return bool(ENTRY.match(file.readline(MOST_LETTERS)))
+    except OSError:
+        return False
 
 
 def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:

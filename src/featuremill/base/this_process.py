@@ -12,7 +12,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -27,7 +27,10 @@ PACKAGE = Path(__file__).parents[1]
 _IN_WHEEL = PACKAGE / "smk" / "Snakefile"
 SNAKEFILE: str = str(_IN_WHEEL if _IN_WHEEL.exists() else PACKAGE.parents[1] / "Snakefile")
 """The workflow: in the wheel beside the package, in a checkout at its root."""
-NAMED_VERSIONS = ("torch", "numpy", "pyarrow", "esm", "transformers")
+PROFILES = Path(SNAKEFILE).parent / "profiles"
+"""Folders of profiles, by their names."""
+ALWAYS_USED = ("numpy", "pyarrow")
+"""Distributions of which each process with values has the versions."""
 
 
 def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
@@ -39,6 +42,17 @@ def die_with_parent(parent_pid: int, signal_number: signal.Signals) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number))
     if os.getppid() != parent_pid:
         sys.exit(128 + signal_number)
+
+
+@contextlib.contextmanager
+def starting_child() -> Iterator[None]:
+    """Keep Ctrl-C from a child that is started inside: it inherits what is blocked, and answers
+    once it unblocks it. Ctrl-C in an import would be a traceback."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def name_of_process() -> str:
@@ -142,13 +156,10 @@ def free_memory_mb() -> int:
 
 
 def versions(distributions: Iterable[str] = ()) -> dict[str, str]:
-    """Return the versions that values can depend on, of what this process has loaded and of these
-    `distributions`."""
+    """Return the versions that values can depend on: of featuremill, Python, NumPy and Arrow, and
+    of these `distributions` where they are installed, whether or not they are imported here."""
     found = {"featuremill": VERSION, "python": platform.python_version()}
-    for name in NAMED_VERSIONS:
-        if (module := sys.modules.get(name)) and hasattr(module, "__version__"):
-            found[name] = str(module.__version__)
-    return found | installed(distributions)
+    return found | installed([*ALWAYS_USED, *distributions])
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

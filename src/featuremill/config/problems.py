@@ -93,7 +93,8 @@ def explain(
         elif kind == "value_error":
             text = problem["msg"].removeprefix("Value error, ") + "."
         elif given is None or kind == "too_short":
-            text = f"this is empty; give {values}."
+            about = f" {description_of(part)}" if given is None else ""
+            text = f"this is empty; give {values}.{about}"
         else:
             quotes = "; put it in quotes" if values == KINDS["string"] else ""
             text = f"give {values}, not {_shown(given)}{quotes}."

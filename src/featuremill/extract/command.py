@@ -31,10 +31,11 @@ from featuremill.extract.recorder import Recorder
 from featuremill.extract.supervisor import Supervisor
 from featuremill.lease import Request
 from featuremill.store import journal_log, lock_holder, shared
-from featuremill.store.files import sync
+from featuremill.store.files import remove_left, sync
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, gpus_of
 from featuremill.store.results import Results
+from featuremill.store.run_file import enter
 
 log = logging.getLogger("featuremill.extract")
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     stall_seconds = arguments.stall_seconds
     if stall_seconds is None:
         stall_seconds = STALL_SECONDS.value()
-    folder = Results(arguments.run_folder)
+    folder = Results(enter(arguments))
     plan = _read_plan(folder, arguments.shard, arguments.recipe)
     extraction = Extraction(folder, plan, arguments.shard, arguments.threads, stall_seconds)
     extraction.finish()
@@ -123,8 +124,7 @@ class Extraction:
     def _clear(self) -> None:
         """Remove incomplete receipts of killed jobs."""
         for receipt in (self.declared_receipt, self.kept_receipt):
-            for half in receipt.parent.glob(f".{receipt.name}.*"):
-                half.unlink()
+            remove_left(receipt)
 
     def _say_waiting(self) -> None:
         log.info("shard %s: another job computes it; waiting", self.shard[:8])

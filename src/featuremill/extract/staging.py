@@ -70,8 +70,7 @@ def _is_known(copy: Path) -> bool:
 
 
 def _copy(weights: Weights, copy: Path) -> None:
-    for half in copy.parent.glob(f".{copy.name}.*"):  # of a killed job; this process holds the lock
-        files.remove(half)
+    files.remove_left(copy)
     files.remove(copy)
     is_folder = weights.path.is_dir()
     names = files.files_below(weights.path) if is_folder else [""]

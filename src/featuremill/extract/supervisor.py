@@ -188,16 +188,17 @@ class Supervisor:
                 "spawned": time.monotonic(),
             }
             job = self._job.model_copy(update=changes)
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "featuremill.extract.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                pass_fds=[self._lock, job.stacks, *held.descriptors],
-                env=environment.of_child(held.environment | _threads(job.threads)),
-            )
+            with this_process.starting_child():
+                worker = subprocess.Popen(
+                    [sys.executable, "-m", "featuremill.extract.worker"],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    errors="replace",
+                    pass_fds=[self._lock, job.stacks, *held.descriptors],
+                    env=environment.of_child(held.environment | _threads(job.threads)),
+                )
             listener = threading.Thread(
                 target=_log_lines, args=(worker.stderr, log_level), daemon=True
             )

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import signal
 
-from featuremill.workload import plugin_errors
-
 # The supervisor handles Ctrl-C; this process ends without a traceback in its log.
 signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 import faulthandler
 import functools
@@ -47,6 +46,7 @@ from featuremill.workload import (
     loading,
     option_files,
     optional,
+    plugin_errors,
     refuse_without_packages,
 )
 from featuremill.workload import weights as weights_verb
@@ -331,6 +331,12 @@ class Worker:
         known = {key: value for key, value in state.items() if value is not None}
         _say(self.events, event, state=known, **facts)
 
+    def _distributions(self) -> list[str]:
+        """Return those whose versions the receipt has. A job that finds all batches computed
+        imports few of them, and its receipt is that of any other."""
+        needs_torch = "torch" in self.options.PACKAGES
+        return [*["torch"] * needs_torch, *optional(self.workload, "VERSIONS_OF")]
+
     def _receipt(self, part: str) -> Receipt:
         """Return this process's part of the receipt of a finished part with the digest `part`."""
         counts = self.journal.counts
@@ -356,7 +362,7 @@ class Worker:
             **versions(self.workload),
             threads=self.job.threads,
             peak_memory_mb=peak_memory_mb(self.devices),
-            versions=this_process.versions(optional(self.workload, "VERSIONS_OF")),
+            versions=this_process.versions(self._distributions()),
         )
 
 

@@ -19,8 +19,8 @@ MOST_NAMED = 3
 
 
 def rows_of(path: Path, ids: Sequence[str]) -> pa.Table:
-    """Return the rows of the table at `path` that have these `ids`, in their order, each with all
-    columns; in a run with samples, an id is <sample>/<id>.
+    """Return the rows of the table at `path` that have these `ids` or accessions, in their order,
+    each with all columns; in a run with samples, an id is <sample>/<id>.
 
     Raises:
         UserError: names those that are not there.
@@ -35,7 +35,7 @@ def places_of(table: Table, ids: Sequence[str]) -> Rows:
     Raises:
         UserError: names those that are not there.
     """
-    found = Records(Results(table.path.parent), table).rows_of(ids)
+    found = Records(Results(table.path.parent), table).rows_named(ids)
     if missing := [id for id in dict.fromkeys(ids) if id not in found]:
         named = ", ".join(repr(clipped(id)) for id in missing[:MOST_NAMED])
         more = f" and {len(missing) - MOST_NAMED:,} more" if len(missing) > MOST_NAMED else ""

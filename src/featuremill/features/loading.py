@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,28 @@ from featuremill.store.formats import ABOUT, files_of, format_of
 from featuremill.store.records import whole_ids, with_keys
 from featuremill.store.results import Results
 
+NESTED = ("options", "versions")
+"""Attributes of a table that are JSON."""
+
 
 def load(
-    run: str | Path, samples: Sequence[str] | None = None, *, ids: Sequence[str] | None = None
+    run: str | Path,
+    samples: Sequence[str] | str | None = None,
+    *,
+    ids: Sequence[str] | str | None = None,
 ) -> pd.DataFrame:
     """Return the results of `run` (such as "results/demo"): a row a record, indexed by id.
 
     Its table may be named in its place: embeddings.parquet or embeddings/. Partial results are
     those of results/demo/partial. Of a run with samples, those of some `samples` alone may be
-    asked for. With `ids`, the rows are those of these records, in this order; with samples, an id
-    is <sample>/<id>. Then a table in the order of shards is read only where they stand.
+    asked for. With `ids`, the rows are those of these records, in this order: whole ids, or the
+    accessions in them; with samples, an id is <sample>/<id>. A text in place of a list is one id,
+    or one sample. Then a table in the order of shards is read only where the rows stand.
 
     Columns: accession, description, length, sha256, and one column a value whose cells are NumPy
-    vectors of shape (width,), or, per residue, lists of one list of numbers a residue.
+    vectors of shape (width,), or, per residue, lists of one list of numbers a residue. `attrs` are
+    the table's own: model_name, workload, workload_version, options, weights_sha256, recipe and
+    versions.
 
     Raises:
         UserError: when there is neither embeddings.parquet nor embeddings/, or no such sample or
@@ -42,6 +52,8 @@ def load(
     """
     if ids is not None and samples is not None:
         raise UserError("load: give samples or ids, and not both; an id names its sample.")
+    ids = [ids] if isinstance(ids, str) else ids
+    samples = [samples] if isinstance(samples, str) else samples
     path = _table(run)
     table = _read(path, samples) if ids is None else by_id.rows_of(path, ids)
     about = [name for name in (*ABOUT, *KEYS) if name in table.column_names]
@@ -52,7 +64,14 @@ def load(
             frame[name] = pd.Series(list(matrix(column)), index=frame.index, dtype=object)
         else:
             frame[name] = pd.Series(column.to_pylist(), index=frame.index, dtype=object)
+    frame.attrs = _provenance(table.schema)
     return frame
+
+
+def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:
+    """Return the attributes of a table of results; none of one that something else wrote."""
+    said = json.loads((schema.metadata or {}).get(b"featuremill", b"{}"))
+    return {name: json.loads(said[name]) if name in NESTED else said[name] for name in said}
 
 
 def load_matrix(run: str | Path, column: str | None = None) -> tuple[list[str], npt.NDArray[Any]]:

@@ -43,8 +43,12 @@ class NotFiniteError(Exception):
     """A vector cannot be compared."""
 
 
+Ranks = Callable[[Rows], Rows]
+"""Returns a rank of each of some rows, by which equally near ones are ordered."""
+
+
 class Found(NamedTuple):
-    """The nearest to one query, nearest first; of those equally near, the first."""
+    """The nearest to one query, nearest first; equally near ones by rank, or in their order."""
 
     rows: Rows
     scores: Scores
@@ -97,10 +101,19 @@ def _lengths(vectors: Matrix) -> Scores:
 
 
 class Nearest:
-    """The k nearest to each query of the vectors added so far; the earlier ones win ties."""
+    """The k nearest to each query of the vectors added so far; ties go to the lowest rank, or the
+    earliest vector."""
 
-    def __init__(self, queries: Matrix, k: int, metric: Metric, dtype: npt.DTypeLike) -> None:
-        """Start empty; `queries` is (queries, width), `dtype` is the vectors' type."""
+    def __init__(
+        self,
+        queries: Matrix,
+        k: int,
+        metric: Metric,
+        dtype: npt.DTypeLike,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Start empty; `queries` is (queries, width), `dtype` is the vectors' type. `ranks` is
+        called for rows that are equally near."""
         self.k = k
         self._metric: Metric = metric
         self._queries = np.ascontiguousarray(queries, np.float64)
@@ -120,7 +133,7 @@ class Nearest:
         self._floors = np.full((len(queries), 1), -np.inf, self._dtype)
         """For each query the least closeness, as from `_approximate`, of a vector among the k
         best."""
-        self._best = _Best(len(queries), k)
+        self._best = _Best(len(queries), k, ranks)
 
     def add(self, first_row: int, vectors: Matrix, is_excluded: Mask | None = None) -> None:
         """Add a block (rows, width); `first_row` is its place among all, in ascending order.
@@ -201,10 +214,10 @@ class Nearest:
 class _Best:
     """The k best of each query, and later candidates that are not sorted yet."""
 
-    def __init__(self, num_queries: int, k: int) -> None:
+    def __init__(self, num_queries: int, k: int, ranks: Ranks | None) -> None:
         self.worst = np.full(num_queries, -np.inf)
         """The closeness of each query's k-th best; -inf while there are fewer."""
-        self._num_queries, self._k = num_queries, k
+        self._num_queries, self._k, self._ranks = num_queries, k, ranks
         self._pieces: list[tuple[Rows, Rows, Scores]] = [
             (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))
         ]
@@ -213,7 +226,8 @@ class _Best:
 
     def add(self, numbers: Rows, rows: Rows, closeness: Scores) -> bool:
         """Add candidates, later rows than before; return whether `worst` has changed."""
-        is_better = closeness > self.worst[numbers]  # a tie with the worst is a later row
+        worst = self.worst[numbers]
+        is_better = closeness >= worst if self._ranks else closeness > worst  # or it is later
         self._pieces.append((numbers[is_better], rows[is_better], closeness[is_better]))
         self._num_new += int(np.count_nonzero(is_better))
         # A share of all, so that a large k is not sorted again for every block.
@@ -228,6 +242,12 @@ class _Best:
         where each one's end; drop all others."""
         numbers, rows, closeness = map(np.concatenate, zip(*self._pieces, strict=True))
         order = np.lexsort((-closeness, numbers))  # stable, so ties stay in the order of rows
+        if self._ranks:
+            follows = (np.diff(numbers[order]) == 0) & (np.diff(closeness[order]) == 0)
+            tied = order[np.append(follows, False) | np.insert(follows, 0, False)]
+            ranks = np.zeros(len(order), np.int64)
+            ranks[tied] = self._ranks(rows[tied])
+            order = np.lexsort((ranks, -closeness, numbers))
         places = np.arange(len(order)) - np.searchsorted(numbers[order], numbers[order])
         order = order[places < self._k]
         numbers, rows, closeness = numbers[order], rows[order], closeness[order]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from featuremill.base.accession import accessions
+from featuremill.base.errors import UserError
 from featuremill.base.id_columns import WHOLE
 from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
@@ -25,6 +27,8 @@ from featuremill.store.results import Results
 
 BLOCK_BYTES = 2**25
 """Vectors of one block of `Features.blocks`."""
+MOST_OF_ACCESSION = 3
+"""Ids that a message lists if several records have an accession."""
 
 
 class Record(NamedTuple):
@@ -91,6 +95,41 @@ class Records:
                 break
         return row_of
 
+    def rows_named(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the rows of those of `names` that are there: whole ids, or the accession of one
+        record, with or without its sample.
+
+        Raises:
+            UserError: a name is no id, and the accession of several records.
+        """
+        listed = dict.fromkeys(names)
+        row_of = self.rows_of(listed)
+        of_accession = self._ids_of_accessions(listed.keys() - row_of.keys())
+        for name, ids in of_accession.items():
+            if len(ids) > 1:
+                raise UserError(
+                    f"{self.folder.root}: {name!r} is the accession of several records, such as "
+                    f"{', '.join(ids)}; give a whole id, in quotes for the shell."
+                )
+        rows = self.rows_of([ids[0] for ids in of_accession.values()])
+        return row_of | {name: rows[ids[0]] for name, ids in of_accession.items()}
+
+    def _ids_of_accessions(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Return the ids of the records that have one of `names` as accession, a few at most."""
+        ids_of: dict[str, list[str]] = {}
+        wanted = pa.array(names, pa.string())
+        for _, batch in self.table.batches(WHOLE) if names else ():
+            short = accessions(batch["id"])
+            whole = whole_ids(batch.set_column(batch.schema.get_field_index("id"), "id", short))
+            for here in [short, whole] if self.id_columns.keys else [short]:
+                places = pc.indices_nonzero(pc.is_in(here, value_set=wanted))
+                ids = whole_ids(batch).take(places).to_pylist()
+                for name, id in zip(here.take(places).to_pylist(), ids, strict=True):
+                    of_name = ids_of.setdefault(name, [])
+                    if len(of_name) < MOST_OF_ACCESSION and id not in of_name:
+                        of_name.append(id)
+        return ids_of
+
     def records_of(self, rows: Rows) -> dict[int, Record]:
         """Return what `rows` are, by row."""
         records: dict[int, Record] = {}
@@ -100,6 +139,14 @@ class Records:
             columns = (_plain(each) for each in (whole_ids(batch), *map(batch.column, others)))
             records.update(zip(rows[places].tolist(), map(Record, *columns), strict=True))
         return records
+
+    def ranks_of(self, rows: Rows) -> Rows:
+        """Return the place of each of `rows` among them by sha256 and then id, which does not
+        depend on the order of the results."""
+        records = self.records_of(rows)
+        ascending = sorted(records, key=lambda row: (records[row].sha256, records[row].id))
+        place_of = {row: place for place, row in enumerate(ascending)}
+        return np.array([place_of[row] for row in rows.tolist()], np.int64)
 
     def digests(self) -> Iterator[tuple[str, str]]:
         """Yield the id and the payload's sha256, in hex, of all rows in order."""

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
+from featuremill.base.this_process import PROFILES
 from featuremill.config import load
 from featuremill.store import command_line, run_lock
 
-PROFILES = Path(this_process.SNAKEFILE).parent / "profiles"
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
 """Beginnings of Snakemake's options that set, or may set, how many jobs run at once."""
 CORES = ("--cores", "-c")

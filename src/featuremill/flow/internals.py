@@ -15,9 +15,11 @@ import functools
 import importlib
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -66,11 +68,15 @@ NAMING = {"name", "name_modifier"}
 ENDING = re.compile(r"returned non-zero exit status \d+|died with <Signals\.\w+: \d+>")
 EDITS = ("PARAMS", "INPUT")
 """Snakemake's triggers by which a job runs again after an edit of the config."""
+EXECUTORS = ("lsf", "slurm")
+"""Those of our profiles, and extras of featuremill."""
 LOOKING = re.compile(
     "--(report|lint|lt$|summary|detailed-summary|list|dag|rulegraph|filegraph|d3dag|unlock|archive"
     "|cleanup|delete|containerize$|print-compilation$)|-[SDl]$"
 )
 """Snakemake's options that run no job of ours, or their beginnings."""
+REPORTS, AFTER_RUN = "--report", "--report-a"
+"""Beginnings of its options for a report: alone it runs no job, but `--report-after-run` does."""
 
 
 class Reach(Generic[P, T]):
@@ -140,7 +146,10 @@ def is_dry(workflow: Any) -> bool:
 
 def only_looks() -> bool:
     """Return whether this Snakemake was called for something that never runs jobs of ours."""
-    return any(map(LOOKING.match, sys.argv[1:]))
+    words = sys.argv[1:]
+    if any(word.startswith(AFTER_RUN) for word in words):
+        words = [word for word in words if not word.startswith(REPORTS)]
+    return any(map(LOOKING.match, words))
 
 
 def may_execute(workflow: Any) -> bool:
@@ -232,6 +241,12 @@ def see_edits(workflow: Any) -> None:
 def narrowed_by(workflow: Any) -> tuple[Collection[str], Collection[str]]:
     """Return what `--until` and `--omit-from` name, once Snakemake has its settings."""
     return workflow.dag_settings.until, workflow.dag_settings.omit_from
+
+
+@or_else(())
+def allowed_rules(workflow: Any) -> Collection[str]:
+    """Return what `--allowed-rules` names, once Snakemake has its settings."""
+    return workflow.dag_settings.allowed_rules or ()
 
 
 # ---- names that another workflow gives ----
@@ -342,6 +357,12 @@ def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
     return record.__dict__["done"], record.__dict__["total"]
 
 
+@or_else(True)
+def knows_total(workflow: Any) -> bool:
+    """Return whether the number of steps is final: a plan that is to come adds some."""
+    return not workflow.dag.checkpoint_jobs
+
+
 def is_about_scheduling(record: logging.LogRecord) -> bool:
     """Return whether the record is about Snakemake's own scheduling."""
     event = str(getattr(record, "event", None) or "")
@@ -407,6 +428,29 @@ def replace_executor(name: str, made_of: Callable[[type[Any]], type[Any]]) -> No
     """Have jobs submitted by what `made_of` makes of the executor of this name."""
     plugin = _interface("registry").ExecutorPluginRegistry().get_plugin(name)
     plugin.executor = made_of(plugin.executor)
+
+
+def executor(name: str) -> str:
+    """Return the `name` of an executor that our profiles use, or end with what to install: a
+    profile is read before anything of ours, and Snakemake would list those that it has."""
+    if find_spec(f"snakemake_executor_plugin_{name}") is None:
+        print(f"error: {not_installed(name)}", file=sys.stderr)
+        raise SystemExit(2)
+    return name
+
+
+def not_installed(name: str) -> str:
+    """Return the sentence on an executor whose plugin is missing."""
+    return (
+        f"executor {name}: its plugin is not installed in the environment of {sys.executable}; "
+        f"type: {shlex.quote(sys.executable)} -m pip install 'featuremill[{name}]'"
+    )
+
+
+@or_else(False)
+def is_ending(workflow: Any) -> bool:
+    """Return whether Snakemake submits no more jobs, as after SIGTERM."""
+    return workflow.scheduler._user_kill is not None
 
 
 def submitted(job: Any) -> Any:

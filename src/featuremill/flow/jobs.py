@@ -9,7 +9,7 @@ from typing import Any
 
 from featuremill.base import entry_points, environment, this_process
 from featuremill.flow import internals
-from featuremill.flow.screen import RefusedError, refusing
+from featuremill.flow.screen import RefusedError, refusing, wants_no_lines
 from featuremill.lease import Request, count_slots
 from featuremill.lease.request import VARIABLES
 
@@ -41,6 +41,8 @@ def prepare_jobs(workflow: Any) -> None:
     if model := gpu_model(workflow):
         environment.GPU_MODEL.set_default(model)  # which plan cuts shards for
     if internals.is_main(workflow):
+        if wants_no_lines(workflow):
+            environment.QUIET.set_default("1")
         environment.SLURM_JOBS.unset()
         if internals.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")

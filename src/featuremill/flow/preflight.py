@@ -11,15 +11,14 @@ import math
 import os
 import re
 import shlex
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from featuremill import workload
+from featuremill import step, workload
 from featuremill.base import environment, this_process
-from featuremill.base.change import told
+from featuremill.base.change import Change, told
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
@@ -30,11 +29,12 @@ from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
-from featuremill.store import command_line, formats, ours, run_lock, shared
+from featuremill.step.finding import step_of
+from featuremill.store import command_line, formats, ours, run_lock, shared, stored
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
 from featuremill.store.results import Results, runs_below
-from featuremill.store.run_file import RunFile
+from featuremill.store.run_file import RunFile, folder_here
 from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
 
@@ -55,7 +55,7 @@ log = internals.log
 def prepare(workflow: Any, run: Run) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        say_what_is_computed_again(run)
+        say_what_is_computed_again(workflow, run)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
@@ -84,6 +84,7 @@ def prepare(workflow: Any, run: Run) -> None:
                 make_older(run.folder)
             else:
                 forget_what_is_not_whole(run.folder)
+                forget_what_is_of_another_config(workflow, run)
         check_times(run)
 
 
@@ -122,10 +123,11 @@ def write_run(run: Run) -> None:
     """Write run.json, which the run's commands read, where it does not say the same already."""
     path = Results(Path(run.folder)).run
     asked_for = run.model_dump(mode="json")
-    last = RunFile.find(path)
-    if last is None or last.config != asked_for:
+    last, folder = RunFile.find(path), folder_here(Path(run.folder))
+    if last is None or (last.config, last.folder) != (asked_for, folder):
         path.parent.mkdir(parents=True, exist_ok=True)
-        ours.write_json(path, RunFile(version=RunFile.NEWEST, config=asked_for).content())
+        new = RunFile(version=RunFile.NEWEST, config=asked_for, folder=folder)
+        ours.write_json(path, new.content())
 
 
 def forget_plan_of_other_versions(workflow: Any, run: Run) -> None:
@@ -186,7 +188,7 @@ def forget_what_is_gone(run: Run) -> None:
     folder = Results(Path(run.folder))
     delivery = folder.find_delivery()
     if folder.plan.exists() and not folder.store.exists():
-        shutil.rmtree(folder.root / "receipts", ignore_errors=True)
+        stored.discard(folder, folder.root / "receipts")
         ours.vacate(folder.plan, log.warning)
     are_others = delivery and set(delivery.outputs) != {
         formats.format_of(name).file for name in run.outputs
@@ -251,14 +253,21 @@ def make_older(results: str) -> None:
 
 
 def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
-    """The same for what steps and reports made of tables that others took the place of."""
+    """The same for what steps and reports made of files that others took the place of, or with
+    other options than the config has now."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
-    made = [
-        (of_step.label, of_step.files[-1], of_step.others())
-        for of_step in project.made
-        if not of_step.missing()
-    ]
+    made = list[tuple[str, str, list[str]]]()
+    for of_step in project.made:
+        if of_step.missing():
+            continue
+        others, changes = of_step.others(), of_step.changes()
+        made.append((of_step.label, of_step.files[-1], others))
+        if changes and not others:
+            make_older_for(workflow, of_step.label, Path(of_step.files[-1]), changes)
+        elif not (others or changes or of_step.known() or internals.is_dry(workflow)):
+            with contextlib.suppress(OSError):
+                of_step.note(is_by_config=False)
     for run in project.runs.values():
         report = f"{run.folder}/report.html"
         if asked.has_other_labels(Path(report), run):
@@ -276,7 +285,28 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
                 os.utime(last, BEFORE_ALL)
 
 
-def say_what_is_computed_again(run: Run) -> None:
+def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
+    """Have Snakemake see that the plan, or the results, are of another config."""
+    folder = Results(Path(run.folder))
+    plan = folder.find_plan()
+    changes = asked.changes_since(plan, run) if plan else []
+    if changes := changes + asked.changes_for("plan", folder, run):
+        make_older_for(workflow, str(folder.plan), folder.plan, changes)
+    elif changes := asked.changes_for("merge", folder, run):
+        make_older_for(workflow, str(folder.delivery), folder.delivery, changes)
+
+
+def make_older_for(workflow: Any, label: str, file: Path, changes: Sequence[Change]) -> None:
+    """Have Snakemake see that `label` is of another config: what was typed by hand it has no record
+    of."""
+    if internals.is_dry(workflow):
+        log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
+    else:
+        with refusing():
+            os.utime(file, BEFORE_ALL)
+
+
+def say_what_is_computed_again(workflow: Any, run: Run) -> None:
     """Say what a run would compute again, which a dry run does not show."""
     plan = Results(Path(run.folder)).find_plan()
     if others := others_planned_for(run):
@@ -293,6 +323,8 @@ def say_what_is_computed_again(run: Run) -> None:
                 f"options before{_time_of_last(run.folder)}"
             )
         log.warning(f"{run.folder}: the config has changed ({told(changes)}): {said}.")
+    else:
+        forget_what_is_of_another_config(workflow, run)
 
 
 def _time_of_last(results: str) -> str:
@@ -369,6 +401,23 @@ def refuse_without_packages(workflow: Any, run: Run) -> None:
         raise RefusedError(
             f"{error} (or have Snakemake make environments for the jobs: --sdm conda)."
         ) from None
+
+
+def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None:
+    """Refuse to begin where this Python lacks what the jobs of a step import, as long as they have
+    something to do here."""
+    is_ours = internals.is_main(workflow) and internals.executes(workflow)
+    is_here = internals.runs_elsewhere(workflow) is False
+    if not (is_ours and is_here) or internals.is_imported(workflow):
+        return
+    if internals.has_environments(workflow) or any(map(asks_for_less, map(str, project.folders))):
+        return
+    for key, section in project.sections.items():
+        packages = step.optional(step_of(key), "PACKAGES")
+        made = step_of(key).made(section, project.for_steps) if packages else ()
+        if any(one.stands() != "yes" for one in made):
+            with refusing(f"{project.origin.of(key)}: {key}"):
+                workload.refuse_lacking(packages)
 
 
 def refuse_without_gpu(workflow: Any, run: Run) -> None:
@@ -508,6 +557,17 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
         )
 
 
+def refuse_fewer_rules(workflow: Any, merging: Sequence[str]) -> None:
+    """Refuse `--allowed-rules` without a rule of ours: Snakemake would take its files for done."""
+    allowed = internals.allowed_rules(workflow)
+    if allowed and (missing := [*{"plan", "extract", "report", *merging} - {*allowed}]):
+        raise RefusedError(
+            f"--allowed-rules without {listed(sorted(missing))}: Snakemake would take what that "
+            "makes for done, whether it is or not; to have less than all, name a target, such as "
+            "merge."
+        )
+
+
 def is_forced() -> bool:
     return any(word.partition("=")[0] in FORCED for word in sys.argv[1:])
 
@@ -559,7 +619,8 @@ def refuse_missing(
         with refusing(f"{run.origin.of('samples')}: samples"):
             files = run.files
             if not {*files} <= planned:
-                samples.read(Path(run.samples)).refuse_missing(planned)
+                made = {path for path in files if is_made(path)}
+                samples.read(Path(run.samples)).refuse_missing(planned | made)
             gone += [("samples", path) for path in files if not Path(path).exists()]
     lost = [(key, path) for key, path in gone if not is_made(path)]
     if plan and lost and (why := changed_since(folder, plan, run)):
@@ -592,6 +653,7 @@ def refuse_missing_here(run: Run) -> None:
     if run.model and not Path(run.weights_json).exists():
         with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
             weights.refuse_missing(run.model, run.workload)
+            run.options.check_files()
     report = Path(run.folder, "report.html")
     is_other = not report.exists() or asked.changes_of_labels(report, run)
     if table and (Path(table).exists() or is_other):
@@ -618,6 +680,8 @@ def refuse_sheet(workflow: Any, project: ProjectConfig) -> None:
         return
     configs = internals.config_files(workflow)
     hint = _elsewhere(Path(project.samples), [project.samples], configs)
+    if internals.is_imported(workflow) and not Path(project.samples).exists():
+        hint = " A rule may make the files that a sheet names, but not the sheet itself."
     with refusing(f"{project.origin.of('samples')}: samples", hint):
         samples.read(Path(project.samples))
 
@@ -655,7 +719,8 @@ def refuse_missing_of_steps(
             refuse_unknown_labels(run, project.samples)
         if missing:
             with refusing(f"{project.origin.of('samples')}: samples"):
-                samples.read(Path(project.samples)).refuse_missing()
+                made_by_rules = {path for path in project.files if is_made(path)}
+                samples.read(Path(project.samples)).refuse_missing(made_by_rules)
     for _, path in missing:
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)

@@ -27,6 +27,7 @@ from featuremill.base import environment
 from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
+from featuremill.base.words import counted
 from featuremill.flow import internals
 from featuremill.store import command_line, run_lock
 
@@ -193,8 +194,9 @@ def calm_output(workflow: Any) -> Failures:
             return False
         if not shows_all and (steps := internals.progress_of(record)):
             failures.shown_last = None
-            # Without a share in percent: the plan adds steps, so it would fall.
-            print(f"{steps[0]} of {steps[1]} steps done", file=sys.stderr)
+            of = f"{steps[0]} of {steps[1]} steps"
+            told = of if internals.knows_total(workflow) else counted(steps[0], "step")
+            print(f"{told} done", file=sys.stderr)
             return False
         failed = failures.hear(record)
         if shows_all or not failed:
@@ -256,12 +258,17 @@ def _answer_ctrl_c(failures: Failures) -> None:
     atexit.register(say)
 
 
+def wants_no_lines(workflow: Any) -> bool:
+    """Return whether this Snakemake was asked to be quiet, as by `-q`."""
+    return bool(internals.quiet_about(workflow) - HARMLESS)
+
+
 def tell_totals(workflow: Any, *results: str) -> None:
     """Start telling of the runs in `results`, where this process is the main one and computes them.
 
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
-    is_quiet = internals.quiet_about(workflow) - HARMLESS or environment.QUIET.value()
+    is_quiet = wants_no_lines(workflow) or environment.QUIET.value()
     is_wanted = not (is_quiet or internals.is_imported(workflow))
     if is_wanted and internals.is_main(workflow) and internals.executes(workflow):
         start_totals([Path(folder).absolute() for folder in results])

@@ -9,6 +9,8 @@ goes by the controller, the accounting database (where there is one) and what th
 
 from __future__ import annotations
 
+import asyncio
+import math
 import os
 import re
 import shlex
@@ -22,6 +24,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from featuremill.base.words import duration
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError
 
@@ -34,8 +37,13 @@ ANSWER_SECONDS = 20.0
 """For one question to Slurm."""
 PATIENCE_SECONDS = 3600.0
 """How long a submission waits for the controller."""
-PAUSE_SECONDS = 5.0
-AWAY = "slurmctld does not answer, so a submission waits for it"
+PAUSE_SECONDS, STEP_SECONDS = 5.0, 0.5
+"""Between two questions of a submission that waits, and two looks whether the run is over."""
+AWAY = "Slurm's controller (slurmctld) does not answer{}: submissions wait for it, up to an hour."
+REMIND_SECONDS = 60.0
+"""Between two messages on the screen while it does not answer."""
+NEEDED = ("sbatch", "squeue", "scancel")
+"""Commands without which no job could be submitted or followed."""
 LONGEST_SECONDS = 180
 """Between two looks at the jobs, while none of them ends."""
 PLUGIN_NAME = re.compile(r"[a-zA-Z0-9_.]+")
@@ -129,6 +137,10 @@ class Watch:
         self.folder, self._name = folder, name
         self._missed: dict[str, float] = {}
         """Since when the controller has not known a job, by the clock of this process."""
+        self._away_since = math.inf
+        """When the controller was first seen not to answer, by the same clock."""
+        self._reminders = 0
+        """Messages about that on the screen."""
 
     def command(self, command: str) -> str:
         """Return a job's command so that it leaves its exit status in this folder."""
@@ -170,10 +182,23 @@ class Watch:
         """Return what slurmctld reports of the jobs; None when it does not answer."""
         whose = ["--name", self._name] if self._name else ["--user", str(os.getuid())]
         text = _ask(["squeue", "--noheader", "--states=all", *whose, "--format=%i|%T|%P|%r"])
+        self._remind(time.monotonic() if text is None else math.inf)
         if text is None:
             return None
         rows = (line.split("|", 3) for line in text.splitlines())
         return {row[0].strip(): Live(*row[1:]) for row in rows if len(row) == 4}
+
+    def _remind(self, now: float) -> None:
+        """Say once a minute that the controller does not answer, if it does not (`now` is the time
+        of that, and infinite if it does)."""
+        if math.isinf(now):
+            self._away_since, self._reminders = math.inf, 0
+            return
+        self._away_since = min(self._away_since, now)
+        if now - self._away_since >= REMIND_SECONDS * self._reminders:
+            lasted = f", for {duration(now - self._away_since)} now" if self._reminders else ""
+            self._reminders += 1
+            internals.log.warning(AWAY.format(lasted))
 
     def _exit_status(self, job: str) -> str:
         """Return what the job left; the whole line only, as a cut one has no end."""
@@ -225,9 +250,9 @@ def problem_of_gpus(resources: Mapping[str, str]) -> str:
             "-o '%f %G' prints: constraint=FEATURE."
         )
     gres = resources.get("gres", "")
-    if "gpu" in gres.split(":")[0] and resources.get("gpu") != "0":
+    if gres.split(":")[0] in ("gpu", "shard") and resources.get("gpu") != "0":
         return (
-            f"gres: {gres}: the job would ask for these GPUs and for gpu=1 besides; leave gres "
+            f"gres: {gres}: the job would ask for this and for gpu=1 besides; leave gres "
             "out, or add gpu=0 to it: --set-resources extract:gpu=0."
         )
     return ""
@@ -242,6 +267,11 @@ def watched(executor: type[Any]) -> type[Any]:
         def __init__(self, workflow: Any, *arguments: Any, **keywords: Any) -> None:
             """Refuse what could not be followed; the first look runs at the same time."""
             settings = workflow.executor_settings
+            if missing := [command for command in NEEDED if not shutil.which(command)]:
+                raise RefusedError(
+                    f"executor slurm: {missing[0]} is not in PATH, so no job can be submitted from "
+                    "here; type the same command on a login node of the cluster."
+                )
             if getattr(settings, "array_jobs", None):
                 raise internals.WorkflowError(
                     "job arrays hang in the executor: leave slurm-array-jobs out."
@@ -269,10 +299,19 @@ def watched(executor: type[Any]) -> type[Any]:
                 return
             until = time.monotonic() + PATIENCE_SECONDS
             while self._watch.ask_controller() is None and time.monotonic() < until:
-                self.logger.debug(AWAY)
                 if self._is_over.wait(PAUSE_SECONDS):
                     return
+                if internals.is_ending(self.workflow):
+                    said = "it was not submitted, as this run was stopped.\n"
+                    self.report_job_error(internals.submitted(job), msg=said)
+                    return
             super().run_job(job)
+
+        async def sleep(self) -> None:
+            """Wait until the next look at the jobs, or until the run ends."""
+            until = time.monotonic() + self.next_seconds_between_status_checks
+            while not self._is_over.is_set() and time.monotonic() < until:
+                await asyncio.sleep(STEP_SECONDS)
 
         def shutdown(self) -> None:
             """End, and do not wait for submissions that wait."""

@@ -8,27 +8,35 @@ that it cannot read are one sentence, where Snakemake prints its usage of ninety
 import signal
 import sys
 
-if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import argparse
 import difflib
+import itertools
 import re
+from collections.abc import Sequence
 from typing import NoReturn
 
 from snakemake.cli import main
 
+from featuremill.base import streams
+from featuremill.base.this_process import PROFILES
 from featuremill.flow import internals
 
 OPTION = re.compile(r"--[a-z][a-z0-9-]+")
 FOLDER = re.compile(r"--(out|result)")
 """What people type who look for a folder of results."""
 ALIKE = 0.75
+NO_EXECUTOR = re.compile(r"argument --executor/-e: invalid choice: '(\w+)'")
 UNKNOWN = "unrecognized arguments: "
 
 
 def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     """End with one sentence about options of the command line that cannot be read."""
+    if (plugin := NO_EXECUTOR.match(message)) and plugin[1] in internals.EXECUTORS:
+        print(f"error: {internals.not_installed(plugin[1])}", file=sys.stderr)
+        sys.exit(2)
     known = set(OPTION.findall(parser.format_usage()))
     if message.startswith(UNKNOWN):
         words = message.removeprefix(UNKNOWN).split()
@@ -48,13 +56,35 @@ def refuse(parser: argparse.ArgumentParser, message: str) -> NoReturn:
     sys.exit(2)
 
 
-argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
-internals.keep_own_profile_quiet()
-try:
-    main()
-except SystemExit as end:
-    if end.code != 1:
-        raise
-    from featuremill.flow.screen import exit_status
+def misnamed_profile(words: Sequence[str]) -> str:
+    """Return which of our profiles the `words` name with `--profile`, which Snakemake looks for in
+    the user's own folders; "" for none."""
+    for before, word in itertools.pairwise(["", *words]):
+        option, _, value = word.partition("=")
+        name = value if option == "--profile" else word if before == "--profile" else ""
+        if name and (PROFILES / name).is_dir():
+            return name
+    return ""
 
-    sys.exit(exit_status())
+
+def start() -> None:
+    """Be Snakemake, to the end."""
+    argparse.ArgumentParser.error = refuse  # type: ignore[assignment, method-assign]
+    internals.keep_own_profile_quiet()
+    try:
+        main()
+    except SystemExit as end:
+        if end.code != 1:
+            raise
+        is_unread = "featuremill.flow.screen" not in sys.modules  # it ended before the workflow
+        if is_unread and (name := misnamed_profile(sys.argv[1:])):
+            print(f"error: featuremill's own: --workflow-profile {name}", file=sys.stderr)
+            sys.exit(2)
+        from featuremill.flow.screen import exit_status
+
+        sys.exit(exit_status())
+
+
+if __name__ == "__main__":
+    streams.set_up()
+    start()

@@ -43,6 +43,7 @@ FORMATS = (
     Format("CSV table", "table", (".csv",)),
     Format("TSV table", "table", (".tsv", ".tab")),
     Format("Parquet table", "parquet", (".parquet", ".pq")),
+    Format("Arrow table", "parquet", (".arrow", ".arrows", ".feather", ".ipc")),
     Format("GenBank", "flatfile", (".gb", ".gbk", ".gbff", ".genbank", ".gp", ".gpff")),
     Format("EMBL", "flatfile", (".embl",)),
 )

@@ -2,7 +2,8 @@
 
 `json.loads` gives a workload what stood in the row. Numbers are written as Python writes them, so a
 float comes back to the last bit (NaN and Infinity by these names); a missing value is null, binary
-is base64, times are in ISO 8601. A cell of a CSV or TSV file is a text unless a type is given for
+is base64, times are in ISO 8601. A word for a missing value, such as R's NA, is null in a column
+with a type. A cell of a CSV or TSV file is a text unless a type is given for
 its column; with types, equal values are equal bytes whether they come from CSV or from Parquet.
 """
 
@@ -54,7 +55,12 @@ def texts(column: pa.Array) -> list[str]:
 def _read(value: Any, read: Callable[[Any], Any]) -> Any:
     if value is None or (isinstance(value, str) and read is not _text and not value.strip()):
         return None
-    return read(value)
+    try:
+        return read(value)
+    except (ValueError, TypeError):
+        if isinstance(value, str) and reasons.is_missing(value):
+            return None
+        raise
 
 
 def _text(value: Any) -> str:

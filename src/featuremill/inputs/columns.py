@@ -145,7 +145,8 @@ def one(
 
 
 def _matches(names: Sequence[str], ranks: Sequence[Sequence[str]]) -> list[int]:
-    plain = [re.sub(r"[\s_.-]+", "_", name.strip().lower()) for name in names]
+    # Some writers have "#" before the first name.
+    plain = [re.sub(r"[\s_.-]+", "_", name.lstrip("# ").strip().lower()) for name in names]
     for rank in ranks:
         if places := [place for place, name in enumerate(plain) if name in rank]:
             return places

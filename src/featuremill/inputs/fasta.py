@@ -159,7 +159,7 @@ def not_fasta(path: Path, number: int, start: str, readable: str) -> UserError:
     """Return the error for a file of FASTA whose first line with anything in it begins so."""
     where = f"{path}:{number}"
     if "\0" in start:
-        return source.has_nul(path, number)
+        return source.has_nul(path, number, start)
     for heads, kind in LOOKALIKES.items():
         if start.startswith(heads):
             return UserError(f"{where}: this {kind}; {readable}.")

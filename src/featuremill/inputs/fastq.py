@@ -35,7 +35,7 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                     "download or copy the file again."
                 ) from None
             if "\0" in quality:
-                raise source.has_nul(path, line)
+                raise source.has_nul(path, line, "\0 in qualities")
             meter.num_open = 0
             header, note = as_unicode(title)
             id, description = (*header.split(None, 1), "", "")[:2]

@@ -84,9 +84,14 @@ def _entries(path: Path, text: io.TextIOWrapper, format: str) -> Iterator[SeqRec
             except Exception as error:  # a parser made of many helpers raises whatever they raise
                 problem = " ".join(str(error).split()) or type(error).__name__
                 problem = problem.encode("ascii", "backslashreplace").decode()
+                remedy = "fix it or download it again"
+                if "LOCUS line layout" in problem:
+                    remedy = (
+                        "if it is of Prokka, whose names of contigs can run into their length, "
+                        "give its .faa, or run Prokka with --centre X --compliant"
+                    )
                 raise UserError(
-                    f"{path}: entry {number} cannot be read as {format} ({problem}); fix it or "
-                    "download it again."
+                    f"{path}: entry {number} cannot be read as {format} ({problem}); {remedy}."
                 ) from None
         if any("Premature end" in str(warning.message) for warning in caught):
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from featuremill.base.errors import UserError
 from featuremill.inputs import cells, columns
 from featuremill.inputs.bases import nucleotide
-from featuremill.inputs.letters import Make, wrong_id
+from featuremill.inputs.letters import Make, doubtful_id, wrong_id
 from featuremill.inputs.residues import protein
 from featuremill.workload import Record
 
@@ -55,7 +55,8 @@ class Sequences(NamedTuple):
     def _of_row(self, values: Sequence[str], source: str, line: int) -> Record:
         id, letters, *description = values
         described = description[0].strip() if description else ""
-        return self.make(id.strip(), described, letters, source, line)
+        id = id.strip()
+        return self.make(id, described, letters, source, line, doubtful_id(id))
 
 
 def whole(entry: Any) -> Iterator[tuple[str, str, str]]:
@@ -121,7 +122,7 @@ def _of_row(
     id, payload = values[0].strip(), b""
     if not (reason := wrong_id(id)):
         payload, reason = cells.payload(names, values[1:], types)
-    return Record(id, "", payload, source, line, reason)
+    return Record(id, "", payload, source, line, reason, doubtful_id(id))
 
 
 Kind = Sequences | Rows

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE, IdColumns
@@ -22,7 +21,7 @@ from featuremill.base.matching import Matcher
 from featuremill.base.reasons import is_missing as is_missing
 from featuremill.base.text import clipped
 from featuremill.base.words import listed
-from featuremill.inputs import NamedColumns, columns, format_of, rows, source, table
+from featuremill.inputs import NamedColumns, columns, format_of, parquet, rows, source, table
 
 ID = "id"
 """In place of a column of groups: each record is one."""
@@ -75,7 +74,7 @@ def names_of(path: Path) -> list[str]:
     """Return the names of the columns of the table `path`; raise UserError where it is none."""
     with refusing_damage(path):
         is_parquet = format_of(path).module == "parquet"
-        return list(pq.read_schema(path).names if is_parquet else table.header(path)[1])
+        return parquet.names_of(path) if is_parquet else table.names_of(path)
 
 
 @contextlib.contextmanager
@@ -138,7 +137,7 @@ def read(
                 "of them."
             )
         of_group = cells[by] if by else id if group == ID else id_columns.owner(id) or id
-        if not of_group:
+        if not of_group or (by and is_missing(of_group)):
             raise UserError(
                 f"{where}: {clipped(id)!r} has no {group}; give it one (its own id, where it has "
                 "no relatives), or leave the row out."

@@ -19,6 +19,9 @@ SPECIAL_TOKEN = re.compile("(?i)<(?:mask|unk|pad|cls|eos|bos|sep|null_[0-9]+|[+-
 """As users of language models write them among the letters."""
 MOST_OF_A_WORD = 12
 """Longer sequences are not looked at for words."""
+PEPTIDES = ("NAN", "NAT")
+"""Words for missing values that no program writes in capitals, and that can be peptides."""
+WORD_AS_ID = "the id is a word for a missing value"
 LATIN_1 = "header read as Latin-1"
 
 
@@ -50,10 +53,10 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
         payload, reason, fixed = clean(letters)
         if len(letters) < MOST_OF_A_WORD:
             word = letters.translate(NO_WHITESPACE)
-            if reasons.is_missing(word):
+            if reasons.is_missing(word) and word not in PEPTIDES:
                 payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
-            raise has_nul(source, line)
+            raise has_nul(source, line, letters if "\0" in letters else "\0 in a header")
         if reason and ">" in letters and ">" in SPECIAL_TOKEN.sub("", letters):
             raise UserError(
                 f"{source}:{line}: there is a '>' inside this record's sequence, so two records "
@@ -74,6 +77,11 @@ def wrong_id(id: str) -> str:
     if not id.isprintable() and (control := CONTROL.search(id)):
         return reasons.ID.reason(f"U+{ord(control.group()):04X}", reasons.UNPRINTABLE_ID)
     return ""
+
+
+def doubtful_id(id: str) -> str:
+    """Return the note that a table's cell of an id is a word for a missing value; else ""."""
+    return f"{WORD_AS_ID}: {id}" if reasons.is_missing(id) else ""
 
 
 def show_at(letters: str, place: int) -> str:

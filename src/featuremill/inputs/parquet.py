@@ -1,12 +1,14 @@
-"""Parquet tables, read in batches of rows.
+"""Parquet and Arrow tables (Feather is Arrow's file format), read in batches of rows.
 
-A record's line is its row, from 1.
+The first bytes say which it is. A record's line is its row, from 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,37 +21,79 @@ from featuremill.workload import Record
 BATCH_ROWS = 10_000
 BUFFER_SIZE = 2**20
 """Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
+ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
+"""How Arrow's file format and its stream begin (Arrow's columnar format, "IPC")."""
+Batches: TypeAlias = Callable[[Sequence[int]], Iterator[pa.RecordBatch]]
+"""Yields rows of the columns at these positions."""
 
 
 def read(path: Path, kind: Kind) -> Iterator[Record]:
-    """Stream the rows of a Parquet table."""
+    """Stream the rows of a Parquet or Arrow table."""
     source.check(path)
+    format = "Arrow" if _start(path).startswith((ARROW_FILE, ARROW_STREAM)) else "Parquet"
     if source.compression_of(path):
-        raise UserError(f"{path}: a compressed Parquet file is not read; unpack it first.")
+        raise UserError(f"{path}: a compressed {format} file is not read; unpack it first.")
     try:
-        with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
-            names = table.schema_arrow.names
+        with _opened(path) as (names, batches):
             taken = kind.taken(path, names)
-            wanted = [names[place] for place in taken.places]
             row = 0
-            for batch in table.iter_batches(BATCH_ROWS, columns=wanted):
-                yield from _records(path, batch.select(wanted), taken, row)
+            for batch in batches(taken.places):
+                yield from _records(path, batch, taken, row)
                 row += batch.num_rows
     except MemoryError as error:
         raise UserError(
-            f"{path}: this Parquet file unpacks to more than there is memory ({error}); look what "
+            f"{path}: this {format} file unpacks to more than there is memory ({error}); look what "
             "it holds."
         ) from None
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         problem = str(error).split("\n")[0].rstrip(".")
         raise UserError(
-            f"{path}: this Parquet file cannot be read ({problem}); write it again."
+            f"{path}: this {format} file cannot be read ({problem}); write it again."
         ) from None
 
 
 def names_of(path: Path) -> list[str]:
-    names: list[str] = pq.read_schema(path).names
-    return names
+    with _opened(path) as (names, _):
+        return names
+
+
+def _start(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(len(ARROW_FILE))
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
+    """Yield the names of the columns, and what reads them."""
+    start = _start(path)
+    if start.startswith(ARROW_FILE):
+        with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
+            count = reader.num_record_batches
+            yield (
+                reader.schema.names,
+                lambda places: _slices(map(reader.get_batch, range(count)), places),
+            )
+    elif start.startswith(ARROW_STREAM):
+        with pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
+            yield reader.schema.names, lambda places: _slices(reader, places)
+    else:
+        with pq.ParquetFile(path, buffer_size=BUFFER_SIZE, pre_buffer=False) as table:
+            names = table.schema_arrow.names
+            yield (
+                names,
+                lambda places: (
+                    batch.select([names[place] for place in places])
+                    for batch in table.iter_batches(
+                        BATCH_ROWS, columns=[names[place] for place in places]
+                    )
+                ),
+            )
+
+
+def _slices(batches: Iterator[pa.RecordBatch], places: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for start in range(0, batch.num_rows, BATCH_ROWS):
+            yield batch.slice(start, BATCH_ROWS).select(list(places))
 
 
 def _records(path: Path, batch: pa.RecordBatch, taken: Taken, row: int) -> Iterator[Record]:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.matching import Matcher
-from featuremill.base.reasons import Kind
+from featuremill.base.reasons import Kind, is_missing
 from featuremill.base.text import clipped
 from featuremill.inputs import NamedColumns, columns, names_in_table, rows
 from featuremill.inputs.letters import wrong_id
@@ -73,6 +73,7 @@ class Regions:
                 raise UserError(f"{path}:{row.line}: this row has no id ({row.reason}); fix it.")
             values = json.loads(row.payload)
             name = str(values[named] or "").strip() if named else ""
+            name = "" if is_missing(name) else name
             region = self._region(values[start], values[end], name, row.line)
             of_record = self._of.setdefault(row.id, [])
             if region.name in (other.name for other in of_record):

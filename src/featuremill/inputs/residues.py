@@ -22,6 +22,7 @@ from featuremill.inputs.letters import (
 ALPHABET = b"ACDEFGHIKLMNPQRSTVWYXBUZO.-"
 
 GAPS = "gaps (- or .) are kept and count as residues"
+INSERTIONS = "small letters beside gaps, as .a3m writes insertions, are read as residues"
 END_DROPPED = "* at the end dropped"
 J_AS_X = "J read as X"
 NUCLEOTIDES = "looks like nucleotides"
@@ -57,6 +58,8 @@ def clean(letters: str) -> Cleaned:
         notes.append(UNKNOWN)
     elif b"-" in payload or b"." in payload:
         notes.append(GAPS)
+        if not letters.isupper():
+            notes.append(INSERTIONS)
     if not letters[:FIRST].isupper() and _PAIRED.fullmatch(letters.translate(NO_WHITESPACE)):
         notes.append(PAIRS)
     return Cleaned(payload, "", "; ".join(notes))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import SAMPLE as SAMPLE
+from featuremill.base.reasons import is_missing
 from featuremill.base.text import clipped, plain_name
 from featuremill.base.words import counted
 from featuremill.inputs import NamedColumns, columns, is_table, labels, rows, source
@@ -166,8 +167,9 @@ def _take(
 ) -> None:
     """Add what a row says; raise UserError where it is wrong."""
     sample, where = record.id, f"{path}:{record.line}"
-    if record.reason:
-        raise UserError(f"{where}: this row names no sample ({record.reason}); fix it.")
+    if record.reason or is_missing(sample):
+        why = record.reason or f"{sample!r} is a word for a missing value"
+        raise UserError(f"{where}: this row names no sample ({why}); fix it.")
     cells = {name: labels.text(cell) for name, cell in json.loads(record.payload).items()}
     try:
         plain_name(sample)
@@ -194,7 +196,7 @@ def _take(
 
 
 def _file(cell: str, where: str) -> str:
-    if not cell:
+    if not cell or is_missing(cell):
         raise UserError(f"{where}: this row names no file; name one, or leave the row out.")
     if cell.startswith("~"):
         raise UserError(f"{where}: {cell}: ~ works only in a shell; write the whole path.")

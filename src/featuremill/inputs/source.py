@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -30,6 +31,8 @@ second."""
 COMPRESSIONS = {b"\x1f\x8b": "gz", b"\x28\xb5\x2f\xfd": "zst", b"BZh": "bz2", b"\xfd7zXZ\0": "xz"}
 """First bytes of a compressed file, and xopen's name of the format."""
 FULL_NAMES = {"gz": "gzip", "xz": "xz", "bz2": "bzip2"}
+IN_AN_ENTRY = re.compile("\0(?!>|\\s*$)")
+"""A NUL byte that no entry of a database of MMseqs2 ends with."""
 WEB_PAGE = "is a web page (HTML), probably a failed download"
 BINARY_HEADS = {
     b"%PDF": "is a PDF document",
@@ -37,6 +40,9 @@ BINARY_HEADS = {
     b"\xd0\xcf\x11\xe0": "is an old Office document",
     b"{\\rtf": "is a rich-text document",
     b"PAR1": "is a Parquet file (name it .parquet)",
+    b"ARROW1": "is an Arrow (Feather) file (name it .arrow)",
+    b"\xff\xff\xff\xff": "is an Arrow stream (name it .arrow)",
+    b"FEA1": "is a Feather file of version 1, which is not read (write version 2 or Parquet)",
     b"\x89HDF": "is an HDF5 file",
     b"SQLite format 3": "is an SQLite database",
     b"BAM\x01": "is a BAM file of alignments",
@@ -252,11 +258,18 @@ def _check_head(path: Path, head: bytes) -> None:
     if head.startswith((b"\xff\xfe", b"\xfe\xff")) or head[:100].count(0) * 3 > len(head[:100]):
         raise UserError(f"{path}: this text is UTF-16 or binary; save it as UTF-8 or plain text.")
     if b"\0" in head:
-        raise has_nul(path, head[: head.index(0)].count(b"\n") + 1)
+        line = head[: head.index(0)].count(b"\n") + 1
+        raise has_nul(path, line, head.decode("utf-8", "replace"))
 
 
-def has_nul(path: Path | str, line: int) -> UserError:
-    """Return the error for NUL bytes; what stood there is lost, and maybe whole records with it."""
+def has_nul(path: Path | str, line: int, text: str) -> UserError:
+    """Return the error for NUL bytes in `text`; what stood there is lost, and maybe whole records
+    with it, unless they end the entries of a database."""
+    if not IN_AN_ENTRY.search(text):
+        return UserError(
+            f"{path}:{line}: a NUL byte ends an alignment here, as in .a3m files and databases of "
+            "MMseqs2 and ColabFold; give the queries as FASTA."
+        )
     return UserError(
         f"{path}:{line}: there are NUL bytes here, so a part of the file was lost on a disk or on "
         "the way; copy or download it again."

@@ -1,7 +1,9 @@
 """CSV and TSV tables, row by row.
 
-Cells stay as they are written: an id `NA` or `001` is that. A record's line is the first of its
-row. Wholly blank rows are skipped, and missing cells at the end of a row are empty.
+Lines of a comment (#) above the header are skipped, as is Excel's `sep=`. The last line with a #
+that has no fewer cells than the line below it is the header. Cells stay as they are written: an id
+`NA` or `001` is that. A record's line is the first of its row. Wholly blank rows are skipped, and
+missing cells at the end of a row are empty.
 
 A mark that opens a quoted cell and is never closed hides the rows behind it. So quoting is read
 strictly, as csv, pandas, R's write.csv and spreadsheets write it. A quoted cell over several lines
@@ -14,6 +16,7 @@ refused.
 from __future__ import annotations
 
 import csv
+import re
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +28,10 @@ from featuremill.inputs.kinds import Kind
 from featuremill.workload import Record
 
 MARK = '"'
+EXCEL = re.compile(r'"?sep=(.)"?[,;\t]*\s*', re.IGNORECASE)
+"""First line in which Excel names the separator."""
+JSON = re.compile(r"\s*(\{|\[\s*([\[{]|$))")
+"""How a document or a line of JSON begins."""
 NEVER = "nothing closes its cell"
 STANDS_ALONE = "another one stands inside its cell"
 HIDES = "whole rows stand before"
@@ -55,13 +62,14 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     Raises:
         UserError: naming the line where rows cannot be told apart.
     """
-    separator, names = header(path)
+    num_before, separator, names = _head(path)
     width = len(names)
     with source.open_text(path, "strict") as text:
         meter = source.meter_of(text)
         lines = _Lines(path, text, separator, width)
         try:
-            next(lines)  # the header
+            for _ in range(num_before + 1):
+                next(lines)
             for number, cells in lines.rows():
                 meter.num_open = 0
                 if len(cells) != width:
@@ -75,17 +83,36 @@ def rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def header(path: Path) -> tuple[str, list[str]]:
-    """Return the separator and the names in the first line, whatever separator the suffix means."""
+    """Return the separator and the names of the columns, whatever separator the suffix means."""
+    return _head(path)[1:]
+
+
+def _head(path: Path) -> tuple[int, str, list[str]]:
+    """Return the number of lines before the header, the separator, and the names of the columns."""
+    num_before, chosen = 0, ""
     with source.open_text(path, errors="strict") as text:
         try:
             line = text.readline()
+            if excel := EXCEL.fullmatch(line):
+                num_before, chosen, line = 1, excel[1], text.readline()
+            while line.startswith("#") and (following := text.readline()):
+                separator = chosen or _separator_of(following)
+                if following[0] != "#" and following.count(separator) <= line.count(separator):
+                    break
+                num_before, line = num_before + 1, following
         except UnicodeDecodeError as error:
             raise _not_utf8(path, error) from None
     if line.startswith(">"):
         raise UserError(f"{path}: this looks like FASTA, not like a table; name it .fasta.")
-    separator = TAB if TAB in line else max(",;|", key=line.count)
+    if JSON.match(line):
+        raise UserError(f"{path}: this looks like JSON, not like a table; write it as a table.")
+    separator = chosen or _separator_of(line)
     lines = _Lines(path, iter([line]), separator, 0)
-    return separator, lines.cells_of(next(lines)) if line.strip() else []
+    return num_before, separator, lines.cells_of(next(lines)) if line.strip() else []
+
+
+def _separator_of(line: str) -> str:
+    return TAB if TAB in line else max(",;|", key=line.count)
 
 
 class _Lines(Iterator[Line]):

@@ -5,7 +5,15 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 """
 
 from featuremill.base.readable import check as refuse_unreadable
-from featuremill.store.files import TEMPORARY, digest_of, remove, replacing, sha256_of, sync_folder
+from featuremill.store.files import (
+    digest_of,
+    is_temporary,
+    remove,
+    replacing,
+    scratch,
+    sha256_of,
+    sync_folder,
+)
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
 from featuremill.store.known_digests import known_sha256_of
@@ -21,7 +29,6 @@ from featuremill.store.ours import (
 )
 
 __all__ = [
-    "TEMPORARY",
     "JsonFile",
     "JsonRecord",
     "Number",
@@ -31,11 +38,13 @@ __all__ = [
     "discard",
     "give_way",
     "is_beside",
+    "is_temporary",
     "known_sha256_of",
     "note",
     "refuse_unreadable",
     "remove",
     "replacing",
+    "scratch",
     "sha256_of",
     "sync_folder",
     "vacate",

@@ -1,4 +1,5 @@
-"""HDF5 as UniProt lays its embeddings out: one dataset a record, named by its accession.
+"""HDF5 of others, if all its data are in the file; and as UniProt lays its embeddings out: one
+dataset a record, named by its accession.
 
 `original_id` keeps the id as it was, and the file's own attributes say how it was made.
 
@@ -20,11 +21,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from featuremill.base.errors import UserError
 from featuremill.base.space import take_space
+from featuremill.base.text import one_line
 from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 
-__all__ = ["TEXT", "DatasetFile", "ReservedFile"]
+__all__ = ["TEXT", "DatasetFile", "ReservedFile", "open_whole", "refuse_elsewhere"]
 TEXT = h5py.string_dtype()
 BYTES_A_FILE = 2**17
 """At least what the file's own structures take, without the attributes' texts."""
@@ -37,6 +40,66 @@ STEP_BYTES = 2**22
 """Taken at once where there is so much room."""
 NO_SUCH_CALL = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 """What file systems answer that cannot give space ahead."""
+
+
+def open_whole(path: Path) -> h5py.File:
+    """Open an HDF5 file of others for reading.
+
+    A link or the storage of a dataset can name any other file, whose bytes would pass for values.
+
+    Raises:
+        OSError: HDF5 cannot read the file.
+        UserError: some data are in another file, or a link leads nowhere.
+    """
+    file = h5py.File(path, "r")
+    links: list[bytes] = []
+
+    def elsewhere(name: bytes, about: Any) -> bytes | None:
+        if about.type == h5py.h5l.TYPE_SOFT:
+            links.append(name)
+        elif about.type != h5py.h5l.TYPE_HARD or _is_elsewhere(h5py.h5o.open(file.id, name)):
+            return name
+        return None
+
+    try:
+        if name := file.id.links.visit(elsewhere, info=True):
+            raise _elsewhere(path, name)
+        for name in links:  # now no link leads out of the file
+            if not h5py.h5o.exists_by_name(file.id, name):
+                raise UserError(f"{path}: the link {_shown(name)} leads nowhere; remove it.")
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def refuse_elsewhere(path: Path, dataset: h5py.Dataset) -> h5py.Dataset:
+    """Return a dataset of `path` to which a reference and maybe no link leads.
+
+    Raises:
+        UserError: its data are in another file.
+    """
+    if _is_elsewhere(dataset.id):
+        raise _elsewhere(path, (dataset.name or "a dataset").encode())
+    return dataset
+
+
+def _is_elsewhere(object: Any) -> bool:
+    if not isinstance(object, h5py.h5d.DatasetID):
+        return False
+    layout = object.get_create_plist()
+    return bool(layout.get_external_count()) or layout.get_layout() == h5py.h5d.VIRTUAL
+
+
+def _elsewhere(path: Path, name: bytes) -> UserError:
+    return UserError(
+        f"{path}: the data of {_shown(name)} are in another file (an external link, external "
+        "storage or a virtual dataset), which is not read; write all data into one file."
+    )
+
+
+def _shown(name: bytes) -> str:
+    return one_line(name.decode("utf-8", "backslashreplace"))
 
 
 def dataset_name(id: str) -> str:

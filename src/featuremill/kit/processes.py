@@ -1,5 +1,6 @@
 """This process: its version, its parent, and the commands that a message shows."""
 
+from featuremill.base.streams import is_read as is_output_read
 from featuremill.base.this_process import (
     INTERRUPTS,
     SNAKEFILE,
@@ -18,6 +19,7 @@ __all__ = [
     "command_again",
     "die_with_parent",
     "free_memory_mb",
+    "is_output_read",
     "told_variables",
     "versions",
 ]

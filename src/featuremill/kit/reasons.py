@@ -7,7 +7,17 @@ from featuremill.base.reasons import (
     OUT_OF_MEMORY,
     Kind,
     head_of,
+    is_missing,
     kind_of,
 )
 
-__all__ = ["EMPTY", "LENGTH", "NOT_FINITE", "OUT_OF_MEMORY", "Kind", "head_of", "kind_of"]
+__all__ = [
+    "EMPTY",
+    "LENGTH",
+    "NOT_FINITE",
+    "OUT_OF_MEMORY",
+    "Kind",
+    "head_of",
+    "is_missing",
+    "kind_of",
+]

@@ -3,7 +3,6 @@ failed.fa."""
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import WHOLE, IdColumns
 from featuremill.base.reasons import PENDING
-from featuremill.base.text import one_line
+from featuremill.base.tsv import TsvWriter
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.shuffle import Shuffle
+from featuremill.store import ours
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
-from featuremill.store.files import replacing
 from featuremill.store.parts import Part, order_of
 from featuremill.store.records import STATUSES, whole_ids
 from featuremill.store.results import Results
@@ -56,8 +55,8 @@ def account(
     pending = int(survey.rows_of_shard[is_pending].sum())
     with (
         closing(Shuffle(gatherer.scratch / "failed.bin", FAILURE, survey.edges)) as failures,
-        replacing(table) as new_table,
-        replacing(fasta) as new_fasta,
+        ours.delivering(table) as new_table,
+        ours.delivering(fasta) as new_fasta,
         new_table.open("w", encoding="utf-8", newline="") as rows,
         new_fasta.open("wb") as records,
     ):
@@ -124,8 +123,7 @@ class Lists:
     """The open failed.tsv and failed.fa."""
 
     def __init__(self, rows: TextIO, records: BinaryIO, name: str, id_columns: IdColumns) -> None:
-        self._table = csv.writer(rows, delimiter="\t", lineterminator="\n")
-        self._table.writerow([*COLUMNS, *id_columns.keys])
+        self._table = TsvWriter(rows, [*COLUMNS, *id_columns.keys])
         self._keys = id_columns.keys
         self._records = records
         self._name = name
@@ -148,8 +146,7 @@ class Lists:
         ):
             why = told.get(position)
             status = "refused" if why is None else "pending" if why is NOT_YET else "failed"
-            texts = [one_line(text or "") for text in (id, source, why or reason)]
-            self._table.writerow([*texts[:2], line, status, texts[2], *keys])
+            self._table.row([id, source, line, status, why or reason, *keys])
         self._add_fasta(block.take(pa.array(where)), failed.column("payload").to_pylist())
 
     def _add_fasta(self, rows: pa.Table, payloads: list[bytes]) -> None:

@@ -23,13 +23,13 @@ from featuremill.base.errors import IntegrityError
 from featuremill.base.words import counted
 from featuremill.features.table import allow_open
 from featuremill.merge.accounts import FAILURE, LISTED_COLUMNS, Lists
-from featuremill.merge.deliver import FAILURES, Delivering
+from featuremill.merge.deliver import Delivering
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store import delivered, ours
-from featuremill.store.delivered import DeliveredFile, DeliveredShard
+from featuremill.store.delivered import FAILURES, DeliveredFile, DeliveredShard
 from featuremill.store.delivery import Accounts, Written
-from featuremill.store.files import replacing, sha256_of
+from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import format_of, index_of
 from featuremill.store.parts import columns_of, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
@@ -114,8 +114,8 @@ class ByShard:
                     ordinals = self._add_failures(failures, number)
                     listed.update((np.searchsorted(edges, ordinals, side="right") - 1).tolist())
             failures.finish()
-            new_table = stack.enter_context(replacing(table))
-            new_fasta = stack.enter_context(replacing(fasta))
+            new_table = stack.enter_context(ours.delivering(table))
+            new_fasta = stack.enter_context(ours.delivering(fasta))
             rows = stack.enter_context(new_table.open("w", encoding="utf-8", newline=""))
             sequences = stack.enter_context(new_fasta.open("wb"))
             lists = Lists(rows, sequences, fasta.name, self._identities.id_columns)
@@ -254,17 +254,12 @@ def collected(
     Raises:
         IntegrityError: when a part is not what its receipt says.
     """
-    scratch = folder.store / "merge"
-    shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
-    scratch.mkdir()
-    try:
-        with closing(lay_out(folder, plan)) as identities:
-            shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
-            _refuse_other_columns(folder, plan, shards)
-            receipts = [_receipt(folder, plan, source) for source in plan.sources]
-            yield ByShard(folder, plan, scratch, identities, shards, receipts)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    remove_left(folder.store / "merge")
+    with scratch(folder.store / "merge") as place, closing(lay_out(folder, plan)) as identities:
+        shards = _delivered(Delivering(folder, plan, outputs, identities), num_threads)
+        _refuse_other_columns(folder, plan, shards)
+        receipts = [_receipt(folder, plan, source) for source in plan.sources]
+        yield ByShard(folder, plan, place, identities, shards, receipts)
 
 
 def _delivered(delivering: Delivering, num_threads: int) -> list[DeliveredShard]:

@@ -2,7 +2,8 @@
 
 Nothing goes without `--yes`, and nothing while the run is computed. Knows only the run's own files:
 those of other runs, the weights and whatever a link leads to (but for a linked `store`) are left,
-and so is what featuremill did not write, or was changed since.
+and so is what featuremill did not write, or was changed since: the record of what was written
+decides (`store.ours`), or a name that content gave (`store.stored`).
 Of a config these are all its runs and, with nothing to be kept, what its steps made.
 A receipt goes before its part, and a part before its shard: what a kill leaves half done is then
 still computed right.
@@ -14,7 +15,6 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -22,15 +22,25 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from featuremill.base import run_log
 from featuremill.base.arguments import add_runs
 from featuremill.base.errors import UserError
 from featuremill.base.locking import claimed
+from featuremill.base.log import is_log
 from featuremill.base.progress import Progress
 from featuremill.base.words import counted, human_bytes
 from featuremill.config.runs import named
-from featuremill.store import command_line, delivered, formats, lock_holder, ours, run_lock
+from featuremill.store import (
+    command_line,
+    delivered,
+    formats,
+    lock_holder,
+    ours,
+    run_lock,
+    stored,
+)
 from featuremill.store.delivery import Delivery
-from featuremill.store.files import TEMPORARY
+from featuremill.store.files import is_in_temporary, is_temporary
 from featuremill.store.plan import Plan
 from featuremill.store.results import Results
 
@@ -41,13 +51,8 @@ OLD_SECONDS = 3600.0
 """A temporary file that nobody wrote to for so long is taken for left behind."""
 BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system."""
-STORED = re.compile(
-    r"\.?[0-9a-f]{32}(\..+)?|plan\.json|failed\.(tsv|fa)|(plan|merge)\.lock|journals|parts|shards"
-)
-"""Names in a run's receipts and store that are given by content, or by featuremill alone."""
-SCRATCH = {"spool", "merge", delivered.FOLDER, delivered.IDENTITIES}
-"""Folders of a store for what a command writes while it works, or that another can write again."""
-LOCK = re.compile(r"\..*lock")
+LOCK = ".lock"
+"""The empty file that a step locks."""
 MOST_NAMED = 5
 log = logging.getLogger("featuremill.clean")
 
@@ -104,11 +109,19 @@ def run(arguments: argparse.Namespace) -> None:
                     f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
                     "stop it."
                 )
-            theirs = [Path(place) for place in (*made.removable, *made.logs)]
+            theirs = [
+                Path(place) for place in (*made.removable, *made.logs, *filter(None, [made.state]))
+            ]
             logs = list(map(Path, made.logs))
             below = [path for place in theirs for path in _at(place)]
-            staying += [path for path in below if not (path in logs or _is_of_step(path))]
-            below = [path for path in below if path not in staying]
+            is_made = any(ours.latest(Path(file)) for file in made.files)
+            kept = [
+                path
+                for path in below
+                if not (is_made or is_log(path) if path in logs else _is_of_step(path))
+            ]
+            staying += kept
+            below = [path for path in below if path not in kept]
             if others := [path for path in below if path not in every]:
                 found[made.label] = others
                 every += others
@@ -229,29 +242,31 @@ def removable(folder: Results, keep: str) -> list[Path]:
 
 
 def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> bool:
-    """Tell whether featuremill wrote the file, and it is unchanged: by its name, where names are
-    given by content or nobody else gives them, and else by the record."""
+    """Tell whether featuremill wrote the file, and it is unchanged: by the record, or by its name
+    and place where only content gives such names."""
     if not path.is_relative_to(folder.root):  # the owner's file
         return True
-    first, *inside = path.relative_to(folder.root).parts
-    if _is_beside(path) or any(map(TEMPORARY.fullmatch, (first, *inside))):
+    if _is_beside(path) or is_in_temporary(path):
         return True
+    inside = path.relative_to(folder.root)
+    first = inside.parts[0]
     if first in ("receipts", folder.store.name):
-        is_named = STORED.fullmatch(path.name) or SCRATCH & set(inside[:1])
-        return bool(is_named or not inside)  # a link to a store is one file
-    if path.suffix == ".log" and (first == "logs" or not inside):
+        return stored.is_stored(folder, path)
+    if inside == Path(run_log.NAME):
+        return run_log.is_log(path)
+    if first == folder.logs.name and path.suffix == ".log" and is_log(path):
         return True
-    return is_ours(folder.root / first) or (bool(inside) and is_ours(path))
+    return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))
 
 
 def _is_of_step(path: Path) -> bool:
-    return bool(_is_beside(path) or TEMPORARY.fullmatch(path.name) or ours.is_ours(path))
+    return _is_beside(path) or ours.is_ours(path)
 
 
 def _is_beside(path: Path) -> bool:
     """Return whether it is a record, Snakemake's, or an empty lock."""
-    is_lock = LOCK.fullmatch(path.name) and not path.stat().st_size
-    return path.name in formats.BESIDE or bool(is_lock)
+    is_lock = path.name == LOCK and not path.is_symlink() and not path.stat().st_size
+    return path.name in formats.BESIDE or is_lock
 
 
 def _said_of(staying: Sequence[Path]) -> str:
@@ -275,8 +290,9 @@ def places_of(folder: Results, keep: str) -> list[Path]:
     store = folder.store
     if keep == "nothing":
         return [store.resolve(), folder.root]
-    own = [*_computed(folder), store / "shards", *(store / name for name in sorted(SCRATCH))]
-    found = [*own, folder.partial.root, *_halves(folder)]
+    laid_out = (store / delivered.FOLDER, store / delivered.IDENTITIES)
+    own = [*_computed(folder), store / "shards", *laid_out]
+    found = [*own, folder.partial.root, *_temporary_folders(folder)]
     return [place for place in found if not place.is_symlink()]
 
 
@@ -361,20 +377,20 @@ def _litter(folder: Results) -> list[Path]:
     places = (*_computed(folder), store / "shards", root / "figures")
     paths = [*_files_in(root), *_files_in(store), *_below(*places)]
     found += [path for path in paths if path.suffix == ".bad"]
-    together = [[path] for path in paths if TEMPORARY.fullmatch(path.name)]
+    together = [[path] for path in paths if is_temporary(path)]
     # The first files of a folder are finished long before the last.
-    together += [_below(half) for half in _halves(folder)]
+    together += [_below(left) for left in _temporary_folders(folder)]
     found += [file for files in together if all(map(_is_old, files)) for file in files]
-    scratch = (store / "spool", store / "merge")
     partial = (folder.partial.root,) if folder.delivery.exists() else ()
-    return found + _below(*scratch, *partial)
+    return found + _below(*partial)
 
 
-def _halves(folder: Results) -> list[Path]:
-    """Return the folders of results that are being written, or were left behind."""
-    names = formats.files().values()
-    found = [path for name in names for path in folder.root.glob(f".{name}.????????")]
-    return [path for path in found if path.is_dir()]
+def _temporary_folders(folder: Results) -> list[Path]:
+    """Return the folders that are being written, or were left behind."""
+    store = folder.store
+    places = (folder.root, store, store / delivered.FOLDER, store / delivered.IDENTITIES)
+    found = (path for place in places for path in place.glob(".*"))
+    return [path for path in found if is_temporary(path) and path.is_dir()]
 
 
 def _is_done(folder: Results, path: Path) -> bool:

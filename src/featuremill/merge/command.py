@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -28,15 +27,16 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import read_run
+from featuremill.config import asked, read_run
 from featuremill.merge import delivery, notes, samples
 from featuremill.merge.by_shard import collected
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import carried, delivery_of, provenance_of
 from featuremill.merge.source import InInputOrder, Source
-from featuremill.store import command_line, delivered, ours, shared
+from featuremill.store import command_line, ours, shared, stored
 from featuremill.store.delivery import Accounts, Delivery
+from featuremill.store.files import remove_left, scratch
 from featuremill.store.formats import (
     FAILED,
     NOTES,
@@ -51,6 +51,7 @@ from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.row_order import RowOrder, is_by_shard
+from featuremill.store.run_file import enter
 from featuremill.store.shared_index import keep_index
 
 Parts = list[Part | None]
@@ -81,13 +82,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    folder = Results(arguments.run_folder)
+    folder = Results(enter(arguments))
     threads = max(1, arguments.threads)
     outputs, max_failed = arguments.outputs, arguments.max_failed
     order: RowOrder = arguments.order or "auto"
     told: dict[str, Any] = {}
-    if folder.run.exists():
-        run = read_run(folder)
+    run = read_run(folder) if folder.run.exists() else None
+    if run:
         outputs = list(run.outputs) if outputs is None else outputs
         max_failed = run.max_failed if max_failed is None else max_failed
         order = arguments.order or run.order
@@ -107,6 +108,9 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge_partial(folder, outputs, threads, told)
         else:
             result = merge(folder, outputs, max_failed or 0, threads, told, order)
+            if run:
+                now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
+                asked.note(folder, "merge", run.model_copy(update=now))
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 
@@ -170,7 +174,7 @@ def merge(
         delivery.copy(path, folder.root / path.name)
     notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     ours.write_json(folder.delivery, result.content())
-    delivered.forget_others(folder, source.keys)
+    stored.forget_delivered(folder, source.keys)
     if plan.store:
         shared.note_run(folder, plan, [receipt.part for receipt in result.receipts])
         with contextlib.suppress(OSError):  # the next plan does it
@@ -299,15 +303,11 @@ def open_parts(
 def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[InInputOrder]:
     """Yield the rows of the run in the order of its input, with a folder of its own for as long as
     it is needed."""
-    scratch = folder.store / "merge"
-    shutil.rmtree(scratch, ignore_errors=True)  # what a killed merge left behind
-    scratch.mkdir()
-    try:
+    remove_left(folder.store / "merge")
+    with scratch(folder.store / "merge") as place:
         names = [source.shard for source in plan.sources]
-        gatherer = Gatherer(folder.records, names, parts, scratch, num_threads)
+        gatherer = Gatherer(folder.records, names, parts, place, num_threads)
         yield InInputOrder(folder, names, gatherer)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def count(source: Source, plan: Plan, listed: list[Path]) -> Accounts:

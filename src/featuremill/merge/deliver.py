@@ -39,6 +39,8 @@ from featuremill.merge.provenance import provenance_of
 from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.store import disk_space
 from featuremill.store.delivered import (
+    ANSWER,
+    FAILURES,
     Delivered,
     DeliveredFile,
     DeliveredShard,
@@ -54,13 +56,13 @@ from featuremill.store.receipt import Receipt
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
 from featuremill.store.row_order import groups_of, is_by_shard
+from featuremill.store.run_file import enter
 from featuremill.workload.outputs import Target, Writer, by_owner, open_part_writer
 
 BLOCK_BYTES = 16 * 2**20
 """Values of one block, which is a row group: what a reader of a single row reads."""
 VERSION = 1
 """Raised when equal records and values give other files."""
-ANSWER, FAILURES = "delivered.json", "failed.arrow"
 OF_FAILURES = pa.schema([("place", pa.int64()), *FAILURE])
 """A failed record's place among those of its shard, and what the lists need of it."""
 NOT_OWN = ("ordinal", "number")
@@ -78,7 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     """Carry out `featuremill deliver`."""
-    folder = Results(arguments.run_folder)
+    folder = Results(enter(arguments))
     asked = read_run(folder)
     outputs = list(asked.outputs)
     plan = folder.read_plan()

@@ -18,7 +18,7 @@ from featuremill.base.progress import Progress
 from featuremill.merge.parallel import in_order
 from featuremill.store import disk_space, ours
 from featuremill.store.delivery import Written
-from featuremill.store.files import TEMPORARY, remove
+from featuremill.store.files import remove_left
 from featuremill.store.formats import files, format_of, index_of, sidecar_of, told
 from featuremill.store.records import whole_ids
 from featuremill.store.results import Results
@@ -38,9 +38,7 @@ def clear(folder: Results, outputs: Sequence[str]) -> None:
             ours.discard(path)
             if not path.exists():
                 log.info("removed %s: the run's outputs do not name it", path)
-        for half in folder.root.glob(f".{file}.*"):
-            if TEMPORARY.fullmatch(half.name):
-                remove(half)
+        remove_left(path)
     ours.vacate(folder.delivery)
     ours.vacate(folder.exports)
 

@@ -249,11 +249,13 @@ def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) ->
     parts, problems = open_parts(folder, plan, num_threads, only_look=True)
     found = {part.receipt.shard: part.receipt.part for part in parts if part}
     if problems or found != results.parts:
-        problem = problems[0] if problems else "parts are gone, or others than those in the results"
-        raise IntegrityError(
-            f"{folder.root}: {problem}; featuremill status {folder.root} --verify prints what to "
-            "do."
-        )
+        problem = "parts are gone, or others than those in the results"
+        if problems:
+            problem = str(problems[0]).rpartition("; ")[0]
+        remedy = f"featuremill status {folder.root} --verify prints what to do"
+        if not all(Path(part.path).exists() for part in plan.taken):
+            remedy = f"have it computed anew ({command_line.again(folder.root, ['plan'])})"
+        raise IntegrityError(f"{folder.root}: {problem}; {remedy}.")
     with gathered(folder, plan, parts, num_threads) as source:
         counts = count(source, plan, [source.scratch / name for name in FAILED])
         if counts != results.counts:

@@ -7,7 +7,6 @@ the end; in memory is a chunk of it, however many records there are.
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterable
 from functools import partial
@@ -25,6 +24,7 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.merge.gather import IDENTITY
 from featuremill.merge.shuffle import Shuffle
+from featuremill.store import stored
 from featuremill.store.delivered import IDENTITIES
 from featuremill.store.files import read_json, replacing_folder, sha256_of, write_json
 from featuremill.store.plan import Plan
@@ -98,7 +98,7 @@ def lay_out(folder: Results, plan: Plan) -> Identities:
     if not place.is_dir():
         with locked(folder.store / "deliver.lock", say):
             if not place.is_dir():
-                shutil.rmtree(place.parent, ignore_errors=True)  # of an earlier plan
+                stored.discard(folder, place.parent)  # of an earlier plan
                 _lay_out(folder, plan, names, place)
     return Identities(place, names, folder.records)
 

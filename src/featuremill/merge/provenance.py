@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from featuremill import workload
-from featuremill.base.this_process import NAMED_VERSIONS, VERSION
+from featuremill.base.this_process import ALWAYS_USED, VERSION
 from featuremill.config import Config, Run
 from featuremill.store.delivery import Accounts, Delivery, Taken, Written
 from featuremill.store.plan import Plan
@@ -139,7 +139,7 @@ def warnings_of(receipts: list[Receipt]) -> list[str]:
     if len(devices) > 1:
         found.append(f"parts were computed on different devices: {', '.join(devices)}.")
     told = set().union(*(receipt.versions for receipt in receipts))
-    others = sorted(told - {"python", "featuremill", *NAMED_VERSIONS})
+    others = sorted(told - {"torch", "python", "featuremill", *ALWAYS_USED})
     for package in ("torch", "featuremill", *others):
         versions = _versions(receipts, package)
         if len(versions) > 1:

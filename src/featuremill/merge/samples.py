@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import SAMPLE
+from featuremill.base.tsv import TsvWriter
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts
 from featuremill.store.ours import delivering
@@ -97,9 +97,9 @@ def write(source: Source, records_path: Path, failures: Path, path: Path, sums: 
         "seconds": [f"{value:.3f}" for value in seconds],
     }
     with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        table.writerow(rows)
-        table.writerows(zip(*rows.values(), strict=True))
+        table = TsvWriter(file, rows)
+        for cells in zip(*rows.values(), strict=True):
+            table.row(cells)
 
 
 def _seconds(receipt: Receipt | None) -> float:

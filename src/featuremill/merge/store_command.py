@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import itertools
 import logging
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -131,16 +133,21 @@ class Stored(NamedTuple):
     """Those that refer to it and are there."""
     read: datetime.datetime
     """When a run took it last; when it was published, where none did."""
+    is_unsure: bool = False
+    """Whether a reference that cannot be read may be to it."""
 
     @property
     def unread_days(self) -> float:
         return (datetime.datetime.now(datetime.UTC) - self.read).total_seconds() / 86_400
 
 
-def stored(store: Path, must_know: bool = False) -> Iterator[Stored]:
-    """Yield every part in `store`; with `must_know` only if all is known that runs refer to."""
+def stored(store: Path) -> Iterator[Stored]:
+    """Yield every part in `store`."""
     needs: defaultdict[str, list[Reference]] = defaultdict(list)
-    for reference in shared.references(store, must_know):
+    references, unreadable = shared.references(store)
+    # Clocks of machines differ.
+    known_from = max((each.changed for each in unreadable), default=-inf) + OLD_SECONDS
+    for reference in references:
         for name in reference.parts:
             needs[name].append(reference)
     for shelf in shared.all_shelves(store):
@@ -156,6 +163,7 @@ def stored(store: Path, must_know: bool = False) -> Iterator[Stored]:
                     about.st_size,
                     sorted({one.run for one in needs[name] if one.is_there}),
                     max([published, *times]),
+                    about.st_mtime <= known_from,
                 )
 
 
@@ -173,7 +181,7 @@ def show(store: Path) -> None:
         log.info("%s, %s %s: %s", user, recipe[:8], _what(store / user / recipe), _size(some))
     for name, some in sorted(by_run.items()):
         log.info("run %s refers to %s", name, _size(some))
-    free = [part for part in parts if not part.runs]
+    free = [part for part in parts if not (part.runs or part.is_unsure)]
     log.info("no run refers to %s", _size(free))
     unread = [part for part in parts if part.unread_days > UNREAD_DAYS]
     log.info("not read for %d days: %s", UNREAD_DAYS, _size(unread))
@@ -224,26 +232,26 @@ def add(store: Path, folder: Results) -> None:
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
     """List this user's parts that no run refers to, and leftovers; remove them where it `is_meant`.
-
-    Raises:
-        UserError: when it is not known which parts runs refer to.
-    """
+    What a reference that cannot be read may be to stays."""
     user = shared.own_folder(store).name
     if leftovers := _leftovers(store):
-        number = counted(len(leftovers), "folder")
+        number = counted(len(leftovers), "leftover")
         effect = "removed" if is_meant else "give --yes to remove them"
-        log.info("of killed commands, or unread copies of remote indices: %s; %s", number, effect)
+        log.info("%s of killed commands, or unread copies of remote indices; %s", number, effect)
     for place in leftovers if is_meant else ():
         with contextlib.suppress(FileNotFoundError):  # its command removes it just now
             files.remove(place)
-    going = [
+    free = [
         part
-        for part in stored(store, must_know=True)
+        for part in stored(store)
         if part.user == user
         and part.recipe.startswith(recipe)
         and not part.runs
         and part.unread_days >= unread_days
     ]
+    if unsure := [part for part in free if part.is_unsure]:
+        log.info("what cannot be read may refer to %s of %s: it stays", _size(unsure), user)
+    going = [part for part in free if not part.is_unsure]
     if not going:
         log.info("there is nothing of %s to remove that no run refers to", user)
         return
@@ -259,12 +267,17 @@ def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
 
 
 def _leftovers(store: Path) -> list[Path]:
-    """Return this user's temporary folders of killed commands, and copies of remote indices that no
-    plan has read for `UNREAD_DAYS`; the next plan that needs one fetches it again."""
-    now = time.time()
+    """Return this user's temporary folders and lone receipts of killed commands, and copies of
+    remote indices that no plan has read for `UNREAD_DAYS`; the next plan that needs one fetches it
+    again."""
+    now, own = time.time(), shared.own_folder(store)
+    unnamed = [path for path in store.glob(".*") if path.name.startswith(f".{own.name}.")]
+    lone = [
+        shelf.lone_receipts() for shelf in shared.all_shelves(store) if shelf.folder.parent == own
+    ]
     temporary = [
         place
-        for place in shared.own_folder(store).rglob(".*")
+        for place in (*own.rglob(".*"), *unnamed, *itertools.chain.from_iterable(lone))
         if now - _last_written(place) > OLD_SECONDS
     ]
     copies = [

@@ -31,7 +31,7 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import Part, checked
 from featuremill.store.plan import Settings
 from featuremill.store.receipt import Receipt, UsedDevice
-from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of
+from featuremill.store.shared_index import NUM_BUCKETS, chosen, keep_index, levels_of_parts
 from featuremill.workload import Device, find_workload, optional, workloads
 from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workload.weights import model_told
@@ -74,7 +74,7 @@ def _export_one(store: Path, to: Path, recipe: str, licence: str) -> None:
     columns: list[str] = []
     shown = Progress(log, f"exporting {recipe[:8]}", "parts")
     good = _good_parts(shelves)
-    for count, (path, rows) in enumerate(_rows_to_give(shelves, good), 1):
+    for count, (path, rows) in enumerate(_rows_to_give(good), 1):
         part, receipt = good[path.stem], good[path.stem].receipt
         columns = part.values.names
         name = f"{path.stem}.parquet"
@@ -144,21 +144,16 @@ def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
     return found
 
 
-def _rows_to_give(
-    shelves: Sequence[shared.Shelf], good: Mapping[str, Part]
-) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
+def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
     """Yield the `good` parts with those of their rows that no earlier one gives."""
     paths = {name: part.path for name, part in good.items()}
     numbers = {name: number for number, name in enumerate(paths)}
     with tempfile.TemporaryDirectory() as scratch:
-        levels = [
-            level
-            for number, shelf in enumerate(shelves)
-            for level in levels_of(shelf, Path(scratch, str(number)))
-        ]
+        # All parts are read anyway, so no index that any user may have written is needed.
+        levels = levels_of_parts(paths, Path(scratch))
         numbered = [(level, level.numbered(numbers)) for level in levels]
         given: list[list[npt.NDArray[np.int32]]] = [[] for _ in numbers]
-        for bucket in range(NUM_BUCKETS):
+        for bucket in range(NUM_BUCKETS if levels else 0):
             sha256, part, row = chosen(numbered, bucket)
             is_first = np.ones(len(sha256), bool)
             is_first[1:] = sha256[1:] != sha256[:-1]

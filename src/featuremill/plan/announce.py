@@ -121,13 +121,16 @@ def sizes_of(folder: Results, plan: Plan) -> tuple[str, str]:
     counts, lengths, shards = plan.counts, plan.lengths, plan.shards
     kinds = {"refused": counts.refused, "duplicate": counts.duplicate}
     left_out = [f"{number:,} {kind}" for kind, number in kinds.items() if number]
-    num_done = sum(folder.part(plan.recipe, shard.shard).exists() for shard in shards)
-    done = f", {num_done:,} of them done already" if num_done else ""
+    left, distinct = _left(folder, plan), counts.unique - plan.num_taken
+    work = f"{counted(distinct, 'distinct record')} to compute in {counted(len(shards), 'shard')}"
+    if len(left) < len(shards):
+        num_left = sum(shard.wanted for shard in left)
+        of_all = f"in {len(left):,} of {len(shards):,} shards"
+        work = f"{num_left:,} of {counted(distinct, 'distinct record')} to compute, {of_all}"
     return (
         f"{counted(counts.input, 'record')}, {in_units(lengths.total, lengths.unit)}, "
         f"longest {lengths.longest:,}" + (f"; {', '.join(left_out)}" if left_out else ""),
-        f"{counted(counts.unique - plan.num_taken, 'distinct record')} to compute "
-        f"in {counted(len(shards), 'shard')}{done}",
+        work,
     )
 
 

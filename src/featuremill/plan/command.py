@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
@@ -23,8 +22,7 @@ from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Run, read, read_run
-from featuremill.config.asked import options_asked
+from featuremill.config import Run, asked, read, read_run
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import nucleotides
@@ -38,11 +36,12 @@ from featuremill.plan.shard_cost import Cut, Sizing, is_better
 from featuremill.plan.shards import Cutter
 from featuremill.plan.taken import NOTHING, Lookup, Offer, look_up
 from featuremill.store import ours, shared
-from featuremill.store.files import sha256_of
+from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.plan import Input, Plan
 from featuremill.store.results import Results
+from featuremill.store.run_file import enter
 from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of
@@ -66,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    folder = Results(arguments.run_folder)
+    folder = Results(arguments.run_folder if arguments.config else enter(arguments))
     if arguments.config:
         config = read(arguments.config, has_weights=bool(arguments.weights))
     else:
@@ -81,6 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
+        asked.note(folder, "plan", config)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
 
 
@@ -125,15 +125,14 @@ def plan(
     folder.store.mkdir(parents=True, exist_ok=True)
     say = partial(log.info, "another job is at this run; waiting")
     with locked(folder.store / "plan.lock", say):
-        spool_folder = folder.store / "spool"
-        shutil.rmtree(spool_folder, ignore_errors=True)  # what a killed plan left behind
-        try:
-            last = None if replan else Plan.find(folder.store / "plan.json")
-            with Processes(threads or num_cores()) as processes:
-                planning = Planning(folder, config, options, sizing, last, processes)
-                result, why_cut = planning.made()
-        finally:
-            shutil.rmtree(spool_folder, ignore_errors=True)
+        last = None if replan else Plan.find(folder.store / "plan.json")
+        remove_left(folder.store / "spool")
+        with (
+            scratch(folder.store / "spool") as place,
+            Processes(threads or num_cores()) as processes,
+        ):
+            planning = Planning(folder, config, options, sizing, last, processes, place)
+            result, why_cut = planning.made()
         result.write(folder.store / "plan.json")
         ours.write_json(folder.plan, result.content())
         shared.note_run(folder, result)
@@ -168,16 +167,12 @@ class Planning(NamedTuple):
     last: Plan | None
     """The plan before, whose shards stay where that is possible."""
     processes: Processes
-
-    @property
-    def scratch(self) -> Path:
-        """A folder for as long as it takes."""
-        return self.folder.store / "spool"
+    scratch: Path
+    """A folder for as long as it takes."""
 
     def made(self) -> Planned:
         """Read the records, write shards and records.parquet; return the plan, which is not written
         yet."""
-        self.scratch.mkdir()
         sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
         if sheet:
             _check(sheet)
@@ -268,7 +263,7 @@ class Planning(NamedTuple):
             recipe=recipe_of(sizing.settings),
             settings=sizing.settings,
             execution=self.options.model_dump(mode="json", include=not_in_recipe),
-            asked=options_asked(run),
+            asked=asked.options_asked(run),
             device=run.device,
             gpus=run.gpus,
             slots=sizing.slots if cut.has_new or last is None else last.slots,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import io
 import json
 import logging
@@ -25,6 +24,7 @@ from featuremill import config, inputs
 from featuremill.base import this_process
 from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
+from featuremill.base.tsv import TsvWriter, cell
 from featuremill.base.words import counted, listed
 from featuremill.config.problems import kind_of as kind_of_value
 from featuremill.inputs.samples import is_sheet
@@ -128,8 +128,14 @@ def _sheet(paths: Sequence[Path], opens_any: bool) -> str:
                 "one, or write the sheet yourself: a table with the columns sample and file."
             )
     text = io.StringIO()
-    table = csv.writer(text, delimiter="\t", lineterminator="\n")
-    table.writerows([("sample", "file"), *((name, str(path)) for name, path in of_name.items())])
+    table = TsvWriter(text, ("sample", "file"))
+    for name, path in of_name.items():
+        if cell(path) != str(path):
+            raise UserError(
+                f"{path}: no cell of a sheet can hold this name (it has a tab, a line break, or a "
+                "quotation mark at its start); rename the file."
+            )
+        table.row((name, path))
     return text.getvalue()
 
 
@@ -216,7 +222,8 @@ def _outputs(checked: config.Run, unfilled: Collection[str]) -> list[str]:
             values = plugin_errors.schema_of(name, workload, settled, None, RESERVED)
             delivered &= {kind_of(column.type) for column in values}
     usual = config.Config.model_fields["outputs"].default
-    return [output for output in usual if format_of(output).kind in {None, *delivered}]
+    own = optional(find_workload(checked.workload), "OUTPUTS")
+    return [*(name for name in usual if format_of(name).kind in {None, *delivered}), *own]
 
 
 def _refuse_what_a_run_would(checked: config.Run, output: Path, unfilled: Collection[str]) -> None:

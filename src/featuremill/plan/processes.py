@@ -141,14 +141,10 @@ class _Process:
         self.handle = SPAWN.Process(
             target=_work, args=(their_tasks, their_answers, os.getpid()), daemon=True
         )
-        # Ctrl-C is ours to answer, also while the process is starting: it inherits what is blocked.
         # The first process also starts multiprocessing's own, after which nothing is blocked.
         resource_tracker.ensure_running()
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
+        with this_process.starting_child():
             self.handle.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         their_tasks.close()
         their_answers.close()
 

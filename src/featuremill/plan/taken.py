@@ -19,15 +19,34 @@ from featuremill.base.words import counted, human_bytes
 from featuremill.plan.buckets import Bucket, OldShard, Own, buckets_of
 from featuremill.plan.processes import Processes
 from featuremill.store import remote, shared
-from featuremill.store.parts import OTHER_COLUMNS, columns_of
+from featuremill.store.journal_log import digest_of_file
+from featuremill.store.parts import (
+    OTHER_BYTES,
+    OTHER_COLUMNS,
+    columns_of,
+    order_of,
+    read_columns,
+)
 from featuremill.store.plan import PlannedShard, Settings, SharedPart
 from featuremill.store.remote import RemoteShelf
 from featuremill.store.results import Results
-from featuremill.store.shared_index import Level, Numbers, find, keep_index, levels_of
+from featuremill.store.shard_file import beginnings
+from featuremill.store.shared_index import (
+    Level,
+    Numbers,
+    WrongIndexError,
+    find,
+    keep_index,
+    levels_of,
+    pass_over,
+)
 from featuremill.workload.recipe import recipe_of
 
-HIT = np.dtype([("position", "<i8"), ("part", "<i4"), ("row", "<i4")])
-"""Of a payload that a store has: its place in its bucket, and where it is."""
+HIT = np.dtype([("position", "<i8"), ("first", "<u8"), ("part", "<i4"), ("row", "<i4")])
+"""Of a payload that a store has: its position in its bucket, the first eight bytes of its sha256,
+and its part and row."""
+ROWS_AT_ONCE = 2_000_000
+"""About how many rows of parts are compared with an index at once."""
 TRIES = 5
 """How often levels are looked for again that became one with others meanwhile."""
 log = logging.getLogger("featuremill.plan")
@@ -90,13 +109,13 @@ class Parts(NamedTuple):
     remote: dict[str, RemoteShelf]
     """Where those are that are only in a remote store."""
     sizes: dict[str, int]
-    """How many rows each has."""
+    """How many rows each has, by the index."""
 
 
 def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Processes) -> Offer:
     """Look up every distinct spooled payload that the run has not computed; fetch the parts that
     only remote stores have. A part that cannot be used is noted, and its payloads are looked up in
-    the other parts.
+    the other parts. In place of an index that is wrong, its parts are read.
 
     Raises:
         OSError: where a store cannot be read.
@@ -106,24 +125,29 @@ def look_up(lookup: Lookup, spools: list[Path], scratch: Path, processes: Proces
     hits = scratch / "hits"
     hits.mkdir()
     left = TRIES
-    fetched = set[str]()
+    fetched, wrong = set[str](), set[Path]()
     while True:
         try:
             keep_index(lookup.stores[0], lookup.recipe)
         except OSError as error:  # another run of this user writes it; it only saves time
             if error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
-        parts = _parts(lookup, Path(tempfile.mkdtemp(dir=scratch)), fetched)
+        parts = _parts(lookup, Path(tempfile.mkdtemp(dir=scratch)), fetched, wrong)
         tasks = [(lookup.own, spools, number, parts.levels, hits) for number in buckets_of(spools)]
         try:
             for _ in processes.map(_look_up_bucket, tasks):
                 pass
+        except WrongIndexError as error:
+            pass_over(error.path, lookup.stores[0])
+            wrong.add(error.path)
+            continue
         except OSError as error:
             left -= 1
             if not left or error.errno not in (errno.ENOENT, errno.ESTALE):
                 raise
             continue
-        if not _is_changed(lookup, parts, _hit(hits), fetched):
+        num_wrong = len(wrong)
+        if not (_is_changed(lookup, parts, hits, fetched, wrong) or len(wrong) > num_wrong):
             break
     offered = [OldShard(name, parts.sizes[name], 0, 0) for name in parts.paths]
     return Offer(parts.paths, offered, hits)
@@ -136,14 +160,17 @@ def _hit(hits: Path) -> set[int]:
     )
 
 
-def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], fetched: set[str]) -> bool:
-    """Fetch those of the parts with a `hit` that only remote stores have, and add their addresses
+def _is_changed(
+    lookup: Lookup, parts: Parts, hits: Path, fetched: set[str], wrong: set[Path]
+) -> bool:
+    """Fetch those of the parts with a hit that only remote stores have, and add their addresses
     to `fetched`; note those that cannot be used. Return whether there are any of either.
 
     A fetched part is looked up again: its own rows count, and not its publisher's index. A local
-    part that cannot be read is left to merge.
+    part that cannot be read is left to merge. Index files whose hits are of other rows are added to
+    `wrong`.
     """
-    num_before = len(fetched)
+    num_before, hit = len(fetched), _hit(hits)
     wanted = [part for number, part in enumerate(parts.paths.items()) if number in hit]
     bad = _fetch(lookup, parts, [name for name, _ in wanted if name in parts.remote], fetched)
     for name, path in wanted:
@@ -151,10 +178,49 @@ def _is_changed(lookup: Lookup, parts: Parts, hit: Collection[int], fetched: set
         with suppress(OSError, pa.ArrowException):
             if name not in parts.remote and not columns_of(path).equals(lookup.values):
                 bad[str(path)] = identity, f"{path}: {OTHER_COLUMNS}"
+    for number in _misplaced(parts, hit, hits):
+        path = [*parts.paths.values()][number]
+        if digest_of_file(path) != path.stem:
+            bad[str(path)] = shared.identity_of(path), f"{path}: {OTHER_BYTES}"
+            continue
+        listing = {level.path for level, numbers in parts.levels if number in numbers}
+        for index in sorted(listing - wrong):
+            pass_over(index, lookup.stores[0])
+        wrong |= listing
     for _, problem in bad.values():
         log.warning("%s; it is not taken.", problem)
     shared.note_unusable(lookup.folder, bad)
     return bool(bad) or len(fetched) > num_before
+
+
+def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
+    """Return the numbers of the local parts of which an index lists other rows than they have: each
+    user who may write into a store can write a wrong one."""
+    names = [*parts.paths]
+    left = sorted(number for number in hit if names[number] not in parts.remote)
+    misplaced = set[int]()
+    while left:
+        start, num_rows = np.full(len(names), -1), 0
+        rows: list[npt.NDArray[np.uint64]] = []
+        while left and num_rows < ROWS_AT_ONCE:
+            number = left.pop(0)
+            with suppress(OSError, pa.ArrowException, KeyError, ValueError):
+                sha256, reasons = read_columns(parts.paths[names[number]])
+                order = order_of(sha256)
+                is_failed = np.asarray(reasons.is_valid())[order]
+                first = beginnings(sha256)[order]
+                if len(first) != parts.sizes[names[number]]:
+                    misplaced.add(number)
+                    continue
+                start[number], num_rows = num_rows, num_rows + len(first)
+                rows.append(np.where(is_failed, ~first, first))  # a failed row is not to be taken
+        together = np.concatenate([np.empty(0, np.uint64), *rows])
+        for path in hits.iterdir():
+            found = np.fromfile(path, HIT)
+            found = found[start[found["part"]] >= 0]
+            there = together[start[found["part"]] + found["row"]]
+            misplaced |= {*found["part"][there != found["first"]].tolist()}
+    return sorted(misplaced)
 
 
 def _fetch(
@@ -183,9 +249,11 @@ def _fetch(
     return bad
 
 
-def _parts(lookup: Lookup, scratch: Path, fetched: Collection[str]) -> Parts:
-    """Return the indices of all publishers' parts, and the parts that can be used; without remote
-    ones that were `asked` for."""
+def _parts(
+    lookup: Lookup, scratch: Path, fetched: Collection[str], wrong: Collection[Path]
+) -> Parts:
+    """Return the indices of all publishers' parts without `wrong` ones, and the parts that can be
+    used without remote ones that were `fetched`."""
     bad = shared.unusable(lookup.folder).union(fetched)
     numbers: dict[str, int] = {}
     parts = Parts([], {}, {}, {})
@@ -210,7 +278,7 @@ def _parts(lookup: Lookup, scratch: Path, fetched: Collection[str]) -> Parts:
     for store in lookup.stores:
         for here in shared.shelves(store, lookup.recipe):
             paths = here.parts()
-            for level in levels_of(here, scratch / str(len(parts.levels))):
+            for level in levels_of(here, scratch / str(len(parts.levels)), wrong):
                 add(level, paths)
     own = shared.Shelf(shared.own_folder(lookup.stores[0]) / lookup.recipe)
     for url in lookup.remote:
@@ -232,5 +300,6 @@ def _look_up_bucket(
             where, part, row = find(sha256[left], level.chosen(number, numbers))
             hits = np.empty(len(where), HIT)
             hits["position"], hits["part"], hits["row"] = left[where], part, row
+            hits["first"] = beginnings(sha256[left[where]])
             file.write(hits.tobytes())
             left = np.delete(left, where)

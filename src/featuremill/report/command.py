@@ -17,6 +17,7 @@ from featuremill.config import read_run
 from featuremill.store.drawn import mark_of
 from featuremill.store.ours import discard
 from featuremill.store.results import Results
+from featuremill.store.run_file import enter
 
 log = logging.getLogger("featuremill.report")
 
@@ -55,7 +56,7 @@ def run(arguments: argparse.Namespace) -> None:
     # Here and not above: the command line offers this verb without paying seconds for altair.
     from featuremill.report import facts, page
 
-    folder = Results(arguments.run_folder)
+    folder = Results(enter(arguments))
     place = folder.partial if arguments.partial else folder
     if arguments.partial and folder.delivery.exists() and not place.delivery.exists():
         log.info("nothing is partial: the results are complete, and report.html is about them.")

@@ -21,11 +21,14 @@ TEXT = "description"
 
 
 def read(table: Table, records: Path, unit: str, has_notes: bool) -> Shown | str:
-    """Return the records on the map of a run's table, or the sentence that says why there is none;
-    `records` is the ledger of the run, with lengths in `unit`, and notes if it `has_notes`."""
+    """Return the records on the map of a run's table, or the sentence that says why there is none,
+    which is empty where results have no vectors of a fixed width.
+
+    `records` is the ledger of the run, with lengths in `unit`, and notes if it `has_notes`.
+    """
     columns = [field.name for field in table.schema if _is_vector(field.type)]
     if not columns:
-        return "This workload delivers no vectors of a fixed width, so there is nothing to map."
+        return ""
     if table.num_rows < 3:
         return f"A map needs at least three records; this run has {table.num_rows}."
     column, *others = columns

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from featuremill.base import words
+from featuremill.base import tsv, words
 from featuremill.base.errors import IntegrityError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
@@ -148,7 +147,7 @@ def _samples(place: Results) -> list[dict[str, str]]:
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+        return list(tsv.read(file))
 
 
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:

@@ -54,6 +54,10 @@ def figure(lengths: Lengths, unit: str) -> Figure:
     if not len(lengths.values):
         return Figure("lengths", "Lengths", NOTHING_COMPUTED)
     total, longest = int(lengths.counts.sum()), int(lengths.values[-1])
+    if len(lengths.values) == 1:
+        each = " each" if total > 1 else ""
+        sentence = f"{words.records(total)} of {words.in_units(longest, unit)}{each}."
+        return Figure("lengths", "Lengths", sentence)
     median, most = lengths.quantile(0.5), lengths.quantile(0.95)
     sentence = (
         f"{words.records(total)} with {words.in_units(lengths.total, unit)}. Half are no longer "

@@ -28,14 +28,18 @@ def nearest(projection: Shown) -> tuple[str, list[Pair]]:
     """Return a sentence about the records of the map, and their nearest pairs that are near."""
     norms = np.linalg.norm(projection.vectors, axis=1, keepdims=True)
     units = projection.vectors / np.where(norms, norms, 1)
-    num_near, best = 0, list[tuple[float, int, int]]()
+    num_near, best, least = 0, list[tuple[float, int, int]](), -np.inf
     for first in range(0, len(units), ROWS_AT_ONCE):
         cosines = np.triu(units[first : first + ROWS_AT_ONCE] @ units[first:].T, 1)
         num_near += int((cosines >= NEAR).sum())
-        most = np.argpartition(-cosines, min(MOST_PAIRS, cosines.size - 1), axis=None)[:MOST_PAIRS]
-        rows, others = np.unravel_index(most, cosines.shape)
+        nearer = np.flatnonzero(cosines > least)  # few of them, once some rows were compared
+        if len(nearer) > MOST_PAIRS:
+            closeness = cosines.ravel()[nearer]
+            nearer = nearer[np.argpartition(closeness, -MOST_PAIRS)[-MOST_PAIRS:]]
+        rows, others = np.unravel_index(nearer, cosines.shape)
         found = zip(cosines[rows, others], first + rows, first + others, strict=True)
         best = sorted([*best, *found], key=lambda pair: (-pair[0], *pair[1:]))[:MOST_PAIRS]
+        least = best[-1][0] if len(best) == MOST_PAIRS else -np.inf
     pairs = [_pair(projection, *pair) for pair in best if pair[1] < pair[2]]
     num_shown = min(num_near, len(pairs))
     return _sentence(projection, num_near, num_shown, pairs), pairs[:num_shown]

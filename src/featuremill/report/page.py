@@ -71,7 +71,7 @@ def draw(facts: Facts) -> dict[str, Figure]:
         curves.figure(facts, clock),
         stages.figure(facts),
     )
-    return {figure.name: figure for figure in figures}
+    return {figure.name: figure for figure in figures if figure.sentence}
 
 
 def write_report(

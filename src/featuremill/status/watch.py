@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from featuremill.base import streams
 from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     reader = ProjectReader(runs)
     with (
         refusing_what_cannot_be_read(run_folder),
-        _ended_by_its_reader(),
         _output_for(arguments) as output,
     ):
         last = _one_look(reader) if arguments.once else _watch(reader, output)
@@ -74,16 +73,6 @@ def _await_run(runs: Runs) -> None:
             log.info("waiting for a run in %s (Ctrl-C ends this)", runs.given)
             is_said = True
         time.sleep(AWAIT_SECONDS)
-
-
-@contextlib.contextmanager
-def _ended_by_its_reader() -> Iterator[None]:
-    """End as SIGPIPE would where the reader of the output closes it, as `head` does."""
-    try:
-        yield
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is flushed once more
-        raise SystemExit(128 + signal.SIGPIPE) from None
 
 
 def _one_look(reader: ProjectReader) -> ProjectState:
@@ -114,6 +103,8 @@ def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectSt
             if (known := _known(reader, now)).is_close:
                 return known
         output.look(now)
+        if not streams.is_read():  # it ends as SIGPIPE would end it
+            raise SystemExit(128 + signal.SIGPIPE)
     raise AssertionError("looks do not end by themselves")
 
 

@@ -28,7 +28,16 @@ PARTIAL_OF = "partial_"
 FILES = ("results/", "weights/")
 """Prefixes of files that may be targets."""
 FORCING = {"--forcerun", "-R"}
-ONCE = FORCING | {"--until", "-U", "--omit-from", "-O", "--allowed-rules", "--batch"}
+ONCE = FORCING | {
+    "--until",
+    "-U",
+    "--omit-from",
+    "-O",
+    "--allowed-rules",
+    "--batch",
+    "-q",
+    "--quiet",
+}
 """Snakemake's options for one call, which take values."""
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}

@@ -6,14 +6,14 @@ receipts/delivered/<number>.json  what a job delivered of its shards: an output 
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from pathlib import Path
 
-from featuremill.store.files import remove
 from featuremill.store.json_file import JsonFile, Record
 from featuremill.store.results import Results
 
 FOLDER = "delivered"
+ANSWER, FAILURES = "delivered.json", "failed.arrow"
+"""Files beside those of a shard's rows: what was delivered, and its failed records."""
 IDENTITIES = "identities"
 """The folder of a store with records.parquet laid out by shard."""
 
@@ -66,18 +66,6 @@ def receipt_of(folder: Results, number: int) -> Path:
 def folder_of(folder: Results, key: str) -> Path:
     """Return the folder with the files of a shard."""
     return folder.store / FOLDER / key
-
-
-def forget_others(folder: Results, keys: Collection[str]) -> None:
-    """Remove what was delivered for other results than those of these folders; without any, also
-    what was laid out for it."""
-    place = folder.store / FOLDER
-    for each in place.iterdir() if place.is_dir() else ():
-        if each.name not in keys:
-            remove(each)
-    if not keys:
-        remove(place)
-        remove(folder.store / IDENTITIES)
 
 
 def index_beside(path: Path) -> Path:

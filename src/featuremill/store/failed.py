@@ -5,13 +5,13 @@ It also groups them by reason, each with what a user can do about it.
 
 from __future__ import annotations
 
-import csv
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from featuremill.base import tsv
 from featuremill.base.id_columns import KEYS
 from featuremill.base.reasons import head_of, kind_of
 from featuremill.base.text import clipped
@@ -56,9 +56,8 @@ def read(path: Path) -> Iterator[Failure]:
         FileNotFoundError: when it is gone.
         KeyError: when it lacks a column.
     """
-    csv.field_size_limit(2**31 - 1)  # an id is as long as its header line
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
+        for row in tsv.read(file):
             values = {name: row[name] for name in COLUMNS}
             yield Failure(**values, **{key: row.get(key, "") for key in KEYS})
 

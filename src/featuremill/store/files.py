@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import hashlib
 import json
 import os
@@ -22,8 +23,8 @@ DIGEST_LENGTH = 32
 
 SEAL = "seal"
 """Key of a JSON file's own digest, which detects damaged numbers and names."""
-TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""How `replacing` names what is not finished."""
+TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})")
+"""How a temporary file or folder is called; `is_temporary` tells one from a file of others."""
 MOST_SYNCED = 1_000
 """A folder with more files is synced by one call for the machine, not file by file."""
 
@@ -108,10 +109,7 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
     A reader sees the old file or the complete new one, also after a kill. Without sync this does
     not hold for a machine that loses power: use `sync_folder` later.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
+    temporary = temporary_file(path)
     try:
         yield temporary
         if is_synced:
@@ -128,8 +126,7 @@ def replacing(path: Path, is_synced: bool = True) -> Iterator[Path]:
 def replacing_folder(path: Path, is_synced: bool = True) -> Iterator[Path]:
     """Yield a temporary folder. If the block ends well, it is synced, unless the block did so, and
     becomes `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    temporary = temporary_folder(path)
     try:
         inside = temporary / path.name  # mkdir heeds the umask, mkdtemp's 0700 does not
         inside.mkdir()
@@ -141,6 +138,68 @@ def replacing_folder(path: Path, is_synced: bool = True) -> Iterator[Path]:
         sync(path.parent)
     finally:
         shutil.rmtree(temporary)
+
+
+def temporary_file(path: Path) -> Path:
+    """Make an empty temporary file beside `path` and return it; after a kill `is_temporary` knows
+    it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    os.close(handle)
+    return _certified(Path(made), path.name)
+
+
+def temporary_folder(path: Path) -> Path:
+    """The same of a folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.")
+    return _certified(Path(made), path.name)
+
+
+@contextlib.contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """Yield a new folder for temporary files, beside `path`, and remove it with its content."""
+    folder = temporary_folder(path)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_left(path: Path) -> None:
+    """Remove the temporary files and folders of killed processes that were to become `path`. The
+    caller has the only process that writes it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if is_temporary(left):
+            remove(left)
+
+
+def is_temporary(path: Path) -> bool:
+    """Return whether `replacing`, `replacing_folder` or `scratch` made the file or folder at
+    `path`.
+
+    Its name holds a digest of its inode. No file of others has such a name, and a copy of it has
+    another inode.
+    """
+    named = TEMPORARY.fullmatch(path.name)
+    try:
+        return named is not None and named[2] == _mark(named[1], path.lstat().st_ino)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+
+
+def is_in_temporary(path: Path) -> bool:
+    """Return whether the file at `path` is a temporary one, or is in a temporary folder."""
+    return any(map(is_temporary, (path, *path.parents)))
+
+
+def _certified(made: Path, name: str) -> Path:
+    """Rename what was made, so that its name says by whom."""
+    return made.rename(made.with_name(f".{name}.{_mark(name, made.lstat().st_ino)}"))
+
+
+def _mark(name: str, inode: int) -> str:
+    return hashlib.sha256(f"featuremill {name} {inode}".encode()).hexdigest()[:8]
 
 
 def sync_folder(folder: Path) -> None:

@@ -28,6 +28,7 @@ from featuremill.store.shard_file import beginnings
 
 NUM_CORE_COLUMNS = len(COLUMNS)
 OTHER_COLUMNS = "its columns are not those that the workload gives now"
+OTHER_BYTES = "its bytes are not those that were written"
 
 
 class Part(NamedTuple):
@@ -154,10 +155,12 @@ def checked(path: Path, receipts: Sequence[Receipt], num_records: int) -> Part:
     """
     if not path.exists():
         raise _damaged(path, "it is gone")
+    if not receipts:
+        raise _damaged(path, f"its receipt {path.with_suffix('.json').name} is gone or incomplete")
     digest = digest_of_file(path)
     receipt = next((known for known in receipts if known.part == digest), None)
     if receipt is None:
-        raise _damaged(path, "its bytes are not those that were written")
+        raise _damaged(path, OTHER_BYTES)
     try:
         (sha256, reasons), values = read_columns(path), columns_of(path)
     except (pa.ArrowException, KeyError, ValueError):

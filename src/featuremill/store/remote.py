@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import re
 import tempfile
 import time
 from collections.abc import Callable, Collection
@@ -35,7 +34,6 @@ CLOSED = (401, 403, 410)
 """Status codes of HTTP for a file that the server does not give to this user."""
 NOT_REMOTE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Errors of the disk that is written."""
-DIGEST = re.compile(r"[0-9a-f]{32}")
 PACKAGES = {"http": "'featuremill[remote]'", "https": "'featuremill[remote]'", "s3": "s3fs"}
 """What pip has to install for the addresses of each protocol."""
 log = logging.getLogger("featuremill.store")
@@ -110,7 +108,7 @@ class RemoteShelf(NamedTuple):
         return sorted(name.removesuffix(suffix) for name in shown)
 
     def parts(self) -> Collection[str]:
-        return {name for name in self.listed(".arrows") if DIGEST.fullmatch(name)}
+        return {name for name in self.listed(".arrows") if shared.DIGEST.fullmatch(name)}
 
     def part(self, name: str) -> str:
         return f"{self.url}/{name}.arrows"
@@ -122,7 +120,7 @@ class RemoteShelf(NamedTuple):
             UserError: when the index cannot be read.
         """
         index = self.below("index")
-        names = [name for name in index.listed(".arrow") if DIGEST.fullmatch(name)]
+        names = [name for name in index.listed(".arrow") if shared.DIGEST.fullmatch(name)]
         folder = shared.index_copy(store, self.recipe, self.url)
         shared.open_folder(folder, store)
         os.utime(folder)  # `featuremill store remove` removes copies that no plan reads

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import IntegrityError, UserError
-from featuremill.store import command_line, run_lock
+from featuremill.store import command_line, run_file
 from featuremill.store.delivery import Delivery, Written, written_of
 from featuremill.store.files import read_json, sha256_of
 from featuremill.store.formats import EXPORTS, OF_THE_RUN, PARTIAL, RUN
@@ -100,9 +100,10 @@ class Results(NamedTuple):
         return begun.union(receipt.shard for receipt in delivery.receipts) if delivery else begun
 
     def placed(self, path: str) -> Path:
-        """Return `path` of a plan, which is relative to the folder that holds results/."""
-        beside = run_lock.working_folder(self.root) / path
-        return beside if beside.exists() else Path(path)
+        """Return `path` of a plan as it is seen from here. Without run.json, a plan was typed
+        wherever its paths are found."""
+        placed = run_file.folder_of_paths(self.root) / path
+        return placed if self.run.exists() or placed.exists() else Path(path)
 
     def read_plan(self) -> Plan:
         """Return the content of plan.json.

@@ -14,7 +14,6 @@ from featuremill.base.errors import UserError
 from featuremill.base.id_columns import SAMPLE
 from featuremill.store.formats import format_of
 from featuremill.store.plan import Plan
-from featuremill.store.records import samples_of
 from featuremill.store.results import Results
 
 RowOrder = Literal["auto", "input", "shard"]
@@ -49,6 +48,8 @@ def is_by_shard(order: str, outputs: Sequence[str], folder: Results, plan: Plan)
         raise UserError(f"outputs: {problem}.")
     if not will_be_by_shard(order, outputs, plan) or order == "shard":
         return order == "shard"
+    from featuremill.store.records import samples_of  # not above: Arrow takes its time
+
     num_samples = len(samples_of(folder.records).get(SAMPLE, [""]))
     return num_samples * len(plan.sources) <= MOST_FILES
 

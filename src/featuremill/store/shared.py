@@ -41,6 +41,8 @@ RECIPE = "recipe.json"
 REMOTE = "remote"
 RUNS = "runs"
 """The folder of a publisher with the references of runs, beside those of recipes."""
+LOST_FOUND = "lost+found"
+"""Folder of the file system, at the root of a disk."""
 FOLDER_MODE, FILE_MODE = 0o755, 0o444
 """Modes of published folders and files in a store that all users may read."""
 LAYER = re.compile(r"\w+://[^:/]*(?::\d+)?[^:]*|[^:]+")
@@ -50,6 +52,8 @@ SCHEMES = ("file", "http", "https", "s3")
 ADDRESS = re.compile(r"(\w[\w+.-]*):/(/?)")
 ONE_SLASH = re.compile(r"(?:^|:)((?:ftp|https?|s3):/(?!/)[^:]*)")
 """In several stores with `:` between, which would be read as two folders."""
+DIGEST = re.compile(r"[0-9a-f]{32}")
+"""In the names of parts, their receipts, index files and references."""
 WITH_USER = re.compile(r"://[^/]*@")
 WITHOUT_USER = (
     "an address has a user or password in it, which files of the run would show; leave them out of "
@@ -135,6 +139,12 @@ class Shelf(NamedTuple):
         names = [name for name in listed if name.endswith(".arrows") and name[0] != "."]
         return {name.removesuffix(".arrows"): self.folder / name for name in names}
 
+    def lone_receipts(self) -> list[Path]:
+        """Return the receipts whose part is not there: a command was killed, or the disk full."""
+        parts = self.parts()
+        paths = [path for path in self.folder.glob("*.json") if DIGEST.fullmatch(path.stem)]
+        return sorted(path for path in paths if path.stem not in parts)
+
     def part(self, part: str) -> Path:
         return self.folder / f"{part}.arrows"
 
@@ -181,7 +191,8 @@ def all_shelves(store: Path) -> list[Shelf]:
 
 def publishers(store: Path) -> list[Path]:
     try:
-        return sorted(Path(e.path) for e in os.scandir(store) if e.is_dir() and e.name[0] != ".")
+        folders = [Path(entry.path) for entry in os.scandir(store) if entry.is_dir()]
+        return sorted(path for path in folders if path.name[0] != "." and path.name != LOST_FOUND)
     except OSError:
         return []
 
@@ -230,6 +241,7 @@ def _try_to_write(store: Path) -> None:
                 f"store: {own}: it is a link or another user's, so nothing can be published in it; "
                 "ask its owner, or name another store first."
             )
+        _repair(own, store)
         with tempfile.TemporaryDirectory(dir=own, prefix=".try.") as folder:
             path = Path(folder, "whole")
             with files.replacing(path) as new:
@@ -244,26 +256,64 @@ def _try_to_write(store: Path) -> None:
 
 
 def open_folder(folder: Path, store: Path) -> None:
-    """Make a folder of this user in `store`, and its parents, with the readers of the store."""
-    if not folder.is_dir():
-        if folder.parent != store:
-            open_folder(folder.parent, store)
-        folder.mkdir(exist_ok=True)
-        _open_to_readers(folder, store, FOLDER_MODE)
+    """Make a folder of this user in `store`, and its parents, with the readers of the store. A
+    folder that its readers cannot enter never has its name."""
+    if folder.is_dir():
+        return
+    if folder.parent != store:
+        open_folder(folder.parent, store)
+    new = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}."))
+    try:
+        _open_to_readers(new, store, FOLDER_MODE)
+        new.rename(folder)
+    except OSError:
+        with contextlib.suppress(OSError):
+            new.rmdir()
+        if not folder.is_dir():  # no other process of this user has just made it
+            raise
 
 
-def _open_to_readers(path: Path, store: Path, mode: int) -> None:
-    """Give `path` the readers of the folder `store`, whatever the umask is.
+def _repair(own: Path, store: Path) -> None:
+    """Open what is in this user's folder `own` to the readers of `store`, where an earlier command
+    could not, or the store has other readers since.
 
     Raises:
         PermissionError: this user is not in the store's group.
     """
+    for name, folders, names in os.walk(own):
+        folders[:] = [folder for folder in folders if folder[0] != "."]
+        folder = Path(name)
+        about = folder.stat()
+        mode, group = _as_for_readers(folder, store, FOLDER_MODE)
+        if about.st_uid != os.geteuid() or (about.st_gid == group and not mode & ~about.st_mode):
+            continue
+        for path in [folder / name for name in names if name[0] != "."]:
+            with contextlib.suppress(FileNotFoundError):  # another process merges an index
+                if path.lstat().st_uid == about.st_uid and not path.is_symlink():
+                    _open_to_readers(path, store, FILE_MODE)
+        _open_to_readers(folder, store, FOLDER_MODE)
+
+
+def _as_for_readers(path: Path, store: Path, mode: int) -> tuple[int, int]:
+    """Return the mode and the group with which the readers of the folder `store` can read `path`,
+    whatever the umask is."""
     about, own = store.stat(), path.stat()
     readers = about.st_mode & (stat.S_IRGRP | stat.S_IROTH)
-    if readers == stat.S_IRGRP and own.st_gid != about.st_gid:
-        os.chown(path, -1, about.st_gid)
+    group = about.st_gid if readers == stat.S_IRGRP else own.st_gid
     may = stat.S_IRWXU | readers | readers >> 2  # readers of a folder may enter it
-    path.chmod(mode & may | own.st_mode & stat.S_ISGID)
+    return mode & may | own.st_mode & stat.S_ISGID, group
+
+
+def _open_to_readers(path: Path, store: Path, mode: int) -> None:
+    """Give `path` the readers of the folder `store`.
+
+    Raises:
+        PermissionError: this user is not in the store's group.
+    """
+    mode, group = _as_for_readers(path, store, mode)
+    if path.stat().st_gid != group:
+        os.chown(path, -1, group)
+    path.chmod(mode)
 
 
 def publish(
@@ -361,30 +411,53 @@ def note_run(folder: Results, plan: Plan, own: Sequence[str] = ()) -> None:
                 new.write_text(files.as_text(reference._asdict()), "utf-8")
 
 
-def references(store: Path, must_know: bool = False) -> list[Reference]:
-    """Return the references of all runs in `store`. Those that cannot be read are left out, with a
-    warning.
+class Unreadable(NamedTuple):
+    """A file with a reference, or a folder of them, that cannot be read."""
 
-    Raises:
-        UserError: with `must_know`, in place of the warning.
-    """
-    listed = []
+    path: Path
+    changed: float
+    """Time of its last change in seconds since 1970; infinite if unknown. It refers to no part that
+    was written later."""
+
+
+def references(store: Path) -> tuple[list[Reference], list[Unreadable]]:
+    """Return the references of all runs in `store`, and what cannot be read, after a warning."""
+    listed: list[Reference] = []
+    unreadable: list[Unreadable] = []
     for folder in publishers(store):
         path = folder / RUNS
-        try:
+        entries: list[Path] = []
+        with _noting_unreadable(path, unreadable):
             entries = sorted(path.iterdir()) if path.exists() else []
-            for path in [entry for entry in entries if entry.suffix == ".json"]:
-                value = read_json(path) or {}
-                noted = datetime.datetime.fromisoformat(value["noted"]).astimezone().isoformat()
-                listed.append(Reference(value["run"], value["recipe"], value["parts"], noted))
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            problem = (
-                f"{path}: which parts runs refer to cannot be read here ({type(error).__name__})"
-            )
-            if must_know:
-                raise UserError(f"{problem}; let its owner open or remove it.") from None
-            log.warning("%s.", problem)
-    return listed
+        for path in entries:
+            if path.suffix == ".json" and DIGEST.fullmatch(path.stem):
+                with _noting_unreadable(path, unreadable):
+                    listed.append(_reference_of(read_json(path) or {}))
+    return listed, unreadable
+
+
+def _reference_of(value: dict[str, Any]) -> Reference:
+    noted = datetime.datetime.fromisoformat(value["noted"]).astimezone().isoformat()
+    run, parts = value["run"], value["parts"]
+    if not (isinstance(run, str) and isinstance(parts, list)):
+        raise TypeError("a reference has a run and a list of parts")
+    return Reference(run, value["recipe"], [*map(str, parts)], noted)
+
+
+@contextlib.contextmanager
+def _noting_unreadable(path: Path, unreadable: list[Unreadable]) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        try:
+            changed = path.stat().st_mtime
+        except FileNotFoundError:  # it is removed just now
+            return
+        except OSError:
+            changed = float("inf")
+        unreadable.append(Unreadable(path, changed))
+        problem = f"which parts runs refer to cannot be read here ({type(error).__name__})"
+        log.warning("%s: %s; let its owner open or remove it.", path, problem)
 
 
 def identity_of(path: Path) -> Identity:

@@ -6,8 +6,9 @@ level. Levels of similar size are merged, as in a log-structured merge tree, so 
 written only a few times. Rows that failed are left out. Levels are read and never memory-mapped: if
 one is removed while it is read, that is an error and no crash.
 
-A lost, damaged or old index only costs time: parts that no level covers are read again. Files that
-are named by content need no lock: two processes that index the same parts write the same file.
+A lost, damaged, wrong or old index only costs time: parts that no level covers are read again.
+Files that are named by content need no lock: two processes that index the same parts write the same
+file.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.arrays import Digests, digests
+from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import order_of, read_columns
@@ -47,6 +49,17 @@ Entries = tuple[Digests, Numbers, Numbers]
 """sha256, part and row, sorted by sha256."""
 
 
+class WrongIndexError(IntegrityError):
+    """An index that names rows which its parts do not have."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.path = path
+
+    def __str__(self) -> str:
+        return f"{self.path}: this index names rows that its parts do not have"
+
+
 class Level(NamedTuple):
     """An index file whose bytes were checked."""
 
@@ -60,20 +73,11 @@ class Level(NamedTuple):
         return sum(self.parts.values())
 
     def is_sound(self) -> bool:
-        """Return whether each entry is of a row of a covered part; for levels that another user
-        wrote."""
-        rows = np.array([*self.parts.values()], np.int64)
+        """Return whether each entry is of a row of a covered part."""
         try:
-            with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
-                if not file.schema.equals(LEVEL) or file.num_record_batches != NUM_BUCKETS:
-                    return False
             for number in range(NUM_BUCKETS):
-                _, part, row = self.bucket(number)
-                if len(part) and (part.min() < 0 or part.max() >= len(rows) or row.min() < 0):
-                    return False
-                if (row >= rows[part]).any():
-                    return False
-        except (pa.ArrowException, ValueError):
+                self.bucket(number)
+        except WrongIndexError:
             return False
         return True
 
@@ -89,11 +93,26 @@ class Level(NamedTuple):
         return sha256[new >= 0], new[new >= 0], row[new >= 0]
 
     def bucket(self, number: int) -> Entries:
-        """Return the entries whose sha256 begins with this byte."""
-        with pa.OSFile(str(self.path)) as source:
-            batch = pa.ipc.open_file(source).get_batch(number)
-        sha256 = digests(pa.chunked_array([batch["sha256"]], pa.binary(32)))
-        return sha256, batch["part"].to_numpy(), batch["row"].to_numpy()
+        """Return the entries whose sha256 begins with this byte.
+
+        Raises:
+            WrongIndexError: one is of no row of a covered part. Any user can write an index.
+        """
+        sizes = np.array([*self.parts.values()], np.int64)
+        try:
+            with pa.OSFile(str(self.path)) as source, pa.ipc.open_file(source) as file:
+                if not file.schema.equals(LEVEL) or file.num_record_batches != NUM_BUCKETS:
+                    raise WrongIndexError(self.path)
+                batch = file.get_batch(number)
+            sha256 = digests(pa.chunked_array([batch["sha256"]], pa.binary(32)))
+            part, row = batch["part"].to_numpy(), batch["row"].to_numpy()
+        except ValueError:  # also pa.ArrowInvalid
+            raise WrongIndexError(self.path) from None
+        if len(part) and (part.min() < 0 or part.max() >= len(sizes) or row.min() < 0):
+            raise WrongIndexError(self.path)
+        if (row >= sizes[part]).any():
+            raise WrongIndexError(self.path)
+        return sha256, part, row
 
 
 def opened(path: Path) -> Level | None:
@@ -113,12 +132,12 @@ def opened(path: Path) -> Level | None:
         return None
 
 
-def levels_of(shelf: Shelf, scratch: Path) -> list[Level]:
-    """Return levels that cover every part of `shelf`: those of its index, and new ones in the
-    folder `scratch` for parts that it lacks."""
-    paths = sorted(shelf.levels.glob("*.arrow"))
+def levels_of(shelf: Shelf, scratch: Path, wrong: Collection[Path] = ()) -> list[Level]:
+    """Return levels that cover every part of `shelf`: those of its index without the `wrong` files,
+    and new ones in the folder `scratch` for parts that it lacks."""
+    paths = [path for path in sorted(shelf.levels.glob("*.arrow")) if path not in wrong]
     levels = [level for path in paths if (level := opened(path))]  # without damaged ones
-    return levels + _levels_of_parts(_missing(shelf, levels), scratch)
+    return levels + levels_of_parts(_missing(shelf, levels), scratch)
 
 
 def keep_index(store: Path, recipe: str) -> None:
@@ -127,6 +146,23 @@ def keep_index(store: Path, recipe: str) -> None:
     Raises:
         OSError: where the store cannot be written.
     """
+    while True:
+        try:
+            return _keep_index(store, recipe)
+        except WrongIndexError as error:
+            pass_over(error.path, store)
+
+
+def pass_over(path: Path, store: Path) -> None:
+    """Warn that the index file `path` is wrong; remove it if it is of this user's parts."""
+    is_own = path.is_relative_to(own_folder(store))
+    remedy = "it is removed" if is_own else "it is not used, and its owner can remove it"
+    log.warning("%s; %s.", WrongIndexError(path), remedy)
+    if is_own:
+        path.unlink(missing_ok=True)
+
+
+def _keep_index(store: Path, recipe: str) -> None:
     shelf = Shelf(own_folder(store) / recipe)
     if not shelf.folder.is_dir():
         return
@@ -134,7 +170,7 @@ def keep_index(store: Path, recipe: str) -> None:
     before = sorted(shelf.levels.glob("*.arrow"))
     levels = [level for path in before if (level := opened(path))]
     with tempfile.TemporaryDirectory(dir=shelf.levels, prefix=".new.") as name:
-        levels += _levels_of_parts(_missing(shelf, levels), Path(name))
+        levels += levels_of_parts(_missing(shelf, levels), Path(name))
         levels = _grown(levels, shelf.parts().keys(), Path(name))
         for level in levels:
             if level.path.parent != shelf.levels:
@@ -149,7 +185,7 @@ def _missing(shelf: Shelf, levels: Iterable[Level]) -> dict[str, Path]:
     return {name: path for name, path in shelf.parts().items() if name not in covered}
 
 
-def _levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
+def levels_of_parts(parts: Mapping[str, Path], folder: Path) -> list[Level]:
     """Write levels of `parts`. A part that cannot be read is left out; a run that takes it reports
     that."""
     folder.mkdir(parents=True, exist_ok=True)

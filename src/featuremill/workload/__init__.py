@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any, cast
 
@@ -48,7 +49,12 @@ DEFAULT = "esm2"
 
 def refuse_without_packages(options: type[WorkloadOptions]) -> None:
     """Raise UserError if a package that computing needs is not installed; imports none of them."""
-    for module, requirement in options.PACKAGES.items():
+    refuse_lacking(options.PACKAGES)
+
+
+def refuse_lacking(packages: Mapping[str, str]) -> None:
+    """Raise UserError for the first module that is not installed, with what to install for it."""
+    for module, requirement in packages.items():
         if find_spec(module) is None:
             raise UserError(
                 f"{module} is not installed in this Python ({sys.executable}), and nothing can be "

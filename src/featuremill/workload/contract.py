@@ -64,6 +64,10 @@ class WorkloadOptions(BaseModel):
         """Return the kinds of values that come out (`featuremill.store.formats.KINDS`)."""
         return {"pooled"}
 
+    def check_files(self) -> None:
+        """Raise UserError where a file that an option names cannot be used. This runs before the
+        first job, perhaps without PACKAGES."""
+
     def _refuse_idle(self, name: str, is_idle: bool, because: str) -> None:
         if is_idle and getattr(self, name) != type(self).model_fields[name].default:
             raise ValueError(f"{name} has no effect with {because}; leave it out")

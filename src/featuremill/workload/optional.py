@@ -42,8 +42,9 @@ class OptionalAttributes:
     SHARD_COST: int | None = None
     """The cost of a shard of some five minutes, for `shards.cost: auto` where no speed is known."""
     VERSIONS_OF: Sequence[str] = ()
-    """Distributions that values depend on besides torch and featuremill. Receipts have their
-    versions, and merge warns where a run mixes them."""
+    """Distributions that values depend on besides featuremill, NumPy, Arrow and, where it is in the
+    options' PACKAGES, torch. Receipts have their versions, and merge warns where a run mixes
+    them."""
     SPEED_OPTIONS: Sequence[str] | None = None
     """Options that change the time of a unit of cost; None: any option may. Speeds come from
     earlier runs with equal values of these."""
@@ -57,6 +58,8 @@ class OptionalAttributes:
     BYTES_ARE_LENGTHS: bool = False
     """True: the length of a record, in LENGTH_UNIT, is the number of bytes of its payload, unless
     an option names a file. The report then has the energy of a million of them."""
+    OUTPUTS: Sequence[str] = ()
+    """Outputs that a config of `featuremill init` names besides the usual ones."""
     OBJECTS: str = ""
     """What objects of a Python program `write_object` takes for `featuremill.compute`, in words,
     such as "an AnnData for cells"."""

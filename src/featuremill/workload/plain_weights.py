@@ -6,10 +6,20 @@ the workload has READS_PICKLES.
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
+import io
+import itertools
+import lzma
+import pickletools
 import re
 import zipfile
+import zlib
 from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
 
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_of_folder, files_below, sha256_of
@@ -19,6 +29,26 @@ from featuremill.workload.hugging_face import how_to_get, place_of
 PICKLES = (".pkl", ".pickle", ".joblib")
 PICKLE_START = re.compile(rb"\x80[\x02-\x08]")
 """The first bytes of a pickle of protocol 2 or newer, and of PyTorch's files before 1.6."""
+CALLS = ("REDUCE", "OBJ", "INST", "NEWOBJ", "NEWOBJ_EX", "BUILD")
+"""Opcodes of a pickle that run code, by their names in pickletools."""
+SIZES = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+"""Bytes in which an argument of variable length has its length."""
+OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
+ENOUGH_OPCODES = 100_000
+"""No other file has so many bytes in a row that read as a pickle."""
+BLOCK_BYTES = 2**20
+UNPACKERS: dict[bytes, Any] = {
+    b"\x1f\x8b": gzip.open,
+    b"BZh": bz2.open,
+    b"\xfd7zXZ\0": lzma.open,
+    b"]\0\0": lzma.open,
+}
+"""How to read what begins so. joblib compresses in these ways, and by zlib."""
 
 
 def name_of(path: str) -> str:
@@ -61,12 +91,8 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
     try:
         for name in names:
             file = at / name
-            if not reads_pickles and _is_pickle(file):
-                raise UserError(
-                    f"{file}: this is a pickle, which can run any code when it is loaded; save the "
-                    "weights as safetensors, or use a workload that declares that it reads pickles "
-                    "safely."
-                )
+            if not reads_pickles:
+                _refuse_pickle(file)
             entry = FileOfWeights(path=name, bytes=file.stat().st_size, sha256=sha256_of(file))
             files.append(entry)
     except OSError as error:
@@ -89,17 +115,107 @@ def look(path: str, reads_pickles: bool, version: int) -> WeightsFile:
     return record.model_copy(update={"files": files}) if at.is_dir() else record
 
 
-def _is_pickle(file: Path) -> bool:
-    """Return whether `file` is a pickle, by its name or content, or a zip file with one inside, as
-    PyTorch writes them."""
-    if file.suffix in PICKLES:
-        return True
-    with file.open("rb") as opened:
-        start = opened.read(4)
-    if not start.startswith(b"PK"):
-        return PICKLE_START.match(start) is not None
+def _refuse_pickle(file: Path) -> None:
+    with file.open("rb") as stream:
+        found = _pickle_in(stream, file.name)
+    if found is not None:
+        raise UserError(
+            f"{file}: this is a pickle{found and f' ({found})'}, which can run any code when it is "
+            "loaded; save the weights as safetensors, or use a workload that declares that it "
+            "reads pickles safely."
+        )
+
+
+def _pickle_in(stream: IO[bytes], name: str) -> str | None:
+    """Return which pickle `stream` is or holds, in words ("" for a plain one), by its name or
+    content; None for none."""
+    if any(suffix in PICKLES for suffix in map(str.lower, Path(name).suffixes)):
+        return ""
+    start = stream.read(16)
+    stream.seek(0)
     try:
-        with zipfile.ZipFile(file) as archive:
-            return any(name.endswith(PICKLES) for name in archive.namelist())
-    except zipfile.BadZipFile:
+        if start.startswith(b"PK"):
+            return _pickle_in_archive(stream)
+        if start.startswith(b"\x93NUMPY"):
+            return "an array of Python objects" if _is_of_objects(stream) else None
+        if unpack := next((UNPACKERS[head] for head in UNPACKERS if start.startswith(head)), None):
+            return "compressed" if _is_pickle(unpack(stream)) else None
+        if start[:1] == b"\x78" and int.from_bytes(start[:2]) % 31 == 0:  # the header of zlib
+            unpacked = zlib.decompressobj().decompress(stream.read(BLOCK_BYTES), BLOCK_BYTES)
+            return "compressed" if _is_pickle(io.BytesIO(unpacked)) else None
+        return "" if _is_pickle(stream) else None
+    except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile):
+        return None
+
+
+def _pickle_in_archive(stream: IO[bytes]) -> str | None:
+    with zipfile.ZipFile(stream) as archive:
+        for name in archive.namelist():
+            with archive.open(name) as member:
+                if (found := _pickle_in(member, name)) is not None:
+                    return ", ".join(filter(None, (f"in {name!r}", found)))
+    return None
+
+
+def _is_of_objects(stream: IO[bytes]) -> bool:
+    try:
+        version = np.lib.format.read_magic(stream)
+        read = (
+            np.lib.format.read_array_header_1_0
+            if version == (1, 0)
+            else np.lib.format.read_array_header_2_0
+        )
+        return bool(read(stream)[2].hasobject)
+    except ValueError:
         return False
+
+
+def _is_pickle(stream: IO[bytes]) -> bool:
+    """Return whether the opcodes of `stream` run code or end as a pickle does; nothing is built.
+
+    Protocols 0 and 1 have no mark at the beginning, so each opcode's effect on the stack counts.
+    """
+    if PICKLE_START.match(stream.read(2)):
+        return True
+    stream.seek(0)
+    stack: list[Any] = []
+    for count in itertools.count():
+        opcode = OPCODES.get(stream.read(1))
+        if opcode is None or not _is_skipped(stream, opcode):
+            return False
+        before = opcode.stack_before
+        if pickletools.markobject in before:
+            if pickletools.markobject not in stack:
+                return False
+            while stack.pop() is not pickletools.markobject:
+                pass
+            before = before[: before.index(pickletools.markobject)]
+        if len(stack) < len(before):
+            return False
+        del stack[len(stack) - len(before) :]
+        stack += opcode.stack_after
+        if opcode.name in CALLS or count == ENOUGH_OPCODES:
+            return True
+        if opcode.name == "STOP":
+            return not stack
+    raise AssertionError("count has no end")
+
+
+def _is_skipped(stream: IO[bytes], opcode: pickletools.OpcodeInfo) -> bool:
+    """Skip the argument of `opcode`; return whether all of it is there, as far as that is read."""
+    if opcode.arg is None:
+        return True
+    size = opcode.arg.n
+    if size == pickletools.UP_TO_NEWLINE:
+        for _ in range(2 if opcode.name in ("GLOBAL", "INST") else 1):
+            while not (line := stream.readline(BLOCK_BYTES)).endswith(b"\n"):
+                if not line:
+                    return False
+        return True
+    if size >= 0:
+        return len(stream.read(size)) == size
+    length = int.from_bytes(stream.read(SIZES[size]), "little")
+    if length > 2**40:  # file systems refuse such a place
+        return False
+    stream.seek(length, io.SEEK_CUR)  # behind the end, nothing is read any more
+    return True

@@ -46,6 +46,15 @@ def settled(
         UserError: `device` does not support the options.
     """
     resolved = plugin_errors.resolved(name, workload, options, device, weights)
+    settings = settings_of_resolved(name, workload, resolved, weights)
+    as_asked = {key: getattr(options, key) for key in execution_of(type(options))}
+    return resolved.model_copy(update=as_asked), settings
+
+
+def settings_of_resolved(
+    name: str, workload: Workload, resolved: Any, weights: Weights | None
+) -> Settings:
+    """Return everything that determines the values, by options without an "auto"."""
     settings = Settings(
         workload=name,
         version=workload.VERSION,
@@ -55,11 +64,9 @@ def settled(
     if files := option_files.digests(resolved):
         settings = settings.model_copy(update={"files": files})
     # Recipes of engine version 1 do not contain it, so their parts stay valid.
-    as_asked = {key: getattr(options, key) for key in execution_of(type(options))}
-    resolved = resolved.model_copy(update=as_asked)
     if ENGINE_VERSION == 1:
-        return resolved, settings
-    return resolved, settings.model_copy(update={"engine": ENGINE_VERSION})
+        return settings
+    return settings.model_copy(update={"engine": ENGINE_VERSION})
 
 
 def recipe_of(settings: Settings) -> str:

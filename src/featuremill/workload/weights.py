@@ -153,6 +153,13 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
         raise UserError(f"{path}: this is not what featuremill weights wrote; {heal}.")
     if not record.is_there:
         raise UserError(f"{path}: its weights {record.path} are gone or incomplete; {heal}.")
+    layout = Path(record.path).parent.name
+    if checkpoints and layout != checkpoints.LAYOUT:
+        raise UserError(
+            f"{path}: these weights have the layout {layout}, and {workload} reads "
+            f"{checkpoints.LAYOUT}; featuremill weights MODEL --workload {workload} --output "
+            "FILE.json writes them."
+        )
     return weights_of(record)
 
 

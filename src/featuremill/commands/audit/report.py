@@ -159,7 +159,7 @@ def audit_of(paths: Sequence[Path], task: Task, sample: Sample, measured: Sequen
         options=task.options.model_dump(mode="json"),
         batch_tokens=task.budget,
         device={"kind": task.device.kind, "name": task.device.name},
-        versions=versions(),
+        versions=versions(("torch",)),
         reference={
             "dtype": REFERENCE,
             "backend": reference.backend,

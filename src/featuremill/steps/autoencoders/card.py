@@ -13,6 +13,7 @@ from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import listed
 from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
+from featuremill.steps.autoencoders import PACKAGES as NEEDED
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
@@ -32,7 +33,7 @@ DIVISORS = [number for number in range(1, SLICES + 1) if SLICES % number == 0]
 class Needs(WorkloadOptions):
     """Packages to train and apply autoencoders."""
 
-    PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
+    PACKAGES = NEEDED
 
 
 Kind = Literal["topk", "relu", "jumprelu"]

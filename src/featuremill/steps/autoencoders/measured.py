@@ -13,6 +13,10 @@ from featuremill.kit.errors import UserError
 from featuremill.steps.autoencoders.encode import Encoded, Encoder
 from featuremill.steps.autoencoders.vectors import is_held_out
 
+FAR = 4
+"""Median distances. dictionary_learning leaves out vectors of 10 median norms; fewer make most of
+the variance where one vector in 16 is as far."""
+MOST_OF_FEW = 0.5
 MOST_RECORDS = 5
 """Records that are listed for each feature."""
 
@@ -32,6 +36,17 @@ class Held(NamedTuple):
     """Share of the features that are active in none of these vectors."""
     records: int
     vectors: int
+    num_far: int
+    """Vectors that are FAR times as far from the decoder's bias as the median one."""
+    share_far: float
+    """Share of the variance that these make."""
+    fvu_near: float
+    """FVU of the others."""
+
+    @property
+    def is_of_few(self) -> bool:
+        """Whether few vectors make most of the variance, and so the FVU."""
+        return self.share_far > MOST_OF_FEW
 
 
 class Top(NamedTuple):
@@ -56,16 +71,47 @@ class _Sums:
     """Sums over held-out vectors."""
 
     def __init__(self, width: int, num_features: int) -> None:
-        self.num_records = self.num_vectors = self.num_active = 0
-        self.sums_D, self.squares, self.error = np.zeros(width), 0.0, 0.0
+        self.num_records = self.num_active = 0
+        self.every, self.near = _Spread(width), _Spread(width)
+        self._far = 0.0
         self.is_met_M = torch.zeros(num_features, dtype=torch.bool)
 
+    def add(self, shifted_VD: torch.Tensor, error_VD: torch.Tensor) -> None:
+        """Add vectors, from which the decoder's bias is taken, and their errors."""
+        squares_V = shifted_VD.square().sum(1)
+        self._far = self._far or FAR**2 * float(squares_V.median())  # of the first block
+        is_near_V = squares_V <= self._far
+        self.every.add(shifted_VD, error_VD)
+        self.near.add(shifted_VD[is_near_V], error_VD[is_near_V])
+
     def held(self) -> Held:
-        num = max(1, self.num_vectors)
-        variance = self.squares - float(self.sums_D @ self.sums_D) / num
+        num, every, near = self.every.num, self.every, self.near
         dead = 1 - float(self.is_met_M.double().mean())
-        fvu = self.error / variance if variance > 0 else float("nan")
-        return Held(fvu, self.num_active / num, dead, self.num_records, self.num_vectors)
+        share_far = 1 - near.variance / every.variance if every.variance > 0 else 0.0
+        num_far = num - near.num
+        active = self.num_active / max(1, num)
+        return Held(every.fvu, active, dead, self.num_records, num, num_far, share_far, near.fvu)
+
+
+class _Spread:
+    """The sums of vectors, and of squares."""
+
+    def __init__(self, width: int) -> None:
+        self.num, self.sums_D, self.squares, self.error = 0, np.zeros(width), 0.0, 0.0
+
+    def add(self, shifted_VD: torch.Tensor, error_VD: torch.Tensor) -> None:
+        self.num += len(shifted_VD)
+        self.sums_D += shifted_VD.sum(0).numpy()
+        self.squares += float(shifted_VD.square().sum())
+        self.error += float(error_VD.square().sum())
+
+    @property
+    def variance(self) -> float:
+        return self.squares - float(self.sums_D @ self.sums_D) / max(1, self.num)
+
+    @property
+    def fvu(self) -> float:
+        return self.error / self.variance if self.variance > 0 else float("nan")
 
 
 @torch.no_grad()
@@ -93,15 +139,11 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
         x_VD = torch.from_numpy(block.vectors_VD)[held_V]
         error = x_VD - block.rebuilt(encoder.tensors)[held_V]
         held_N = held_V[block.vector_N]
-        shifted = x_VD.double() - torch.from_numpy(shift)
         sums.num_records += int(is_held_R.sum())
-        sums.num_vectors += len(x_VD)
         sums.num_active += int(held_N.sum())
-        sums.sums_D += shifted.sum(0).numpy()
-        sums.squares += float(shifted.square().sum())
-        sums.error += float(error.double().square().sum())
+        sums.add(x_VD.double() - torch.from_numpy(shift), error.double())
         sums.is_met_M[block.feature_N[held_N]] = True
-    if not sums.num_vectors:
+    if not sums.every.num:
         raise UserError(
             f"{vectors.root}: none of its records was held out of the training (a share of "
             f"{options.held_out}), so nothing can judge it; train with a larger --held-out."

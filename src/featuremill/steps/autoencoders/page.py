@@ -12,7 +12,7 @@ from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, records
 from featuremill.steps.autoencoders.card import FEATURES, Card, Options
 from featuremill.steps.autoencoders.contexts import Contexts
-from featuremill.steps.autoencoders.measured import Held, Top
+from featuremill.steps.autoencoders.measured import FAR, Held, Top
 from featuremill.steps.autoencoders.names import Names
 
 TEMPLATE = Path(__file__).parent / "assets" / "sae.html"
@@ -86,14 +86,15 @@ def write_page(
         tiles=[
             ("FVU", f"{held.fvu:.4f}"),
             ("L0", f"{held.l0:.1f}"),
-            ("dead", f"{held.dead:.1%}".replace("%", " %")),
+            *([("FVU of the others", f"{held.fvu_near:.4f}")] if held.is_of_few else []),
+            ("dead", _percent(held.dead)),
             ("held-out records", count(held.records)),
         ],
         figures=[_curve(rows), _frequencies(top)],
         card=card,
         run=run,
         held=held,
-        warnings=[dead] if dead else [],
+        warnings=list(filter(None, [of_few(held), dead])),
         features=listed,
         most_rows=MOST_ROWS,
         num_active=len(order),
@@ -108,14 +109,29 @@ def _active_at_most(options: Options) -> str:
     return f"active by {options.kind} with a penalty of {options.sparsity:g}"
 
 
+def of_few(held: Held) -> str:
+    """Return a warning where few vectors make most of the variance."""
+    if not held.is_of_few:
+        return ""
+    return (
+        f"Few vectors make most of the variance: {count(held.num_far)} of {count(held.vectors)} "
+        f"are more than {FAR} times as far from the mean as the median one, and make "
+        f"{_percent(held.share_far)} of it. The FVU is theirs; that of the others is "
+        f"{held.fvu_near:.4f}. In a decoder, these are often the first tokens of texts."
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
+
+
 def _of_dead(dead: float, num_features: int, num_vectors: int) -> str:
     """Return advice about dead features if they are many."""
     if dead < MANY_DEAD:
         return ""
-    share = f"{dead:.1%}".replace("%", " %")
     return (
-        f"{share} of the features are dead: no held-out vector uses them. Train with fewer "
-        f"--features (now {count(num_features)}, for {count(num_vectors)} vectors), "
+        f"{_percent(dead)} of the features are dead: no held-out vector uses them. Train with "
+        f"fewer --features (now {count(num_features)}, for {count(num_vectors)} vectors), "
         "on more records, or for more --steps."
     )
 

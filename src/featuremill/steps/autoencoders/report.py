@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import logging
 from pathlib import Path
@@ -11,7 +10,7 @@ from featuremill.features import Parts
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.runs import Results
-from featuremill.kit.text import one_line
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.autoencoders.card import FEATURES, PAGE
 from featuremill.steps.autoencoders.contexts import NOTHING, Context, Contexts, contexts_of
 from featuremill.steps.autoencoders.encode import Encoder
@@ -30,7 +29,7 @@ def report(
     Raises:
         UserError: run or autoencoder cannot be used.
     """
-    from featuremill.steps.autoencoders.page import write_page
+    from featuremill.steps.autoencoders.page import of_few, write_page
 
     encoder = Encoder(run, sae, takes_any_recipe, threads)
     trained = encoder.card
@@ -57,20 +56,22 @@ def report(
         held.l0,
         100 * held.dead,
     )
+    if text := of_few(held):
+        log.warning("%s", text)
     log.info("%s: open it in a browser", page)
     return held, top
 
 
 def _write_features(path: Path, top: Top, names: Names, contexts: Contexts, vectors: Parts) -> None:
     with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t", lineterminator="\n")
         of_place = ["place", *Context._fields] if vectors.column.is_per_residue else []
         ids = vectors.id_columns.names
-        table.writerow(["feature", "frequency", "rank", *ids, "value", *of_place, "description"])
+        names_of_columns = ["feature", "frequency", "rank", *ids, "value", *of_place, "description"]
+        table = TsvWriter(file, names_of_columns)
         for feature, frequency in enumerate(top.frequency_M.tolist()):
             for rank, (id, value, place) in enumerate(top.records_of(feature), 1):
-                of_id = map(one_line, vectors.id_columns.cells(id))
+                of_id = vectors.id_columns.cells(id)
                 columns = [feature, f"{frequency:.6g}", rank, *of_id, f"{value:.6g}"]
                 if of_place:
                     columns += [place + 1, *contexts.get((id, place), NOTHING)]
-                table.writerow([*columns, one_line(names.descriptions[id])])
+                table.row([*columns, names.descriptions[id]])

@@ -252,7 +252,7 @@ def _finish(
         sha256=sha256_of(output / WEIGHTS),
         counts=counts,
         last=last,
-        versions=versions(("safetensors",)),
+        versions=versions(("torch", "safetensors")),
     )
     write_json(output / CARD, made.content())
     note(output / TRAINING)

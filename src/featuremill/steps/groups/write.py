@@ -1,12 +1,11 @@
 """One pooling: the sums of all groups in memory, the records block by block.
 
-Sums are in float64, one record after the other in the order of the run, so their bits do not depend
-on how the run is read.
+Sums are in float64 and compensated (Knuth, The Art of Computer Programming, volume 2, section
+4.2.2), so the order of a run's rows does not show in their float32.
 """
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +23,8 @@ from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
-from featuremill.kit.text import Progress, clipped, counted, listed, one_line, records
+from featuremill.kit.text import Progress, clipped, counted, listed, records
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.groups.table import TABLE, Pool
 
 if TYPE_CHECKING:
@@ -82,19 +82,25 @@ class Sums:
     def __init__(self, num_groups: int, width: int) -> None:
         self.counts_G = np.zeros(num_groups, np.int64)
         self.sums_GE = np.zeros((num_groups, width))
+        self.errors_GE = np.zeros((num_groups, width))
+        """What rounding took from `sums_GE`."""
         self.largest_GE = np.full((num_groups, width), -np.inf, np.float32)
 
     def add(self, group: int, vector_E: npt.NDArray[np.float32]) -> None:
         """Add a record to its group."""
         self.counts_G[group] += 1
-        self.sums_GE[group] += vector_E
+        before_E, more_E = self.sums_GE[group], vector_E.astype(np.float64)
+        sum_E = before_E + more_E
+        part_E = sum_E - before_E
+        self.errors_GE[group] += (before_E - (sum_E - part_E)) + (more_E - part_E)
+        self.sums_GE[group] = sum_E
         np.maximum(self.largest_GE[group], vector_E, out=self.largest_GE[group])
 
     def pooled(self, pool: Pool, chosen_G: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
         """Return the vectors of the groups that are chosen."""
         if pool == "max":
             return self.largest_GE[chosen_G]
-        pooled_GE = self.sums_GE[chosen_G]
+        pooled_GE = self.sums_GE[chosen_G] + self.errors_GE[chosen_G]
         if pool == "mean":
             pooled_GE /= self.counts_G[chosen_G, None]
         return pooled_GE.astype(np.float32)
@@ -116,15 +122,13 @@ def pool(chosen: Chosen) -> None:
     card, members, table = map(Path, TABLE.files(str(chosen.output)))
     with delivering(table, is_named=True) as table_path, delivering(members) as members_path:
         with members_path.open("w", encoding="utf-8", newline="") as file:
-            rows = csv.writer(file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*of.id_columns.names, *Member._fields[1:]])
+            rows = TsvWriter(file, [*of.id_columns.names, *Member._fields[1:]])
             for member in _members(of, grouping, sums):
                 is_pooled = member.status == POOLED
                 counts[POOLED if is_pooled else "missing" if member.group else NO_GROUP] += 1
                 if not is_pooled and (number := grouping.number_of(member.id)) is not None:
                     missing_G[number] += 1
-                cells = (*of.id_columns.cells(member.id), *member[1:])
-                rows.writerow(map(one_line, cells))
+                rows.row([*of.id_columns.cells(member.id), *member[1:]])
         if not counts[POOLED]:
             raise _none_pooled(chosen, of, grouping)
         _write(table_path, grouping, sums, missing_G, chosen.pool)

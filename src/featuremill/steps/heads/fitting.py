@@ -2,8 +2,8 @@
 
 The fit weights classes equally; calibration then restores their frequencies. Folds inside the
 training side choose one setting: the regularisation of the regression, or the number of epochs of
-the perceptron. The result depends on data and seed and, in its last digits, on torch and the number
-of threads.
+the perceptron. The result depends on data and seed and, in its last digits, on torch, the machine
+and the number of threads. Items come in an order of their own, that of their sha256.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Logistic:
         from torch.nn import functional
 
         found: Found = {**standardisation(x_NF)}
-        x = torch.from_numpy(_singles(found, x_NF))
+        x = _singles(found, x_NF)
         y = torch.from_numpy(y_N)
         balance = 1 / torch.bincount(y, minlength=num_classes).float()
         weight = torch.zeros(x.shape[1], num_classes, requires_grad=True)
@@ -123,7 +123,7 @@ class Perceptron:
         from torch import nn
 
         standard = standardisation(x_NF)
-        x = torch.from_numpy(_singles(standard, x_NF))
+        x = _singles(standard, x_NF)
         y = torch.from_numpy(y_N)
         generator = torch.Generator().manual_seed(self._seed)
         hidden_layer, norm = nn.Linear(x.shape[1], HIDDEN), nn.BatchNorm1d(HIDDEN)
@@ -152,12 +152,15 @@ class Perceptron:
             yield Candidate(number, standard | tensors)
 
 
-def _singles(standard: Found, x_NF: Matrix) -> Matrix:
+def _singles(standard: Found, x_NF: Matrix) -> torch.Tensor:
     """Return standardised features in float32, in blocks, so that few are float64 at a time."""
-    singles = np.empty(x_NF.shape, np.float32)
+    import torch
+
+    singles = torch.empty(x_NF.shape)  # torch's own memory: the alignment of NumPy's varies
+    singles_NF = singles.numpy()
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
-        singles[rows] = standardised(standard, x_NF[rows])
+        singles_NF[rows] = standardised(standard, x_NF[rows])
     return singles
 
 

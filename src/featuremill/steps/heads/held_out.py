@@ -28,7 +28,7 @@ COLUMN = "seen_in_training"
 
 
 class HeldOut(NamedTuple):
-    """The labelled records, in the order of the run."""
+    """The labelled records, in the order of their sha256."""
 
     ids: list[str]
     """Whole ids; the table has a column of each sample and id."""

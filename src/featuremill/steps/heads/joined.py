@@ -6,7 +6,6 @@ padded: an id that one run lacks is listed, with that run's reason if there is o
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Callable, Container, Iterator, Sequence
 from typing import NamedTuple, TextIO
@@ -16,7 +15,8 @@ import numpy as np
 from featuremill.features import NOWHERE, Features, Index, Matrix
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
-from featuremill.kit.text import Progress, clipped, counted, listed, one_line
+from featuremill.kit.text import Progress, clipped, counted, listed
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.computed import Computed
 from featuremill.steps.heads.virnucpro import FileFeatures
 
@@ -56,14 +56,8 @@ class Lacking(NamedTuple):
 
 def lacking_writer(file: TextIO, id_columns: IdColumns) -> Callable[[Lacking], object]:
     """Write the head of a table of records that lack features; return what writes a row."""
-    table = csv.writer(file, delimiter="\t", lineterminator="\n")
-    table.writerow([*id_columns.names, *Lacking._fields[1:]])
-
-    def write(lacking: Lacking) -> None:
-        cells = [*id_columns.cells(lacking.id), *lacking[1:]]
-        table.writerow(map(one_line, cells))
-
-    return write
+    table = TsvWriter(file, [*id_columns.names, *Lacking._fields[1:]])
+    return lambda lacking: table.row([*id_columns.cells(lacking.id), *lacking[1:]])
 
 
 class Joined:

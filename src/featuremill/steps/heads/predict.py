@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from featuremill.kit.files import delivering
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import counted, listed, one_line, records
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads import card, held_out, network, threshold
 from featuremill.steps.heads.computed import Choices, open_computed
 from featuremill.steps.heads.joined import (
@@ -258,17 +258,15 @@ def _texts(head: card.Card, id_columns: IdColumns) -> list[str]:
 @contextmanager
 def _tsv(path: Path, head: card.Card, id_columns: IdColumns) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="") as file:
-        table = csv.writer(file, delimiter="\t", lineterminator="\n")
-        scores = map(one_line, head.columns)
-        table.writerow([*_texts(head, id_columns), *scores, held_out.COLUMN])
+        table = TsvWriter(file, [*_texts(head, id_columns), *head.columns, held_out.COLUMN])
 
         def write(
             ids: Sequence[str], scores_NC: npt.NDArray[np.float64], seen: Sequence[str]
         ) -> None:
             names = _names(head, scores_NC)
             for id, name, scores, is_seen in zip(ids, names, scores_NC.tolist(), seen, strict=True):
-                texts = [*map(one_line, name), *(f"{score:.9g}" for score in scores)]
-                table.writerow([*map(one_line, id_columns.cells(id)), *texts, is_seen])
+                texts = [*name, *(f"{score:.9g}" for score in scores)]
+                table.row([*id_columns.cells(id), *texts, is_seen])
 
         yield write
 

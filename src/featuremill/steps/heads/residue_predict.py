@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +21,8 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.ids import ID_ALONE, IdColumns
 from featuremill.kit.runs import Settings
-from featuremill.kit.text import Progress, counted, one_line, records
+from featuremill.kit.text import Progress, counted, records
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads import card, held_out, network
 from featuremill.steps.heads.computed import Choices, Read, origin_of, read
 from featuremill.steps.heads.joined import Lacking, lacking_writer
@@ -213,13 +213,11 @@ def predict(
             scores_path = stack.enter_context(delivering(probabilities, is_named=True))
             write_scores = stack.enter_context(_Scores(scores_path, heads.card, source.id_columns))
         with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
-            table.writerow([*source.id_columns.names, COLUMN, held_out.COLUMN])
+            table = TsvWriter(file, [*source.id_columns.names, COLUMN, held_out.COLUMN])
             for one in source.records():
                 scores_NC, seen = heads.scores(one)
                 own = letters(scores_NC.argmax(1), heads.card.classes)
-                cells = source.id_columns.cells(one.id)
-                table.writerow([*map(one_line, cells), own, seen])
+                table.row([*source.id_columns.cells(one.id), own, seen])
                 write_scores(one.id, scores_NC)
                 num_predicted += 1
                 num_seen += seen == held_out.YES

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,7 +44,8 @@ log = logging.getLogger("featuremill.head")
 
 
 class Labelled(NamedTuple):
-    """The labelled records that have vectors of residues, in the order of the run."""
+    """The labelled records that have vectors of residues, by their sha256 and then their id: no fit
+    depends on the order of a run's records."""
 
     ids: list[str]
     sha256s: list[str]
@@ -75,7 +76,7 @@ def train(chosen: Chosen) -> card.Card:
     )
     of, missing = _labelled(found, parts, planned, chosen.mask, used)
     numbers_of = [residue_labels.numbers_of(label.name, of.classes) for label in of.labels]
-    _refuse_few(of, numbers_of, used)
+    _refuse_few(of.classes, of.groups.tolist(), numbers_of, used.file, used.group)
 
     import torch
 
@@ -143,7 +144,7 @@ def train(chosen: Chosen) -> card.Card:
             labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
-            versions=versions(),
+            versions=versions(("torch",)),
         )
         _write_page(folder / card.PAGE, chosen.output.name, made)
         made.write(folder / card.CARD)
@@ -169,6 +170,10 @@ def refuse_unfit(chosen: Chosen, parts: Sequence[Listed]) -> None:
         for id, row in row_of.items():
             if len(found[id].name) > (longest := lengths[row].length):  # fewer may be cut
                 residue_labels.refuse_length(id, found[id], longest, str(run), str(chosen.labels))
+        file = str(chosen.labels)
+        classes = residue_labels.classes_of(found, [*row_of], chosen.mask, file)
+        numbers_of = (residue_labels.numbers_of(found[id].name, classes) for id in row_of)
+        _refuse_few(classes, _groups(found, row_of), numbers_of, file, chosen.group)
 
 
 def _only_run(chosen: Chosen) -> Path:
@@ -220,11 +225,12 @@ def _labelled(
         num_residues = int(parts.num_of_row[row])
         residue_labels.refuse_length(id, found[id], num_residues, planned.name, used.file)
     sha256_of = {id: sha256 for id, sha256 in planned.digests() if id in found}
+    order = sorted(range(len(ids)), key=lambda place: (sha256_of[ids[place]], ids[place]))
+    ids, rows = [ids[place] for place in order], [rows[place] for place in order]
     there = {*ids}
     reason = f"it has no vectors of residues; {planned.name}/failed.tsv has the reason"
     missing = [Lacking(id, planned.name, reason) for id in found if id not in there]
-    number_of: dict[str, int] = {}
-    groups = [number_of.setdefault(found[id].group, len(number_of)) for id in ids]
+    groups = _groups(found, ids)
     return (
         Labelled(
             ids,
@@ -246,31 +252,41 @@ def _without_vectors(found: Mapping[str, Label], file: str, run: str) -> UserErr
     )
 
 
+def _groups(found: Mapping[str, Label], ids: Iterable[str]) -> list[int]:
+    """Return the number of the group of each id."""
+    number_of: dict[str, int] = {}
+    return [number_of.setdefault(found[id].group, len(number_of)) for id in ids]
+
+
 def _refuse_few(
-    of: Labelled, numbers_of: Sequence[residue_labels.Numbers], used: card.TableUsed
+    classes: Sequence[str],
+    groups: Sequence[int],
+    numbers_of: Iterable[residue_labels.Numbers],
+    file: str,
+    group_column: str | None,
 ) -> None:
     """Raise UserError where classes or groups are too few to learn or to measure."""
-    if len(of.classes) < 2:
-        only = f"only {of.classes[0]!r}" if of.classes else "nothing but the mask"
+    if len(classes) < 2:
+        only = f"only {classes[0]!r}" if classes else "nothing but the mask"
         raise UserError(
-            f"{used.file}: the labels of records with vectors have {only}; a head needs at least "
+            f"{file}: the labels of records with vectors have {only}; a head needs at least "
             "two classes, so label others, too."
         )
     groups_of = defaultdict[int, set[int]](set)
-    for numbers, group in zip(numbers_of, of.groups.tolist(), strict=True):
+    for numbers, group in zip(numbers_of, groups, strict=True):
         for number in np.unique(numbers[numbers != UNLABELLED]).tolist():
             groups_of[number].add(group)
-    what = f"values of {used.group}" if used.group else "records"
-    for number, letter in enumerate(of.classes):
+    what = f"values of {group_column}" if group_column else "records"
+    for number, letter in enumerate(classes):
         if len(groups_of[number]) < FEWEST_GROUPS:
             raise UserError(
-                f"{used.file}: the class {letter!r} is in {len(groups_of[number])} {what}, and a "
+                f"{file}: the class {letter!r} is in {len(groups_of[number])} {what}, and a "
                 f"head needs {FEWEST_GROUPS} of each class; label more, or name the letter in the "
                 "mask."
             )
-    if (num_groups := int(of.groups.max()) + 1) < FOLDS:
+    if (num_groups := max(groups) + 1) < FOLDS:
         raise UserError(
-            f"{used.file}: {num_groups} different {what} are too few for {FOLDS} folds; label more."
+            f"{file}: {num_groups} different {what} are too few for {FOLDS} folds; label more."
         )
 
 

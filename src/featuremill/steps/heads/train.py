@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -78,7 +78,8 @@ class Chosen(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """Records with features and a label."""
+    """Records with features and a label, by their sha256 and then their id: no fit depends on the
+    order of a run's rows."""
 
     ids: list[str]
     sha256s: list[str]
@@ -121,6 +122,7 @@ def gather(chosen: Chosen) -> Gathered:
     missing: list[Lacking] = []
     examples = _examples(joined, parts, found, used, missing)
     missing += _without_record(joined, found, examples.ids, missing, used)
+    missing.sort(key=lambda lacking: (found[lacking.id].line, lacking.id))
     return Gathered(parts, joined, examples, missing, num_empty, used)
 
 
@@ -219,7 +221,7 @@ def train(chosen: Chosen) -> card.Card:
             labels=used,
             seed=chosen.seed,
             threads=chosen.threads,
-            versions=versions(),
+            versions=versions(("torch",)),
         )
         by_sample = _by_sample(examples, predicted_N, joined.id_columns)
         made_of = Judged(examples.ids, examples.y_N, scores_NC, predicted_N)
@@ -253,7 +255,7 @@ def examples_of(chosen: Chosen, parts: Sequence[Listed]) -> tuple[Examples, card
     if not sha256_of_id:
         raise _without_features(found, used, parts)
     ids = [*sha256_of_id]
-    return _of_ids(ids, sha256_of_id, found, np.empty((len(ids), 0))), used
+    return _of_ids(ids, sha256_of_id, found, []), used
 
 
 def _labelled(chosen: Chosen, parts: Sequence[Listed], log: logging.Logger | None) -> Labels:
@@ -326,12 +328,24 @@ def _examples(
         raise _without_features(found, used, parts)
     wanted = set(ids)
     sha256_of_id = {id: sha256 for id, sha256 in parts[0].digests() if id in wanted}
-    return _of_ids(ids, sha256_of_id, found, np.concatenate(lots))
+    return _of_ids(ids, sha256_of_id, found, lots)
 
 
 def _of_ids(
-    ids: list[str], sha256_of_id: dict[str, str], found: dict[str, Label], x_NF: Matrix
+    ids: Sequence[str],
+    sha256_of_id: Mapping[str, str],
+    found: Mapping[str, Label],
+    lots: Iterable[Matrix],
 ) -> Examples:
+    """Return the examples; `lots` have the vectors of `ids`, one after the other."""
+    order = sorted(range(len(ids)), key=lambda row: (sha256_of_id[ids[row]], ids[row]))
+    place_N, start, x_NF = np.argsort(order), 0, np.empty((len(ids), 0))
+    for lot in lots:
+        if not start:
+            x_NF = np.empty((len(ids), lot.shape[1]), lot.dtype)
+        x_NF[place_N[start : start + len(lot)]] = lot
+        start += len(lot)
+    ids = [ids[row] for row in order]
     names = [found[id].name for id in ids]
     classes, y_N = np.unique(names, return_inverse=True)
     groups_N = np.array([found[id].group for id in ids])

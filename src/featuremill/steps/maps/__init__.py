@@ -25,6 +25,7 @@ ABOUT = (
 )
 RULES = Path(__file__).with_name("rules.smk")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "maps.yaml"
+PACKAGES = {"openTSNE": "featuremill[maps]"}
 COMMANDS = {
     "map": Command(
         "place the records of a run by t-SNE, for its report", "featuremill.steps.maps.command"

@@ -34,6 +34,11 @@ MOST_NAMED = 7
 """Names with a colour of their own; the page has no more that all can tell apart."""
 MOST_DESCRIBED = 160
 NONE = "no label"
+OWN_TITLES = LENGTH, ORGANISM, NOTE, DISTANCE = (
+    *("length", "organism", "note"),
+    "distance to the nearest",
+)
+"""What records are coloured by without any label."""
 LEVELS = 65_535
 """Numbers of two bytes."""
 log = logging.getLogger("featuremill.report")
@@ -58,13 +63,13 @@ def draw(shown: Shown) -> Figure:
     headers = headers_of([shown.id_columns.cells(id)[-1] for id in shown.ids], shown.descriptions)
     colours = list(_colours(shown, headers))
     by = [_packed_colour(colour) for colour in colours]
-    length = _packed_numbers("length", shown.lengths, unit=shown.unit, log=True)
+    length = _packed_numbers(LENGTH, shown.lengths, unit=shown.unit, log=True)
     is_labelled = bool(shown.labels) and shown.labels[0].num_found > 0
     by.insert(1 if is_labelled else 0, length)
     nearest, closeness = _nearest(shown.vectors)
     if nearest.shape[1]:
         far = [float(f"{1 - row[0] / LEVELS:.3g}") for row in closeness.tolist()]
-        by.append(_packed_numbers("distance to the nearest", far))
+        by.append(_packed_numbers(DISTANCE, far))
     data = {
         "ids": [one_line(id) for id in shown.ids],
         "accessions": [header.accession for header in headers],
@@ -161,11 +166,13 @@ def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
 def _colours(shown: Shown, headers: Sequence[Header]) -> Iterator[Colour]:
     for labels in shown.labels:
         if labels.num_found:
-            yield Colour(labels.title, labels.texts)
+            is_taken = labels.title in OWN_TITLES
+            title = f"{labels.title} ({Path(labels.file).name})" if is_taken else labels.title
+            yield Colour(title, labels.texts)
     if any(organisms := [header.organism for header in headers]):
-        yield Colour("organism", organisms, "not in the header")
+        yield Colour(ORGANISM, organisms, "not in the header")
     if any(shown.notes):
-        yield Colour("note", [note or "none" for note in shown.notes])
+        yield Colour(NOTE, [note or "none" for note in shown.notes])
 
 
 def _packed_numbers(title: str, values: Sequence[float | None], **more: Any) -> dict[str, Any]:

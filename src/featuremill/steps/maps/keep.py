@@ -83,9 +83,12 @@ def keep(
     asked: Asked,
 ) -> Kept:
     """Compute the places of `vectors` (N, D), which are those of `ids` of `total` records, and keep
-    them in `folder`; `made` is its `made_of`, from before they were read."""
+    them in `folder`; `made` is its `made_of`, from before they were read. They are computed in
+    the order of ids, so that the order of the results changes no place."""
     log.info("t-SNE of %s", records(len(ids)))
-    xy = plane.neighbour_plane(vectors, asked.seed, asked.perplexity)
+    order = sorted(range(len(ids)), key=ids.__getitem__)
+    xy = np.empty((len(ids), len(COLUMNS)))
+    xy[order] = plane.neighbour_plane(vectors[order], asked.seed, asked.perplexity)
     card: dict[str, Any] = {
         "featuremill": VERSION,
         "made_of": made,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import logging
 import math
 from collections import Counter
@@ -21,7 +20,8 @@ from featuremill.inputs.labels import Label
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering, sha256_of, write_json
 from featuremill.kit.processes import VERSION
-from featuremill.kit.text import Progress, clipped, counted, one_line, records
+from featuremill.kit.text import Progress, clipped, counted, records
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.transfer.table import TABLE
 
 NORMAL = 1.959964
@@ -71,7 +71,8 @@ class Missing(NamedTuple):
 
 
 class Known(NamedTuple):
-    """The labelled records of the reference, in its order."""
+    """The labelled records of the reference, by their sha256 and then their id: of equally near
+    ones the first vote, so no label depends on the order of a run's rows."""
 
     ids: list[str]
     labels: list[str]
@@ -130,15 +131,12 @@ def _transfer(chosen: Chosen) -> None:
             rows_path.open("w", encoding="utf-8", newline="") as rows_file,
             missing_path.open("w", encoding="utf-8", newline="") as missing_file,
         ):
-            rows = csv.writer(rows_file, delimiter="\t", lineterminator="\n")
-            rows.writerow([*target.id_columns.names, *Row._fields[1:]])
-            lacking = csv.writer(missing_file, delimiter="\t", lineterminator="\n")
-            lacking.writerow([*target.id_columns.names, *Missing._fields[1:]])
+            rows = TsvWriter(rows_file, [*target.id_columns.names, *Row._fields[1:]])
+            lacking = TsvWriter(missing_file, [*target.id_columns.names, *Missing._fields[1:]])
             for row in chain(_rows(target, known, target is reference, chosen.k), _failed(target)):
                 counts["transferred" if isinstance(row, Row) else "without"] += 1
-                cells = (*target.id_columns.cells(row.id), *row[1:])
                 table_of_row = rows if isinstance(row, Row) else lacking
-                table_of_row.writerow(one_line(str(cell)) for cell in cells)
+                table_of_row.row([*target.id_columns.cells(row.id), *row[1:]])
         facts = _card(chosen, target, reference, known)
         facts["counts"] = {key: counts[key] for key in ("transferred", "without")} | {
             "labelled": len(known.ids),
@@ -193,7 +191,7 @@ def labelled(reference: Listed, chosen: Chosen, log: logging.Logger | None) -> L
 
 def _known(reference: Features, found: Labelled, chosen: Chosen) -> Known:
     """Return the labelled records with vectors, and the nearest of each."""
-    labelled, rows = found.of_id, found.rows
+    labelled, rows = found.of_id, found.rows[np.argsort(reference.ranks_of(found.rows))]
     record_of = reference.records_of(rows)
     ids = [record_of[row].id for row in rows.tolist()]
     sha256 = [record_of[row].sha256 for row in rows.tolist()]

@@ -8,7 +8,6 @@ one row for each, in that order too. `untranslated.tsv` lists contigs without a 
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -20,12 +19,12 @@ from featuremill.inputs import Record
 from featuremill.inputs.samples import FILE as FILE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import (
-    TEMPORARY,
     JsonFile,
     JsonRecord,
     delivering,
     discard,
     is_beside,
+    is_temporary,
     known_sha256_of,
     remove,
     sha256_of,
@@ -33,7 +32,7 @@ from featuremill.kit.files import (
 )
 from featuremill.kit.ids import ID_ALONE, KEYS, IdColumns
 from featuremill.kit.locks import claimed, is_still_there
-from featuremill.kit.text import one_line
+from featuremill.kit.tsv import TsvWriter, read_tsv
 from featuremill.steps.translate.fragments import Fragment
 from featuremill.steps.translate.names import (
     FILES,
@@ -188,7 +187,7 @@ def untranslated(folder: Path) -> Iterator[dict[str, str]]:
     them; of samples, `contig` begins with `<sample>/`."""
     for sample, inside in Translation.read(folder / SUMMARY).places:
         with (folder / inside / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file, delimiter="\t"):
+            for row in read_tsv(file):
                 yield {**row, "contig": f"{sample}/{row['contig']}"} if sample else row
 
 
@@ -225,7 +224,7 @@ def ours(folder: Path) -> Iterator[None]:
             raise UserError(f"{folder}: another featuremill is translating into it; wait for it.")
         try:
             for path in folder.iterdir():
-                if TEMPORARY.fullmatch(path.name) and is_ours(path):
+                if is_temporary(path):
                     remove(path)  # of one that was killed
             yield
         finally:
@@ -304,8 +303,8 @@ class Outputs:
             pa.parquet.ParquetWriter(paths[FRAGMENTS], self._schema, compression="zstd")
         )
         listed = paths[UNTRANSLATED].open("w", encoding="utf-8", newline="")
-        self._listed = csv.writer(files.enter_context(listed), delimiter="\t", lineterminator="\n")
-        self._listed.writerow(("contig", "file", "line", "status", "reason"))
+        names = ("contig", "file", "line", "status", "reason")
+        self._listed = TsvWriter(files.enter_context(listed), names)
 
     def add(self, contig: Record, fragments: Sequence[Fragment]) -> None:
         """Write fragments of a contig."""
@@ -318,8 +317,7 @@ class Outputs:
 
     def leave_out(self, contig: Record, status: str, reason: str) -> None:
         """List a contig that has no fragment."""
-        texts = [one_line(text) for text in (contig.id, contig.source, reason)]
-        self._listed.writerow((*texts[:2], contig.line, status, texts[2]))
+        self._listed.row((contig.id, contig.source, contig.line, status, reason))
 
     def write(self) -> None:
         """Write what waits."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.inputs import Record
 from featuremill.kit.errors import UserError, WorkloadError
+from featuremill.kit.files import scratch
 from featuremill.steps.translate.fragments import CONTIG_LETTERS, Cut, Fragment
 from featuremill.steps.translate.genetic_code import reverse_complement
 
@@ -79,7 +79,7 @@ class Genes(NamedTuple):
     def _found(self, contigs: list[Record]) -> Iterator[Cut]:
         """Yield the fragments of the contigs that one process looks at."""
         found: list[list[Fragment]] = [[] for _ in contigs]
-        with tempfile.TemporaryDirectory(prefix=".genes.", dir=self.folder) as name:
+        with scratch(self.folder / "genes") as name:
             given, proteins = Path(name, "contigs.fna"), Path(name, "proteins.faa")
             with given.open("wb") as out:
                 for number, contig in enumerate(contigs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import ID_ALONE, WHOLE, IdColumns
 from featuremill.kit.runs import with_keys, with_whole_ids
 from featuremill.kit.text import listed
+from featuremill.kit.tsv import MARK_WRITTEN_OUT
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import fragments as fragments_of
 
@@ -63,7 +65,7 @@ class Predictions(NamedTuple):
                 return
             with _tsv(self.path, self.columns) as reader:
                 for batch in reader:
-                    yield with_whole_ids(with_keys(pa.table(batch)))
+                    yield with_whole_ids(with_keys(_original(pa.table(batch))))
         except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
             raise UserError(
                 f"{self.path}: a row is no prediction ({error}); predict again."
@@ -97,13 +99,21 @@ def open_predictions(path: Path) -> Predictions:
     return Predictions(path, classes, COLUMN in names, IdColumns.among(names))
 
 
+def _original(block: pa.Table) -> pa.Table:
+    """Return rows of a TSV table with the ids as they were before they became cells."""
+    for place, name in enumerate(block.column_names):
+        if name in WHOLE:
+            ids = pc.replace_substring_regex(block[name], f"^{re.escape(MARK_WRITTEN_OUT)}", '"')
+            block = block.set_column(place, name, ids)
+    return block
+
+
 def _tsv(path: Path, columns: list[str]) -> pc_csv.CSVStreamingReader:
     types = dict.fromkeys(columns, pa.float64())
     types |= dict.fromkeys([*WHOLE, COLUMN], pa.string())
     convert = pc_csv.ConvertOptions(
         column_types=types, include_columns=columns, strings_can_be_null=False
     )
-    # head predict writes no quotes but where a class has one; ids may have them.
     parse = pc_csv.ParseOptions(delimiter="\t")
     return pc_csv.open_csv(path, parse_options=parse, convert_options=convert)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import heapq
 import logging
 from collections import Counter
@@ -12,6 +11,7 @@ from pathlib import Path
 from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.text import Progress, counted, listed, one_line
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.heads.held_out import COLUMN, NO, UNKNOWN, YES
 from featuremill.steps.translate.folder import untranslated, whole
 from featuremill.steps.translate.names import SUMMARY
@@ -65,11 +65,10 @@ def write(
     progress = Progress(log, "judging", "contigs")
     with delivering(output, is_named=True) as temporary:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            table = csv.writer(file, delimiter="\t", lineterminator="\n")
             names = [one_line(name) for name in predictions.classes]
             scores = [f"score_{name}" for name in names]
             first = [*id_columns.keys, "contig"]
-            table.writerow([*first, "verdict", *scores, *COUNTED])
+            table = TsvWriter(file, [*first, "verdict", *scores, *COUNTED])
             for number, contig in enumerate(contigs(scored(folder, predictions))):
                 found = contig.scores_C(by)
                 is_scored = contig.failed < contig.fragments
@@ -80,7 +79,7 @@ def write(
                 texts = [f"{score:.9g}" for score in found] if is_scored else [""] * len(scores)
                 told = (contig.fragments, contig.failed, contig.status, seen)
                 row = [*cells_of(contig.id), *map(one_line, map(str, (verdict, *texts, *told)))]
-                table.writerow(row)
+                table.row(row)
                 by_sample[id_columns.owner(contig.id)][verdict if is_scored else ""] += 1
                 shown.add(row, float(found[preferred]) if is_scored else -1.0)
                 label = trained.labels.get(contig.id) if trained and seen == YES else None
@@ -98,7 +97,7 @@ def write(
             for line in untranslated(folder):
                 empty = [""] * len(scores)
                 row = [*cells_of(line["contig"]), NONE, *empty, "0", "0", line["status"], NO]
-                table.writerow(row)
+                table.row(row)
                 by_sample[id_columns.owner(line["contig"])][""] += 1
                 shown.add(row, -1.0)
                 without[line["status"]] += 1

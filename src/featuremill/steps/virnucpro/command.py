@@ -173,10 +173,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     ignored = parser.add_argument_group("accepted and ignored")
     for entry in WITHOUT_EFFECT:
-        remember: dict[str, Any] = {"action": "append_const", "const": entry}
-        if entry.has_value:
-            remember = {"action": "append", "type": lambda _, entry=entry: entry, "metavar": "N"}
-        ignored.add_argument(*entry.flags, **remember, dest="ignored", default=[], help=entry.why)
+        kind: dict[str, Any] = {"metavar": "N"} if entry.has_value else {"nargs": 0}
+        ignored.add_argument(
+            *entry.flags, **kind, action=_Ignore, dest="ignored", default=(), help=entry.why
+        )
+
+
+class _Ignore(argparse.Action):
+    """Remember that a flag was typed which has no effect, and why it has none."""
+
+    def __call__(
+        self,
+        _parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        _values: object,
+        option_string: str | None = None,
+    ) -> None:
+        namespace.ignored = (*namespace.ignored, (option_string, self.help))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -185,8 +198,8 @@ def run(arguments: argparse.Namespace) -> int:
     asked = _asked(arguments)
     _refuse_unfit(asked)
     folder = _output_folder(arguments, asked)
-    for entry in dict.fromkeys(arguments.ignored):
-        log.info("%s: no effect, as %s.", ", ".join(entry.flags), entry.why)
+    for flag, why in dict.fromkeys(arguments.ignored):
+        log.warning("%s: no effect, as %s.", flag, why)
     _write_config(folder, asked)
     words, variables = _typed(arguments, folder)
     shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]

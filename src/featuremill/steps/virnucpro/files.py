@@ -15,7 +15,6 @@ written last: where it is, all of them belong together.
 from __future__ import annotations
 
 import argparse
-import csv
 import gzip
 import io
 import logging
@@ -33,8 +32,9 @@ import numpy.typing as npt
 from featuremill import features
 from featuremill.features import NOWHERE, Index, Matrix
 from featuremill.kit.errors import IntegrityError, UserError
-from featuremill.kit.files import TEMPORARY, delivering, discard, vacate
+from featuremill.kit.files import delivering, discard, is_temporary, vacate
 from featuremill.kit.text import Progress, counted, listed, one_line
+from featuremill.kit.tsv import read_tsv
 from featuremill.steps.heads.card import CARD, Card
 from featuremill.steps.heads.joined import CHOOSING
 from featuremill.steps.heads.predict import missing_of
@@ -210,7 +210,7 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
     kinds = {run: kind for kind, run in runs.items()}
     found: dict[str, list[tuple[str, str]]] = {}
     with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
+        for row in read_tsv(file):
             if (kind := kinds.get(Path(row["run"]))) is None:
                 raise UserError(
                     f"{path}: it names the run {row['run']}, which is not given; name with "
@@ -223,7 +223,7 @@ def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str,
 def _refused(translated: Path) -> Iterator[tuple[str, str, str]]:
     """Yield of each contig that was refused its file, its id, and why."""
     with (translated / UNTRANSLATED).open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file, delimiter="\t"):
+        for row in read_tsv(file):
             if row["status"] == "refused":
                 yield row["file"], row["contig"], row["reason"]
 
@@ -386,7 +386,7 @@ def _remove_others(folder: Path, num_files: int) -> None:
     """Remove numbered files beyond `num_files`, and what was being written when it was killed."""
     for path in folder.glob("*") if folder.is_dir() else ():
         found = NUMBERED.fullmatch(path.name)
-        if BEGUN.match(path.name) and TEMPORARY.fullmatch(path.name):
+        if BEGUN.match(path.name) and is_temporary(path):
             path.unlink()
         elif found and int(found[1]) > num_files:
             discard(path)

@@ -48,6 +48,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "Options",
     "batch_cost",
     "caution",
@@ -69,11 +70,13 @@ __all__ = [
 ]
 
 VERSION = "1"
+VERSIONS_OF = ("fair-esm",)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 SPEED_OPTIONS = ("model", "dtype")
 ATTRIBUTES = ("dtype", "long", "output_dtype")
+OUTPUTS = ("contacts_tsv",)
 REMEDIES = {
     "smaller batches": "batch_tokens",
     "shorter records": "long: truncate",

@@ -2,37 +2,150 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import date
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from featuremill.kit.errors import UserError
+from featuremill.kit.text import clipped, one_line
 from featuremill.workload.hugging_face import json_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-__all__ = ["MADE_UP", "in_common", "refuse_no_template", "tokenizer_of", "tokens"]
-FILES = ("chat_template.jinja", "chat_template.json")
+__all__ = ["MADE_UP", "check", "in_common", "opened", "template_of", "tokenizer_of", "tokens"]
+JINJA, CONFIG, OF_PROCESSOR = "chat_template.jinja", "tokenizer_config.json", "chat_template.json"
 MADE_UP = ("a", "7 Z")
 """Texts that begin and end differently."""
+TRIAL = "Quick-zephyrs-7"
+"""A text that no template contains."""
+SPECIAL = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""What the variables of special tokens are called in a template."""
 TODAY = date(2025, 1, 1)
 """The date in templates that show one: nothing may depend on the day."""
 DIRECTIVES = ("%Y", "%y", "%B", "%b", "%m", "%d", "%-d", "%A", "%a", "%H", "%M", "%S")
 """Directives of strftime in such templates."""
+AS_PARTS = (
+    "{% set messages = [{'role': 'user', 'content': "
+    "[{'type': 'text', 'text': messages[0]['content']}]}] %}"
+)
+"""Gives the text as templates of networks that also take images want it."""
+WITHOUT_THINKING = "{% set enable_thinking = false %}"
+OPEN_THINKING = re.compile(r"<((?:\w+:)?think(?:ing)?)>\s*\Z")
+"""The end of a prompt after which a network writes what it thinks."""
 
 
-def refuse_no_template(folder: Path) -> None:
-    """Raise UserError if there is no chat template in `folder`."""
-    if any((folder / name).exists() for name in FILES):
-        return
-    if not json_of(folder / "tokenizer_config.json", "a model's").get("chat_template"):
+def check(folder: Path, is_answered: bool = False) -> None:
+    """Raise UserError where `template_of` would; do nothing where transformers is not installed."""
+    if find_spec("transformers"):
+        template_of(folder, is_answered)
+
+
+def template_of(folder: Path, is_answered: bool = False) -> str:
+    """Return the chat template of a folder, in the form in which a text comes out of it once. Where
+    the reply `is_answered` by a network, that begins it without thinking.
+
+    Raises:
+        UserError: there is none, or it does not take one message of a user.
+    """
+    template = _without_clock(_read(folder))
+    if is_answered:
+        template = WITHOUT_THINKING + template
+    counts = []
+    refusal: UserError | None = None
+    for form in (template, AS_PARTS + template):
+        try:
+            rendered = _rendered(folder, form)
+        except UserError as error:
+            refusal = refusal or error
+            continue
+        counts.append(rendered.count(TRIAL))
+        if counts[-1] == 1:
+            thinking = OPEN_THINKING.search(rendered) if is_answered else None
+            if not thinking:
+                return form
+            whole = form.removesuffix("\n")  # as Jinja does
+            return f"{whole}{{{{ '\\n</{thinking[1]}>\\n\\n' }}}}"
+    if refusal and not any(counts):
+        raise refusal
+    raise UserError(
+        f"{folder}: the text of a message comes out of its chat template {max(counts)} times, and "
+        "not once; give another model, or set chat: false to give each text as it is."
+    )
+
+
+def _read(folder: Path) -> str:
+    """Return the text of the chat template in `folder`."""
+    if (folder / JINJA).exists():
+        return (folder / JINJA).read_text("utf-8")
+    in_files = (_settings(folder / name).get("chat_template") for name in (CONFIG, OF_PROCESSOR))
+    if not (found := next(filter(None, in_files), None)):
         raise UserError(
-            f"{folder}: this model has no chat template (chat_template in tokenizer_config.json, "
-            f"or {FILES[0]}); take one that follows instructions, or set chat: false to give it "
+            f"{folder}: this model has no chat template (chat_template in {CONFIG}, {JINJA} or "
+            f"{OF_PROCESSOR}); take one that follows instructions, or set chat: false to give it "
             "each text as it is."
         )
+    if isinstance(found, str):
+        return found
+    named = found if isinstance(found, dict) else {each["name"]: each["template"] for each in found}
+    if "default" not in named:
+        raise UserError(
+            f"{folder}: this model has several chat templates ({', '.join(sorted(named))}), none "
+            f"of them called default; save the right one as {JINJA} in the folder."
+        )
+    return str(named["default"])
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    return json_of(path, "a model's") if path.exists() else {}
+
+
+def _rendered(folder: Path, template: str) -> str:
+    """Return what the template makes of TRIAL; raise UserError with its own reason."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    config, special = _settings(folder / CONFIG), dict[str, str]()
+    for name in SPECIAL:
+        token = config.get(name) or ""
+        special[name] = token["content"] if isinstance(token, dict) else token
+    with _refusing(folder):
+        rendered, _ = render_jinja_template(
+            conversations=[[{"role": "user", "content": TRIAL}]],
+            chat_template=template,
+            add_generation_prompt=True,
+            **special,
+        )
+    return str(rendered[0])
+
+
+@contextmanager
+def _refusing(folder: Path) -> Iterator[None]:
+    """Raise UserError where a template raises anything, of a made-up text."""
+    try:
+        yield
+    except Exception as error:
+        reason = clipped(one_line(str(error)).rstrip(".")) or type(error).__name__
+        raise UserError(
+            f"{folder}: its chat template does not take one message of a user ({reason}); give "
+            "another model, or set chat: false to give each text as it is."
+        ) from None
+
+
+def opened(folder: Path, is_answered: bool = False) -> PreTrainedTokenizerFast:
+    """Return transformers' tokenizer of a folder, with its chat template as `template_of` has it.
+
+    Raises:
+        UserError: as `tokenizer_of` and `template_of` do.
+    """
+    found = tokenizer_of(folder)
+    found.chat_template = template_of(folder, is_answered)
+    with _refusing(folder):  # with the special tokens that the tokenizer has
+        tokens(found, TRIAL)
+    return found
 
 
 def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
@@ -67,7 +180,6 @@ def tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
         [{"role": "user", "content": text}],
         add_generation_prompt=True,
         sanitize_control_tokens=True,
-        chat_template=_without_clock(tokenizer.get_chat_template()),
     )
     return list(found["input_ids"])
 

@@ -10,7 +10,9 @@ from pydantic import Field, model_validator
 
 from featuremill.inputs import SequenceOptions
 from featuremill.workload import OptionWeights
+from featuremill.workload.hugging_face import place_of
 from featuremill.workload.networks import ResidueOptions
+from featuremill.workloads.encoder import chat
 from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 
 __all__ = ["Options"]
@@ -150,6 +152,11 @@ class Options(StructureOptions, ResidueOptions, SequenceOptions):
             raise ValueError(
                 f"pool: {min(whole)} is of whole sequences; leave it out, or leave out parts"
             )
+
+    def check_files(self) -> None:
+        """Raise UserError where the model's chat template cannot be used."""
+        if self.chat:
+            chat.check(place_of(self.model))
 
     def row_columns(self) -> Mapping[str, type] | None:
         """Return the columns of tables whose rows are records as they are, with their types."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from featuremill.inputs import is_table, rows
 from featuremill.kit.errors import UserError
-from featuremill.kit.reasons import LENGTH, Kind
+from featuremill.kit.reasons import LENGTH, Kind, is_missing
 from featuremill.workload import Record, RecordFailed
 from featuremill.workloads.encoder.vocabulary import IN_TEMPLATE
 
@@ -52,8 +52,9 @@ def read(
     for path in inputs:
         found = _of_file(path) if path.suffix == SUFFIX else _of_rows(path, options)
         for record in found:
-            if not (record.reason or record.payload.strip()):
-                record = record._replace(payload=b"", reason=EMPTY.reason())
+            text = record.payload.decode().strip()
+            if not record.reason and (not text or is_missing(text)):
+                record = record._replace(payload=b"", reason=EMPTY.reason(text))
             yield counted(record, options, words, trained)
 
 

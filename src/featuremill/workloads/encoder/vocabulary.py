@@ -419,8 +419,7 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
 def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
     """Return a vocabulary with the tokens that the chat template in `folder` has around any text.
     White space around a text is left out, since it might become a token together with them."""
-    chat.refuse_no_template(folder)
-    tokenizer = chat.tokenizer_of(folder)
+    tokenizer = chat.opened(folder)
     one, other = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
     first, last = chat.in_common(one, other), chat.in_common(one[::-1], other[::-1])[::-1]
 

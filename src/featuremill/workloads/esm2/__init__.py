@@ -43,6 +43,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "WAYS",
     "Options",
     "audited",
@@ -70,12 +71,13 @@ __all__ = [
 ]
 
 VERSION = "2"
+VERSIONS_OF = ("fair-esm",)
 COST_UNIT = "tokens"
 BYTES_ARE_LENGTHS = True
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
-HOW_LONG = {"truncate": "truncated (full for option long computes all)", "chunk": "in windows"}
+HOW_LONG = {"truncate": "truncated (set long to full to compute all)", "chunk": "in windows"}
 """Words for the note of a long protein, by the option `long`."""
 REASONS = regions.REASONS
 SPEED_OPTIONS = ("model", "dtype", "per_residue")

@@ -166,11 +166,13 @@ def opened(path: Path, counts: str, gene_column: str) -> Iterator[Cells]:
     """
     import h5py
 
+    from featuremill.kit.hdf5 import open_whole
+
     source.check(path)
     if not h5py.is_hdf5(path):
         raise UserError(f"{path}: this is no HDF5 file, and cells are read from .h5ad; write that.")
     try:
-        with h5py.File(path, "r") as file:
+        with open_whole(path) as file:
             yield Cells(file, path, counts, gene_column)
     except (OSError, KeyError, ValueError, TypeError, IndexError, UnicodeDecodeError) as error:
         raise UserError(
@@ -206,7 +208,10 @@ def _texts(frame: Any, name: str, rows: slice = slice(None)) -> list[str]:
     column = frame[name]
     categories = column.attrs.get("categories")  # in 0.1.0 a reference to them
     if categories is not None:
-        return _named(column[rows], _plain(frame.file[categories][:]))
+        from featuremill.kit.hdf5 import refuse_elsewhere
+
+        referred = refuse_elsewhere(Path(frame.file.filename), frame.file[categories])
+        return _named(column[rows], _plain(referred[:]))
     if _is_table(column):
         return _plain(column[rows])
     if "categories" in column:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from featuremill.inputs import proteins
 from featuremill.kit.errors import UserError
+from featuremill.kit.hdf5 import open_whole
 from featuremill.kit.ids import accessions
 from featuremill.workload import Record
 
@@ -41,7 +42,7 @@ class Lot(NamedTuple):
     table: pa.Table
     """sha256 of the payload, and vector; each sequence once."""
     num_without: int
-    """Proteins that had no vector, so far."""
+    """Number of the proteins without a vector."""
 
 
 def read(source: Path, layer: int | None) -> Published:
@@ -59,37 +60,56 @@ def lots_of(published: Published, source: Path, fasta: Path) -> Iterator[Lot]:
     none.
 
     Raises:
-        UserError: two vectors are of different kinds, or one is not finite.
+        UserError: two vectors are of different kinds, one is not finite, or one is of two proteins.
     """
+    wanted, num_without = _wanted(published.keys, source, fasta)
     first: Vector | None = None
-    seen: set[bytes] = set()
     held: dict[bytes, Vector] = {}
-    num_without = 0
-    for record, names in _records_of(fasta):
-        key = next((published.keys[name] for name in names if name in published.keys), None)
-        if record.reason or key is None:
-            num_without += 1
-            continue
+    for sha256, (key, id) in wanted.items():
         vector = published.of(key)
         first = vector if first is None else first
         if (vector.shape, vector.dtype) != (first.shape, first.dtype):
             raise UserError(
-                f"{source}: the vector of {record.id} has {len(vector)} numbers in {vector.dtype}, "
+                f"{source}: the vector of {id} has {len(vector)} numbers in {vector.dtype}, "
                 f"and the first one {len(first)} in {first.dtype}; import each kind by itself."
             )
         if not len(vector) or not np.isfinite(vector).all():
             problem = f"is not finite in {vector.dtype}" if len(vector) else "has no numbers"
-            raise UserError(f"{source}: the vector of {record.id} {problem}; leave it out.")
-        sha256 = hashlib.sha256(record.payload).digest()
-        if sha256 in seen:
-            continue
-        seen.add(sha256)
+            raise UserError(f"{source}: the vector of {id} {problem}; leave it out.")
         if len(held) == ROWS_AT_ONCE:
             yield Lot(first, _table(held), num_without)
             held = {}
         held[sha256] = vector
     if first is not None:
         yield Lot(first, _table(held), num_without)
+
+
+def _wanted(
+    keys: dict[str, Any], source: Path, fasta: Path
+) -> tuple[dict[bytes, tuple[Any, str]], int]:
+    """Return the key of each sequence in `fasta` with the id of its first record, by the sequence's
+    sha256, and the number of records without a key.
+
+    Raises:
+        UserError: records of different sequences have the same key.
+    """
+    wanted: dict[bytes, tuple[Any, str]] = {}
+    sequence_of: dict[Any, bytes] = {}
+    num_without = 0
+    for record, names in _records_of(fasta):
+        name = next((name for name in names if name in keys), None)
+        if record.reason or name is None:
+            num_without += 1
+            continue
+        sha256 = hashlib.sha256(record.payload).digest()
+        if (known := sequence_of.setdefault(keys[name], sha256)) != sha256:
+            other = wanted[known][1]
+            raise UserError(
+                f"{source}: its vector of {name!r} could be that of {other} or of {record.id} in "
+                f"{fasta}, which have different sequences; leave one of them out."
+            )
+        wanted.setdefault(sha256, (keys[name], record.id))
+    return wanted, num_without
 
 
 def _table(held: dict[bytes, Vector]) -> pa.Table:
@@ -113,7 +133,7 @@ def _of_hdf5(path: Path) -> Published:
     """Read UniProt's per-protein.h5, bio_embeddings' HDF5, or our own: a dataset a protein, named
     by its accession, or by a number with the id in `original_id`."""
     try:
-        file = h5py.File(path, "r")
+        file = open_whole(path)
     except OSError as error:
         raise UserError(f"{path}: HDF5 cannot read it ({error}); copy it again.") from None
     keys: dict[str, str] = {}

@@ -24,7 +24,7 @@ from featuremill.kit.errors import (
     is_out_of_memory,
 )
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.kit.reasons import Kind
+from featuremill.kit.reasons import Kind, is_missing
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import json_of, place_of
 from featuremill.workloads.encoder import chat
@@ -65,7 +65,7 @@ __all__ = [
     "weights_mb",
 ]
 
-VERSION = "3"
+VERSION = "4"
 ATTRIBUTES = ("dtype",)
 PRECISION = "dtype"
 COST_UNIT = "tokens"
@@ -172,9 +172,14 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _empty(row: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Return the reason if one of `columns` is empty in the row; else ""."""
-    empty = [name for name in columns if row.get(name) is None or not str(row[name]).strip()]
-    return REFUSED.reason(f"the column {empty[0]!r} is empty") if empty else ""
+    """Return the reason if one of `columns` is empty in the row, or has a word for a missing value;
+    else ""."""
+    for name in columns:
+        text = "" if row.get(name) is None else str(row[name]).strip()
+        if not text or is_missing(text):
+            what = f"has {text!r}, a word for a missing value" if text else "is empty"
+            return REFUSED.reason(f"the column {name!r} {what}")
+    return ""
 
 
 def cost(payload: bytes, options: Options) -> int:
@@ -243,7 +248,7 @@ def resolve(options: Options, device: Device, weights: Weights | None) -> Option
     if options.json_schema:  # not of `options_of_model`
         replies.refuse_wrong(replies.read(options.json_schema), options.json_schema)
     if options.chat:
-        chat.refuse_no_template(weights.path)
+        chat.template_of(weights.path, is_answered=True)
     settled = {
         "dtype": networks.dtype_on(device, options.dtype),
         "context": _context(options, weights.path),
@@ -289,7 +294,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     is_cuda = devices[0].kind == "cuda"
     document = replies.read(options.json_schema)
     replies.refuse_wrong(document, options.json_schema)
-    tokenizer = chat.tokenizer_of(weights.path)
+    folder = weights.path
+    tokenizer = chat.opened(folder, is_answered=True) if options.chat else chat.tokenizer_of(folder)
     engine: Engine
     if options.engine == "vllm":
         _refuse_missing("vllm", "options.engine", "transformers")
@@ -341,7 +347,7 @@ def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -
 
 def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
     """Return the tokens that prompts begin with, by two made-up rows; nothing where a template
-    takes no such rows."""
+    takes no such rows, as it may expect other values."""
     prompt = prompts.read(options.prompt)
     made_up = [dict.fromkeys(prompt.columns, value) for value in chat.MADE_UP]
     try:

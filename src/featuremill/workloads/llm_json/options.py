@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 
 from featuremill.inputs import RowOptions
 from featuremill.workload import Kind, OptionFile, OptionWeights
+from featuremill.workload.hugging_face import place_of
+from featuremill.workloads.encoder import chat
 from featuremill.workloads.llm_json import prompts
 
 
@@ -34,8 +36,8 @@ class Options(RowOptions):
     json_schema: OptionFile
     """A file with the JSON schema (draft 2020-12) of every reply; its top level is an object."""
     required_columns: tuple[str, ...] = ()
-    """Columns that must not be empty; rows with an empty one are refused. Without this, a model
-    invents a reply to an empty text."""
+    """Columns that must not be empty; rows in which one is empty, or a word for a missing value
+    (NA, NaN, NULL, None), are refused. Without this, a model invents a reply to an empty text."""
     chat: bool = True
     """The prompt is one user message in the model's chat template; `false` sends it unchanged, for
     base models."""
@@ -79,6 +81,11 @@ class Options(RowOptions):
         if self.engine == "vllm" and self.quantize == "8bit":
             raise ValueError("quantize: 8bit is not in vllm; take 4bit, or engine: transformers")
         return self
+
+    def check_files(self) -> None:
+        """Raise UserError where the model's chat template cannot be used."""
+        if self.chat:
+            chat.check(place_of(self.model), is_answered=True)
 
     def payload_columns(self) -> Sequence[str]:
         """Return the columns in the prompt."""

@@ -46,6 +46,7 @@ __all__ = [
     "REMEDIES",
     "SPEED_OPTIONS",
     "VERSION",
+    "VERSIONS_OF",
     "Options",
     "audited",
     "batch_cost",
@@ -69,12 +70,14 @@ __all__ = [
 ]
 
 VERSION = "3"
+VERSIONS_OF = ("fair-esm",)
 REASONS = (*OF_VARIANTS, *structures.REASONS)
 COST_UNIT = "tokens"
 LENGTH_UNIT = "residues"
 PRECISION = "dtype"
 SPEED_OPTIONS = ("model", "dtype")
 ATTRIBUTES = ("variants", "marginals", "dtype", "long")
+OUTPUTS = ("variant_scores",)
 REMEDIES = {
     "smaller batches": "batch_tokens",
     "shorter records": "long: truncate",

@@ -227,7 +227,7 @@ def _sized(record: Record, options: Options) -> Record:
     note = record.note
     if min(options.width(length), options.masked_tokens(length) - NUM_SPECIAL) < length:
         is_cut = options.long == "truncate"
-        how = "truncated (full for option long computes all)" if is_cut else "in windows"
+        how = "truncated (set long to full to compute all)" if is_cut else "in windows"
         cut = f"longer than {options.limit} residues, {how}"
         note = "; ".join(filter(None, [note, cut]))
     return record._replace(note=note, length=length)

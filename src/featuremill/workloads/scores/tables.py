@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.inputs import columns, names_in_table
+from featuremill.inputs import NamedColumns, columns, names_in_table, rows
 from featuremill.kit.errors import UserError
+from featuremill.kit.reasons import is_missing
 from featuremill.kit.text import clipped
 from featuremill.workloads.scores.options import MEASURED, MEASURED_CLASS, Options
 
@@ -27,6 +29,8 @@ NAMES = (
 """Names of a column of variants."""
 MUTATED = (("mutated_sequence",),)
 """The name of a column of their sequences."""
+MOST_SEEN = 1_000
+"""Rows that tell whether a column of variants has whole sequences."""
 NO_IDS = ("label",)
 """Names of an id column elsewhere; beside variants it says what they do."""
 SEQUENCE = "seq"
@@ -86,10 +90,23 @@ def of_variants(path: Path, names: Sequence[str], options: Options) -> Columns:
         mutated = names[columns.one(path, names, chosen, MUTATED, "mutated_sequence")]
     variant = options.variant_column or columns.first_of(names, NAMES) or mutated
     variant = names[columns.one(path, names, variant, NAMES, "variant")]
+    if variant != mutated and _has_sequences(path, variant):
+        variant = mutated = options.mutated_sequence_column or variant
     first = options.first_residue_column
     if first:
         columns.one(path, names, first, (), "first_residue")
     return Columns(variant, "", mutated, first)
+
+
+def _has_sequences(path: Path, column: str) -> bool:
+    """Return whether a column of variants has whole sequences, as ProteinGym's tables of insertions
+    and deletions do: each of the first cells but wild types."""
+    from featuremill.workloads.scores.variants import WILD_TYPES
+
+    options = NamedColumns(id_column=column, names=(column,))
+    cells = (record.id.upper() for record in islice(rows([path], options), MOST_SEEN))
+    changed = [cell for cell in cells if cell not in WILD_TYPES and not is_missing(cell)]
+    return any(changed) and all(cell.removesuffix("*").isalpha() for cell in filter(None, changed))
 
 
 def with_columns(options: Options) -> Options:
@@ -145,7 +162,8 @@ def cell(
         return None
     where = f"{path}:{line}"
     first = options.first_residue
-    if found.first and (told := text(values[found.first])):
+    told = text(values[found.first]) if found.first else ""
+    if told and not is_missing(told):
         if not told.removeprefix("-").removesuffix(".0").isdecimal():
             raise UserError(
                 f"{where}: {clipped(told)!r} in column {found.first!r} is no whole number; write "
@@ -153,6 +171,7 @@ def cell(
             )
         first = int(told.removesuffix(".0"))
     mutated = text(values[found.mutated]) if found.mutated else ""
+    mutated = "" if is_missing(mutated) else mutated
     others = [
         _measured(text(values[name]), name, options, where) or None for name in options.carried
     ]
@@ -161,8 +180,6 @@ def cell(
 
 def _measured(told: str, name: str, options: Options, where: str) -> str:
     """Return the text of a column that comes along; of a measured score "" where there is none."""
-    from featuremill.inputs.labels import is_missing
-
     if name not in options.measured or not told or is_missing(told):
         return "" if name in options.measured else told
     if name == options.measured_class_column:

@@ -26,16 +26,16 @@ class Writer:
 
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
-        import pyarrow.csv
 
+        from featuremill.kit.tsv import TsvWriter
         from featuremill.workloads.scores.agreement import SCHEMA, measured_of
 
         there = VARIANTS in target.values.names
         struct = target.values.field(VARIANTS).type.value_type if there else pa.struct([])
         need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
         self._schema = pa.schema([pa.field("id", pa.string()), *SCHEMA])
-        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header="none")
-        self._file = pa.csv.CSVWriter(target.path, self._schema, write_options=options)
+        self._file = target.path.open("w", encoding="utf-8", newline="\n")
+        self._table = TsvWriter(self._file, self._schema.names)
 
     def write(self, block: pa.Table) -> None:
         """Append the rows of a block's records."""
@@ -48,7 +48,7 @@ class Writer:
             for id, variants in zip(block["id"], block[VARIANTS], strict=True)
             for each in agreements(variants.values)
         ]
-        self._file.write_table(pa.Table.from_pylist(found, self._schema))
+        self._table.columns(pa.Table.from_pylist(found, self._schema).columns)
 
     def close(self) -> None:
         """Close the file."""

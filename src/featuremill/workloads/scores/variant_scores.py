@@ -35,29 +35,22 @@ class Writer:
     COLUMN, OUTPUT = VARIANTS, "variant_scores"
 
     def __init__(self, target: Target) -> None:
-        import pyarrow as pa
-        import pyarrow.csv
+        from featuremill.kit.tsv import TsvWriter
 
         there = [name for name in target.values.names if name == self.COLUMN]
         need(there, self.OUTPUT, f"a column {self.COLUMN}")
         struct = target.values.field(self.COLUMN).type.value_type
-        self._schema = pa.schema([pa.field("id", pa.string()), *struct])
-        # With "needed", Arrow quotes every name: so only where a person's column needs it.
-        header = "needed" if re.search('["\t\r\n]', "".join(self._schema.names)) else "none"
-        options = pa.csv.WriteOptions(delimiter="\t", quoting_style="needed", quoting_header=header)
-        self._file = pa.csv.CSVWriter(target.path, self._schema, write_options=options)
+        self._file = target.path.open("w", encoding="utf-8", newline="\n")
+        self._table = TsvWriter(self._file, ["id", *(field.name for field in struct)])
 
     def write(self, block: pa.Table) -> None:
         """Append the rows of a block's records."""
-        import pyarrow as pa
         import pyarrow.compute as pc
 
         lists = block[self.COLUMN].combine_chunks()
         ids = block["id"].combine_chunks().take(pc.list_parent_indices(lists))
         rows = pc.list_flatten(lists)
-        columns = [ids, *(pc.struct_field(rows, field.name) for field in rows.type)]
-        table = pa.table(columns, names=self._schema.names)
-        self._file.write_table(table.cast(self._schema))
+        self._table.columns([ids, *(pc.struct_field(rows, field.name) for field in rows.type)])
 
     def close(self) -> None:
         """Close the file."""

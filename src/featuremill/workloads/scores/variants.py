@@ -33,21 +33,28 @@ PREFIX = re.compile(r"p\.", re.IGNORECASE)
 WILD_TYPES = frozenset(("WT", "_WT", "_WTM", "_SY", "WILDTYPE", "WILD-TYPE", "WILD_TYPE"))
 AS_IT_WAS = re.compile(r"([A-Z]{1,3}[0-9]+)?=")
 A_STOP = re.compile(r"([A-Z]{1,3}[0-9]+)?(\*|TER|STOP)")
+A_SHIFT = re.compile(r"(?:[A-Z]{1,3}|\*)?[0-9]+(?:[A-Z]{1,3}|\*)??(?:FS|EXT)")
+"""The beginning of a frameshift or an extension, in capitals."""
 NO_SUBSTITUTION = re.compile("DEL|INS|DUP|FS|EXT|[_-]")
 NOT_WHOLE = "not the sequence of a variant"
 NOT_ONE = Kind(
     "variant",
     ("not a substitution", NOT_WHOLE),
     "Write the residue, its position from 1 and the new residue, as in A123T or Ala123Thr; put a "
-    "colon between several substitutions of one variant. Where the table has whole sequences, name "
-    "their column in mutated_sequence_column.",
+    "colon between several substitutions of one variant. Where a column has whole sequences, name "
+    "it both in variant_column and in mutated_sequence_column.",
 )
 INDEL = Kind(
     "indel",
     ("an insertion or a deletion",),
     "Other marginals than pseudo are of substitutions alone. Add pseudo to marginals (it takes a "
-    "pass for each residue of the variant), or leave it without a score. A frameshift or an "
-    "extension has none. Give the sequence that it makes in a column mutated_sequence.",
+    "pass for each residue of the variant), or leave it without a score.",
+)
+SHIFT = Kind(
+    "frameshift",
+    ("a frameshift or an extension, which names no sequence",),
+    "Leave it without a score, or list the sequences that your variants make in a table without "
+    "their names, in a column mutated_sequence.",
 )
 NO_CHANGE = Kind(
     "no_change",
@@ -76,7 +83,7 @@ BEYOND = Kind(
     "Fix the position, or first_residue where positions are counted from elsewhere. Beyond "
     "max_residues, set long: chunk or long: full. Farther apart than a window, set long: full.",
 )
-REASONS = (NOT_ONE, INDEL, NO_CHANGE, STOP, WILD_TYPE, BEYOND)
+REASONS = (NOT_ONE, INDEL, SHIFT, NO_CHANGE, STOP, WILD_TYPE, BEYOND)
 LEAST_PLACES = 3
 """Fewer positions fit a shifted numbering by chance."""
 
@@ -211,6 +218,8 @@ def _changed(written: str, text: str) -> Change:
         kind = NO_CHANGE
     elif A_STOP.fullmatch(part):
         kind = STOP
+    elif A_SHIFT.match(part):
+        kind = SHIFT
     elif not match and NO_SUBSTITUTION.search(part):
         is_joined = all(map(SUBSTITUTION.fullmatch, JOINED.split(part)))
         kind = NOT_ONE if is_joined else INDEL

@@ -1,7 +1,7 @@
 // A map of records: every point can be found, chosen, compared and copied. What it shows is in the page.
 (function () {
   "use strict";
-  const MOST_NAMED = 7, MOST_LISTED = 500, SHADES = 24;
+  const MOST_NAMED = 7, MOST_LISTED = 500, SHADES = 24, CLIPPED = 0.02;
   const COLOURS = ["first", "second", "third", "fourth", "fifth", "sixth", "seventh"];
   const style = getComputedStyle(document.documentElement);
   const token = (name) => style.getPropertyValue("--" + name).trim();
@@ -27,6 +27,20 @@
     return "rgb(" + from.map((value, n) => Math.round(value + (to[n] - value) * (at - low))) + ")";
   }
 
+  // The colours of numbers: a few outliers at either end take the colour of that end, or all others would look alike.
+  function rampOf(colour) {
+    if (colour.ramp) return colour.ramp;
+    const sorted = colour.values.filter((value) => value !== null).sort((a, b) => a - b);
+    const out = sorted.length < 10 ? 0 : Math.max(1, Math.round(sorted.length * CLIPPED)), last = sorted.length - 1;
+    const isClipped = sorted[out] < sorted[last - out], [from, to] = isClipped ? [out, last - out] : [0, last];
+    const scale = (value) => (colour.log ? Math.log(Math.max(value, 1)) : value), low = scale(sorted[from]), high = scale(sorted[to]);
+    const text = (at) => sorted[at].toLocaleString("en"), unit = colour.unit ? " " + colour.unit : "";
+    const share = (value) => Math.min(Math.max((scale(value) - low) / (high - low || 1), 0), 1);
+    if (last < 0) return (colour.ramp = { share, ends: null, range: colour.none });
+    const ends = [(sorted[0] < sorted[from] ? "≤ " : "") + text(from), (sorted[last] > sorted[to] ? "≥ " : "") + text(to) + unit];
+    return (colour.ramp = { share, ends, range: text(0) + " to " + text(last) + unit });
+  }
+
   // The groups of points that are drawn alike: what the legend lists, from the least important on.
   function groupsOf(colour) {
     if (colour.names) {
@@ -37,14 +51,12 @@
       codes.forEach((code, n) => (code === 0 ? none : groups[code - 1] || other).of.push(n));
       return [none, other, ...groups].filter((group) => group.of.length);
     }
-    const known = colour.values.filter((value) => value !== null);
-    const scale = (value) => (colour.log ? Math.log(Math.max(value, 1)) : value);
-    const low = scale(known.reduce((a, b) => Math.min(a, b), Infinity)), high = scale(known.reduce((a, b) => Math.max(a, b), -Infinity));
+    const ramp = rampOf(colour);
     const shades = Array.from({ length: SHADES }, (_, n) => ({ share: n / (SHADES - 1), of: [] }));
     const none = { name: colour.none, colour: "muted", isRing: true, of: [] };
     colour.values.forEach((value, n) => {
       if (value === null) none.of.push(n);
-      else shades[Math.round(((scale(value) - low) / (high - low || 1)) * (SHADES - 1))].of.push(n);
+      else shades[Math.round(ramp.share(value) * (SHADES - 1))].of.push(n);
     });
     return [none, ...shades].filter((group) => group.of.length);
   }
@@ -141,14 +153,12 @@
     const rank = (group) => (group.isRing ? 2 : group.colour === "rest" ? 1 : 0);
     const inLegend = () => groups.filter((group) => group.name).sort((a, b) => rank(a) - rank(b));
     function drawLegend() {
-      const legend = find("legend"), isRamp = !colour.names;
+      const legend = find("legend"), ends = colour.names ? null : rampOf(colour).ends;
       const chip = (group) => el("button", { type: "button", className: "map-chip", ariaPressed: String(!hidden.has(group.name)), title: "show or hide", onclick() {
         if (!hidden.delete(group.name)) hidden.add(group.name);
         drawLegend(); draw();
       } }, el("i", { className: group.isRing ? "ring" : "", style: "--of: var(--" + group.colour + ")" }), el("bdi", {}, group.name), el("span", {}, group.of.length.toLocaleString("en")));
-      const known = isRamp ? colour.values.filter((value) => value !== null) : [];
-      const ends = [Math.min, Math.max].map((of) => known.reduce((a, b) => of(a, b), known[0])?.toLocaleString("en") ?? "");
-      const ramp = isRamp && known.length ? [el("span", { className: "map-ramp" }, ends[0], el("i", {}), ends[1] + " " + (colour.unit || ""))] : [];
+      const ramp = ends ? [el("span", { className: "map-ramp" }, ends[0], el("i", {}), ends[1])] : [];
       legend.replaceChildren(...ramp, ...inLegend().map(chip));
     }
     function linkOf(n) {
@@ -196,16 +206,26 @@
       find("copied").textContent = "Copied.";
     }
     function save() {
-      const scale = 3, rows = inLegend().filter((group) => !hidden.has(group.name)), picture = el("canvas", { width: width * scale, height: (height + 20 * rows.length + 34) * scale });
+      const ramp = colour.names ? null : rampOf(colour), ends = ramp && ramp.ends;
+      const scale = 3, rows = inLegend().filter((group) => !hidden.has(group.name)), first = ends ? 40 : 20;
+      const picture = el("canvas", { width: width * scale, height: (height + 20 * rows.length + first + 14) * scale });
       const to = picture.getContext("2d");
       to.scale(scale, scale);
       to.fillStyle = token("card"); to.fillRect(0, 0, width, height + 999);
       paint(to);
-      const lines = [[null, place.name + ", by " + colour.title + (colour.names ? "" : ": " + find("legend").textContent)], ...rows.map((group) => [group, group.name])];
       to.font = "13px " + getComputedStyle(document.body).fontFamily;
-      lines.forEach(([group, text], n) => {
-        if (group) { to.fillStyle = to.strokeStyle = colourOf(group); to.beginPath(); to.arc(20, height + 10 + 20 * n, 5, 0, 7); to[group.isRing ? "stroke" : "fill"](); }
-        to.fillStyle = token("ink"); to.fillText(text, group ? 34 : 14, height + 15 + 20 * n);
+      const write = (text, x, y) => { to.fillStyle = token("ink"); to.fillText(text, x, height + y, width - x - 14); };
+      write(place.name + ", by " + colour.title + (ramp ? ": " + ramp.range : ""), 14, 15);
+      if (ends) {
+        const left = 14 + to.measureText(ends[0]).width + 8, wide = Math.min(180, width / 3);
+        write(ends[0], 14, 37);
+        for (let n = 0; n < wide; n++) { to.fillStyle = shade(n / (wide - 1)); to.fillRect(left + n, height + 28, 1.5, 9); }
+        write(ends[1], left + wide + 8, 37);
+      }
+      rows.forEach((group, n) => {
+        to.fillStyle = to.strokeStyle = colourOf(group);
+        to.beginPath(); to.arc(20, height + first + 10 + 20 * n, 5, 0, 7); to[group.isRing ? "stroke" : "fill"]();
+        write(group.name, 34, first + 15 + 20 * n);
       });
       el("a", { href: picture.toDataURL("image/png"), download: "map.png" }).click();
     }

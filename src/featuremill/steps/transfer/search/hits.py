@@ -115,7 +115,7 @@ def _nearest(searched: Features, queries: Queries, chosen: Chosen) -> list[Found
     """Return the rows and scores of the nearest to each query."""
     dtype = searched.vectors.dtype
     k = min(chosen.k + chosen.excludes_self, searched.num_rows)
-    nearest = Nearest(queries.vectors, k, chosen.metric, dtype)
+    nearest = Nearest(queries.vectors, k, chosen.metric, dtype, searched.ranks_of)
     num_rows = rows_of_block(len(queries.ids), queries.vectors.shape[1] * dtype.itemsize)
     try:
         for first_row, block in searched.vectors_in_blocks(num_rows):

@@ -14,23 +14,18 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from featuremill.features import NOWHERE, Features
 from featuremill.features.table import Matrix
 from featuremill.inputs import COMPRESSED, FORMATS, source
 from featuremill.kit.errors import UserError
-from featuremill.kit.ids import WHOLE, accessions
-from featuremill.kit.runs import whole_ids
+from featuremill.kit.ids import accession
 from featuremill.kit.text import clipped, counted, one_line
 from featuremill.kit.workloads import Record
 from featuremill.steps.transfer.search.recipe import Recipe
 
 MOST_NAMED = 5
 """Queries without a vector that a message lists one by one."""
-MOST_OF_ACCESSION = 3
-"""Ids that a message lists if several records have an accession."""
 Item = TypeVar("Item")
 log = logging.getLogger("featuremill.search")
 
@@ -99,9 +94,9 @@ class Reader:
     def _rows(self, words: Sequence[str]) -> dict[str, dict[str, int]]:
         """Return for each word its ids, each with its row."""
         parts = {word: [part for part in word.split(",") if part] for word in words}
-        row_of = self._searched.rows_of({*words, *itertools.chain.from_iterable(parts.values())})
+        row_of = self._searched.rows_of(words)
         ids_of = {word: [word] if word in row_of else each for word, each in parts.items()}
-        row_of |= self._rows_of_accessions(set(itertools.chain(*ids_of.values())) - row_of.keys())
+        row_of |= self._searched.rows_named(itertools.chain(*ids_of.values()))
         rows = {}
         for word, ids in ids_of.items():
             missing = [id for id in ids if id not in row_of]
@@ -109,32 +104,6 @@ class Reader:
                 raise UserError(self._missing(word, missing))
             rows[word] = {id: row_of[id] for id in ids}
         return rows
-
-    def _rows_of_accessions(self, words: set[str]) -> dict[str, int]:
-        """Return the rows of those of `words` that are the accession of one record."""
-        ids_of = self._ids_of_accessions(words)
-        for word, ids in ids_of.items():
-            if len(ids) > 1:
-                shown = ", ".join(ids)
-                raise UserError(
-                    f"{self._searched.folder.root}: {word!r} is the accession of several records, "
-                    f"such as {shown}; give a whole id, in quotes for the shell."
-                )
-        rows = self._searched.rows_of([ids[0] for ids in ids_of.values()])
-        return {word: rows[ids[0]] for word, ids in ids_of.items()}
-
-    def _ids_of_accessions(self, words: set[str]) -> dict[str, list[str]]:
-        """Return the ids of the records with one of `words` as accession, a few at most."""
-        ids_of: dict[str, list[str]] = {}
-        wanted = pa.array(words, pa.string())
-        for _, batch in self._searched.table.batches(WHOLE) if words else ():
-            here = accessions(batch["id"])
-            places = pc.indices_nonzero(pc.is_in(here, value_set=wanted))
-            ids = whole_ids(batch).take(places).to_pylist()
-            for word, id in zip(here.take(places).to_pylist(), ids, strict=True):
-                if len(of_word := ids_of.setdefault(word, [])) < MOST_OF_ACCESSION:
-                    of_word.append(id)
-        return ids_of
 
     def _missing(self, word: str, ids: Sequence[str]) -> str:
         if not ids:
@@ -153,7 +122,7 @@ class Reader:
         shown_id = one_line(id)
         with contextlib.suppress(OSError, ValueError, KeyError, csv.Error):  # it only explains
             for failure in self._searched.failures():
-                if failure.id == shown_id:
+                if shown_id in (failure.id, accession(failure.id)):
                     states = {"pending": "is not computed yet", "refused": "was refused"}
                     state = states.get(failure.status, "failed")
                     why = "" if failure.status == "pending" else f" ({failure.reason})"

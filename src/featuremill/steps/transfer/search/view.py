@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,7 +10,9 @@ from pathlib import Path
 from typing import Literal, TextIO
 
 from featuremill.kit.files import replacing
+from featuremill.kit.processes import is_output_read
 from featuremill.kit.text import one_line, plain
+from featuremill.kit.tsv import TsvWriter
 from featuremill.steps.transfer.search.hits import Hit
 
 Format = Literal["table", "tsv"]
@@ -31,6 +31,8 @@ def write(lots: Iterable[Iterable[Hit]], path: Path | None, format: Format | Non
         for hits in lots:
             view.write(hits)
             out.flush()
+            if not path and not is_output_read():  # the reader has enough, like `head`
+                return
 
 
 @contextlib.contextmanager
@@ -44,29 +46,24 @@ def _output(path: Path | None) -> Iterator[TextIO]:
         with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as out:
             yield out
         return
-    try:
-        yield sys.stdout
-    except BrokenPipeError:  # the reader has enough, like `head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    yield sys.stdout
 
 
 class Tsv:
-    """A table with tabs, quoted like failed.tsv."""
+    """A table with tabs."""
 
     def __init__(self, out: TextIO) -> None:
-        self._table = csv.writer(out, delimiter="\t", lineterminator="\n")
-        self._has_headings = False
+        self._out = out
+        self._table: TsvWriter | None = None
         self._shown = plain if out.isatty() else str
 
     def write(self, hits: Iterable[Hit]) -> None:
         """Append the hits of some queries."""
         for hit in hits:
-            if not self._has_headings:
-                self._has_headings = True
-                self._table.writerow(Hit._fields)
-            texts = [self._shown(one_line(str(field))) for field in hit._replace(score=0)]
+            self._table = self._table or TsvWriter(self._out, Hit._fields)
+            texts = [self._shown(str(field)) for field in hit._replace(score=0)]
             texts[Hit._fields.index("score")] = f"{hit.score:.9g}"
-            self._table.writerow(texts)
+            self._table.row(texts)
 
 
 class Aligned:

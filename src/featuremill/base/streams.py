@@ -1,0 +1,69 @@
+"""Standard output and error as any caller leaves them: closed, a pipe without a reader, or in an
+encoding that lacks letters of ours."""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+class _Stream(io.FileIO):
+    """A standard stream that takes what its reader does not wait for, as of `head`."""
+
+    is_read = True
+    """Whether what is written goes anywhere."""
+
+    def write(self, data: ReadableBuffer) -> int:
+        """Write, and drop all from now on where nobody reads; raise another OSError once."""
+        try:
+            return super().write(data)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            self.is_read = False
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if not isinstance(error, BrokenPipeError):
+                raise
+            return memoryview(data).nbytes
+
+
+def set_up() -> None:
+    """Prepare the streams of this process, once, before it opens a file: that would get the number
+    of a closed one, and programs that this starts would write into it."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, open(null, "w" if number else "r", closefd=False))  # noqa: SIM115
+        elif number and type(raw := _raw(stream)) is io.FileIO and raw.fileno() == number:
+            stream.flush()
+            file = _Stream(number, "w", closefd=False)
+            new = io.TextIOWrapper(
+                # As with python -u, without which there is a buffer.
+                file if raw is stream.buffer else io.BufferedWriter(file),
+                stream.encoding,
+                "backslashreplace",
+                line_buffering=stream.line_buffering,
+                write_through=stream.write_through,
+            )
+            setattr(sys, name, new)
+
+
+def is_read() -> bool:
+    """Return whether standard output goes anywhere."""
+    raw = _raw(sys.stdout)
+    return raw.is_read if isinstance(raw, _Stream) else True
+
+
+def _raw(stream: Any) -> Any:
+    """Return the file behind a standard stream; None behind what a test or a notebook put there."""
+    buffer = getattr(stream, "buffer", None)
+    return getattr(buffer, "raw", buffer)

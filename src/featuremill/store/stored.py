@@ -1,0 +1,84 @@
+"""Which files in the receipts and the store of a run are featuremill's: by their place, with a name
+that only content gives, and else by the record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from featuremill.store import delivered, ours
+from featuremill.store.files import sha256_of
+from featuremill.store.formats import FAILED
+from featuremill.store.results import Results
+
+_HEX = "[0-9a-f]{32}"
+PLACES = re.compile(
+    rf"receipts/(delivered/\d{{4}}\.json|{_HEX}(/{_HEX}\.json)?)"
+    rf"|store/((journals|parts|shards)(/{_HEX})?"
+    rf"|journals/{_HEX}/{_HEX}\.(arrows|log|lock)"
+    rf"|parts/{_HEX}/{_HEX}\.(arrows|json|telemetry\.jsonl|bad)"
+    rf"|shards/{_HEX}\.(arrow|bad)"
+    rf"|{delivered.IDENTITIES}/{_HEX}/(rows\.bin|rows\.npy|survey\.json))"
+)
+"""Files, and links in their places, as seen from the run's folder."""
+LOCKS = {"plan.lock", "merge.lock", "deliver.lock"}
+
+
+def is_stored(folder: Results, path: Path) -> bool:
+    """Return whether featuremill wrote what is at `path`, in the receipts or the store of a run."""
+    inside = path.relative_to(folder.root).as_posix()
+    if PLACES.fullmatch(inside) or inside == folder.store.name:  # which may be a link
+        return True
+    first, *others = inside.split("/")
+    if first != folder.store.name:
+        return False
+    match others:
+        case [name] if name in LOCKS:
+            return not path.is_symlink() and not path.stat().st_size
+        case [name] if name in FAILED and not ours.is_ours(path):
+            # Early versions did not record them.
+            copied = folder.root / name
+            return ours.is_ours(copied) and sha256_of(copied) == sha256_of(path)
+        case [delivered.FOLDER, key, *names]:
+            return "/".join(names) in _delivered(folder.store / delivered.FOLDER / key)
+    return ours.is_ours(path)
+
+
+def _delivered(place: Path) -> set[str]:
+    """Return the names of the files of a shard that was delivered in the folder `place`."""
+    path = place / delivered.ANSWER
+    answer = delivered.DeliveredShard.find(path) if path.is_file() else None
+    names = [file.path for file in answer.files] if answer else []
+    beside = [delivered.index_beside(Path(name)).as_posix() for name in names]
+    return {delivered.ANSWER, delivered.FAILURES, *names, *beside} if answer else set()
+
+
+def discard(folder: Results, place: Path) -> None:
+    """Remove what is featuremill's in a folder of the receipts or of the store of a run, and the
+    folders that are empty then."""
+    for path in list(_files_below(place)):
+        if is_stored(folder, path):
+            path.unlink(missing_ok=True)
+    for inside, _, _ in os.walk(place, topdown=False):
+        with contextlib.suppress(OSError):  # not empty
+            Path(inside).rmdir()
+
+
+def forget_delivered(folder: Results, keys: Collection[str]) -> None:
+    """Remove what was delivered for other results than those of these folders; without any, also
+    what was laid out for it."""
+    place = folder.store / delivered.FOLDER
+    for each in place.iterdir() if place.is_dir() else ():
+        if each.name not in keys:
+            discard(folder, each)
+    if not keys:
+        discard(folder, place)
+        discard(folder, folder.store / delivered.IDENTITIES)
+
+
+def _files_below(place: Path) -> Iterator[Path]:
+    for inside, _, names in os.walk(place):
+        yield from (Path(inside, name) for name in names)
