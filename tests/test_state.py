@@ -2,12 +2,22 @@
 and the files ask for now."""
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from programs import Verbs, fasta
+import yaml
+from programs import Desk, Verbs, fasta, random_records
 
 from featuremill import config
+from featuremill.config import runs
+from featuremill.status import view
+from featuremill.status.project import ProjectReader
+from featuremill.steps.groups import Groups
+from featuremill.steps.heads import Head
+from featuremill.steps.transfer import Transfer
 from featuremill.store.results import Results
 from featuremill.store.run_file import RunFile
 
@@ -41,3 +51,223 @@ def test_commands_typed_elsewhere_read_the_files_of_the_run(tmp_path, environmen
     (own / "in.fa").unlink()
     said = verbs.type("featuremill", "status", run).out
     assert "in.fa: this input is gone" in said, "the other file of this name is none of the run's"
+
+
+# ---- every key of a config, and every file that a step reads ----
+
+RECORDS = random_records(40)
+VECTORS = {"vectors": "composition"}
+CONFIG = {
+    "run": "my",
+    "inputs": "in.fa",
+    "workload": "composition",
+    "outputs": "parquet",
+    "labels": {"file": "labels.csv", "column": "kind"},
+    "groups": {"g": {"table": "groups.csv", "column": "kind", **VECTORS}},
+    "transfer": {"t": {"labels": "labels.csv", "column": "kind", **VECTORS}},
+    "heads": {"h": {"labels": "labels.csv", "column": "kind", **VECTORS}},
+}
+LATER = {"heads": CONFIG["heads"] | {"k": {"folder": "H", **VECTORS}}}
+LONG_AGO = 1_500_000_000
+
+
+def table(path, kinds):
+    rows = "".join(f"{id},{kinds[n % len(kinds)]},{n % 7}\n" for n, (id, _) in enumerate(RECORDS))
+    path.write_text(f"id,kind,other\n{rows}")
+
+
+def write(folder, **changes):
+    (folder / "my.yaml").write_text(yaml.safe_dump(CONFIG | LATER | changes))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, environment):
+    """Return the folder of a finished run, one of whose heads is from elsewhere."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "in.fa").write_text(fasta(RECORDS))
+    for name in ("labels.csv", "groups.csv"):
+        table(folder / name, "xy")
+    (folder / "my.yaml").write_text(yaml.safe_dump(CONFIG))
+    desk = Desk(folder, environment)
+    desk.type("featuremill", "run", "my.yaml", "-c", "2")
+    shutil.copytree(folder / "results" / "my" / "heads" / "h", folder / "H")
+    write(folder)
+    desk.type("featuremill", "run", "my.yaml", "-c", "2")
+    return folder
+
+
+@pytest.fixture
+def desk(finished, tmp_path, environment, monkeypatch):
+    """Return a desk in a copy of it, whose files have their times."""
+    folder = tmp_path / "desk"
+    shutil.copytree(finished, folder)
+    monkeypatch.chdir(folder)
+    return Desk(folder, environment)
+
+
+def look():
+    """Return the exit status of `featuremill status my.yaml`, and its page."""
+    state = ProjectReader(runs.named(Path("my.yaml"))).look_closely()
+    return state.exit_status, " ".join("\n".join(view.lines(state)).split())
+
+
+def of_step(key, name, **changes):
+    return {key: {**(CONFIG | LATER)[key], name: {**(CONFIG | LATER)[key][name], **changes}}}
+
+
+EDITS = {
+    "inputs": {"inputs": ["in.fa", "more.fa"]},
+    "workload": {"workload": "esm2"},
+    "options": {"options": {"hydropathy": False}},
+    "shards": {"shards": {"cost": 77}},
+    "device": {"device": "cpu"},
+    "gpus": {"gpus": 2},
+    "store": {"store": "shared"},
+    "outputs": {"outputs": ["parquet", "npy"]},
+    "order": {"order": "input"},
+    "max_failed": {"max_failed": 3},
+    "labels": {"labels": {"file": "labels.csv", "column": "other"}},
+    "groups.column": of_step("groups", "g", column="other"),
+    "groups.id_column": of_step("groups", "g", id_column="id"),
+    "groups.pool": of_step("groups", "g", pool="max"),
+    "groups.vectors": of_step("groups", "g", vectors=None),
+    "groups.table": of_step("groups", "g", table="labels.csv"),
+    "transfer.labels": of_step("transfer", "t", labels="groups.csv"),
+    "transfer.column": of_step("transfer", "t", column="other"),
+    "transfer.id_column": of_step("transfer", "t", id_column="id"),
+    "transfer.group": of_step("transfer", "t", group="other"),
+    "transfer.vectors": of_step("transfer", "t", vectors=None),
+    "transfer.k": of_step("transfer", "t", k=3),
+    "transfer.metric": of_step("transfer", "t", metric="euclidean"),
+    "heads.labels": of_step("heads", "h", labels="groups.csv"),
+    "heads.column": of_step("heads", "h", column="other"),
+    "heads.id_column": of_step("heads", "h", id_column="id"),
+    "heads.group": of_step("heads", "h", group="other"),
+    "heads.kind": of_step("heads", "h", kind="mlp"),
+    "heads.threshold": of_step("heads", "h", threshold={"class": "x", "recall": 0.5}),
+    "heads.task": of_step("heads", "h", task="regression", column="other"),
+    "heads.folder": of_step("heads", "k", folder="results/my/heads/h"),
+    "heads.any_recipe": of_step("heads", "k", any_recipe=True),
+    "heads.vectors": of_step("heads", "k", vectors=()),
+}
+"""By key, a config in which it is another one."""
+ELSEWHERE = {
+    *("run", "results", "samples"),  # other folders, or in place of `inputs`
+    "keep",  # what goes at the end of a run, and no product
+    *("groups.of", "transfer.of", "transfer.reference", "heads.of", "heads.predict"),  # other sets
+    "heads.mask",  # of residues
+}
+READ = ("in.fa", "labels.csv", "groups.csv", "H/head.json", "H/head.safetensors")
+"""Every file that the run and its steps read, and that is not of the run."""
+MADE = (
+    *("embeddings.parquet", "failed.tsv", "report.html", "groups/g.parquet", "groups/g.json"),
+    *("groups/g.members.tsv", "transfer/t.tsv", "transfer/t.missing.tsv", "transfer/t.json"),
+    *("heads/h/head.safetensors", "heads/h/head.json", "heads/h/held_out.parquet"),
+    *("predictions/h.tsv", "predictions/k.tsv", "predictions/k.missing.tsv"),
+)
+
+
+def test_each_key_is_among_the_edits():
+    steps = {"groups": Groups, "transfer": Transfer, "heads": Head}
+    keys = {*config.Config.model_fields}
+    keys |= {f"{name}.{key}" for name, model in steps.items() for key in model.model_fields}
+    assert keys == {*EDITS} | ELSEWHERE
+
+
+def test_status_is_done_until_a_key_is_another_one(desk):
+    assert look()[0] == 0
+    shutil.copy("in.fa", "more.fa")
+    wrong = []
+    for key, changes in EDITS.items():
+        write(desk.folder, **changes)
+        status, said = look()
+        if status != 1 or "Nothing to do" in said:
+            wrong.append(key)
+    assert not wrong
+    write(desk.folder)
+    assert look()[0] == 0
+
+
+def edited(path, way):
+    """Let another file take the place of the one at `path`, or change it."""
+    before, content = path.stat(), path.read_bytes()
+    if way == "away":
+        path.unlink()
+        return
+    if way == "cut":
+        content = content[:-8]
+    else:
+        place = content.rindex(b"x") if b"x" in content else len(content) // 2
+        content = content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
+    path.unlink()
+    path.write_bytes(content + b"\n" * (way == "newer"))
+    times = {"older": LONG_AGO, "same": before.st_mtime}.get(way)
+    if times:
+        os.utime(path, (times, times))
+
+
+@pytest.mark.parametrize("way", ["newer", "older", "same"])
+def test_status_is_not_done_once_a_file_that_was_read_is_another_one(desk, way):
+    wrong = []
+    for name in READ:
+        path = desk.folder / name
+        shutil.copy2(path, desk.folder / "kept")
+        edited(path, way)
+        status, said = look()
+        if status != 1 or "Nothing to do" in said:
+            wrong.append(name)
+        path.unlink()
+        (desk.folder / "kept").rename(path)
+    assert not wrong
+    assert look()[0] == 0, "with other times, and the same content"
+
+
+@pytest.mark.parametrize("way", ["cut", "older", "away"])
+def test_status_is_not_done_once_a_file_that_was_made_is_not_whole(desk, way):
+    wrong = []
+    for name in MADE:
+        path = desk.folder / "results" / "my" / name
+        is_found_by_verify = way == "older" and name in MADE[:3]  # its size is the same
+        if is_found_by_verify or not path.stat().st_size:
+            continue
+        shutil.copy2(path, desk.folder / "kept")
+        edited(path, way)
+        status, _ = look()
+        if status != 1 and name != "report.html":
+            wrong.append(name)
+        path.unlink(missing_ok=True)
+        (desk.folder / "kept").rename(path)
+    assert not wrong
+    assert look()[0] == 0
+
+
+def test_run_makes_again_what_snakemake_has_no_record_of(desk):
+    """As after commands that were typed by hand."""
+    shutil.rmtree(".snakemake/metadata")
+    changes = {"outputs": "parquet_dataset", "order": "shard", **of_step("groups", "g", pool="max")}
+    write(desk.folder, **changes)
+    root = Path("results/my")
+    with (root / "predictions" / "h.tsv").open("a") as file:
+        file.write("mine")
+    head = Path("H/head.json")  # the same head, written otherwise
+    head.write_text(json.dumps(json.loads(head.read_text())))
+    os.utime(head, (LONG_AGO, LONG_AGO))
+    before = {path: path.read_bytes() for path in desk.folder.rglob("*.json")}
+    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", "-n").text
+    assert (
+        "results/my/manifest.json: the config has changed (outputs: parquet → parquet_dataset"
+        in said
+    )
+    assert "groups.g: the config has changed (pool: mean → max): a run makes it again" in said
+    assert "predictions.h: results/my/predictions/h.tsv changed since" in said
+    assert "predictions.k: H/head.json changed since this was made. A run makes it again" in said
+    assert before == {path: path.read_bytes() for path in desk.folder.rglob("*.json")}
+    desk.type("featuremill", "run", "my.yaml", "-c", "2")
+    assert json.loads((root / "manifest.json").read_text())["row_order"] == "shard"
+    assert json.loads((root / "groups" / "g.json").read_text())["pool"] == ["max"]
+    assert (root / "predictions" / "h.yours-1.tsv").read_text().endswith("mine")
+    assert (root / "embeddings.ids.npy").exists() and look()[0] == 0
+    assert "Nothing to be done" in desk.type("featuremill", "run", "my.yaml", "-c", "2").text
+    words = ("--allowed-rules", "merge", "report")
+    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", *words, status=None).text
+    assert "--allowed-rules without " in said and "name a target" in said

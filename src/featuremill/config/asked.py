@@ -1,8 +1,7 @@
 """What a config asks for, against what was planned: the one answer to whether a plan, and so its
 results, are what the config says now.
 
-Only what decides values counts: inputs, workload, options, files that options name. Whether a file
-is still what was read is another question, which `status.sources` answers.
+Whether a file is still what was read is another question, which `status.sources` answers.
 """
 
 from __future__ import annotations
@@ -15,10 +14,92 @@ from featuremill.base.change import Change
 from featuremill.base.file_times import came_at
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
+from featuremill.store import formats, shared, state
 from featuremill.store.drawn import labels_of
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.plan import Plan, Settings
+from featuremill.store.results import Results
+from featuremill.store.row_order import is_by_shard
+from featuremill.store.state import Seen, State
+from featuremill.workload import option_files
 from featuremill.workload.option_files import execution_of
+
+WITHOUT_EFFECT = {
+    "plan": {"outputs", "order", "labels", "max_failed", "keep"},
+    "deliver": {"labels", "max_failed", "keep"},
+    "merge": {"labels", "keep"},
+    "report": {"keep"},
+}
+"""Keys of a config that do not affect what a command writes: other values don't run it again."""
+FILES = {"plan": "plan.json", "merge": "manifest.json"}
+"""The file that a command writes last."""
+PRODUCTS = {"plan": "planned", "merge": "merged"}
+"""What a command makes: a folder with a file plan.json is a run's."""
+OWN = {
+    "plan": ("shards", "device", "gpus", "store"),
+    "merge": ("outputs", "order", "max_failed"),
+}
+"""Keys by which only this command's files, and what is made of them, differ. For plan, what decides
+the values is in plan.json."""
+UNNAMED = {"order": "auto", "store": []}
+"""Values of keys that `counted` leaves out."""
+
+
+def counted(config: Run, verb: str) -> dict[str, Any]:
+    """Return what of a config, when it changes, runs a command again."""
+    counts = config.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
+    if not counts["samples"]:  # configs without are as they were before there was the key
+        del counts["samples"]
+    if counts.get("order") == "auto":
+        del counts["order"]
+    if verb == "plan" and (stores := shared.layers(config.store)):
+        counts["store"] = list(map(str, stores))
+    return counts
+
+
+def note(folder: Results, verb: str, config: Run) -> None:
+    """Write down what a command was asked for, which has written its files just now."""
+    place, file = folder.root / state.FOLDER, FILES[verb]
+    place.mkdir(exist_ok=True)
+    made = {file: Seen.at(folder.root / file, place)}
+    State(asked=counted(config, verb), files=made).write(place / f"{PRODUCTS[verb]}.json")
+
+
+def changes_for(verb: str, folder: Results, config: Run) -> list[Change]:
+    """Return what `config` asks of plan or of merge otherwise than what its files were made by, but
+    for what `changes_since` compares."""
+    place, file = folder.root / state.FOLDER, FILES[verb]
+    path = place / f"{PRODUCTS[verb]}.json"
+    found = State.find(path) if path.is_file() and (folder.root / file).exists() else None
+    if found is None or not found.files[file].is_at(folder.root / file, place):
+        return _changes_since_merge(folder, config) if verb == "merge" else []
+    now, before = counted(config, verb), found.asked
+    changes = [
+        Change(key, before.get(key, UNNAMED.get(key)), now.get(key, UNNAMED.get(key)))
+        for key in OWN[verb]
+    ]
+    if verb == "plan":
+        kind = type(config.options)
+        options = {*execution_of(kind)} - {*option_files.kinds_of(kind)}
+        known = before.get("options", {})
+        changes += [
+            Change(key, known[key], now["options"][key])
+            for key in sorted(options & known.keys() & now["options"].keys())
+        ]
+    return [change for change in changes if change.before != change.now]
+
+
+def _changes_since_merge(folder: Results, config: Run) -> list[Change]:
+    """Return the same of results whose merge wrote nothing down, by manifest.json."""
+    delivery, plan = folder.find_delivery(), folder.find_plan()
+    if delivery is None or plan is None:
+        return []
+    written = [*formats.outputs_of(delivery.outputs).values()]
+    by_shard = is_by_shard(config.order, config.outputs, folder, plan)
+    changes = [Change("outputs", written, list(config.outputs))] * ({*written} != {*config.outputs})
+    if by_shard != (delivery.row_order == "shard"):
+        changes.append(Change("order", delivery.row_order, config.order))
+    return changes
 
 
 def options_asked(config: Run) -> dict[str, Any]:

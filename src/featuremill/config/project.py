@@ -97,7 +97,8 @@ class ProjectConfig(NamedTuple):
         before, after = list[step.Made](), list[step.Made]()
         makers = _makers(self.sections)
         for key, section in self.sections.items():
-            (before if key in makers else after).extend(step_of(key).made(section, self.for_steps))
+            every = step_of(key).made(section, self.for_steps)
+            (before if key in makers else after).extend(self.for_steps.with_states(every))
         return before, after
 
 

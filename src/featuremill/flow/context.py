@@ -7,6 +7,7 @@ also does what comes before a run (`preflight.py`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,25 +16,26 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from featuremill.config import Run, check_outputs, load, project, refuse_patterns, without_effect
+from featuremill.config import (
+    Run,
+    asked,
+    check_outputs,
+    load,
+    project,
+    refuse_patterns,
+    without_effect,
+)
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
 from featuremill.flow.summary import closing, closing_words, tidied
-from featuremill.store import shared
+from featuremill.step import Made
+from featuremill.store import ours
 from featuremill.store.formats import files, format_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.results import Results
 from featuremill.store.row_order import groups_of, is_by_shard
 from featuremill.workload import optional, plugin_errors
-
-WITHOUT_EFFECT = {
-    "plan": {"outputs", "order", "labels", "max_failed", "keep"},
-    "deliver": {"labels", "max_failed", "keep"},
-    "merge": {"labels", "keep"},
-    "report": {"keep"},
-}
-"""Keys of a config that do not affect what a command writes: other values don't run it again."""
 
 
 def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -> Flow:
@@ -53,6 +55,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
         preflight.prepare(workflow, run.here)
     preflight.refuse_steps_without_packages(workflow, whole)
     preflight.make_steps_older(workflow, whole)
+    flow.look_at_steps()
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
     for run in flow.runs.values():
@@ -117,14 +120,7 @@ class RunOfRules:
     def reruns(self, verb: str) -> str:
         """Return what of the config, when it changes, runs the `verb` again. The command reads it
         in run.json, which Snakemake does not see."""
-        counts = self.here.model_dump(mode="json", exclude={*WITHOUT_EFFECT[verb], "store"})
-        if not counts["samples"]:  # configs without are as they were before there was the key
-            del counts["samples"]
-        if counts.get("order") == "auto":
-            del counts["order"]
-        if verb == "plan" and (stores := shared.layers(self.here.store)):
-            counts["store"] = list(map(str, stores))
-        return json.dumps(counts)
+        return json.dumps(asked.counted(self.here, verb))
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a command's jobs: the workload's own where they compute
@@ -301,6 +297,8 @@ class Flow:
         with screen.ending_with_it():
             merging = [merged.rule for merged in self.merged]
             preflight.refuse_what_computes_nothing(self._workflow, self._rule, merging)
+            if self._module is None:
+                preflight.refuse_fewer_rules(self._workflow, merging)
         if self._module is None:
             internals.see_edits(self._workflow)
             return
@@ -393,8 +391,20 @@ class Flow:
         ]
         return [*of_runs, *(file for made in self.made for file in made.files)]
 
+    def look_at_steps(self) -> None:
+        """Note how the files of steps look, so that it is known in the end which were made."""
+        self._looks = {made.label: _looks(made) for made in self.made}
+
+    def note_steps(self) -> None:
+        """Write down of what those files of steps were made that jobs of this process made."""
+        for made in self.made:
+            if not made.missing() and _looks(made) != self._looks[made.label]:
+                with contextlib.suppress(OSError):  # of a full disk: then its times decide
+                    made.note(is_by_config=True)
+
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
+        self.note_steps()
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
             for made in self.made:
@@ -405,10 +415,16 @@ class Flow:
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
+        self.note_steps()
         if len(self.folders) > 1 or self.made:
             print(closing_of_config(self._workflow, self._failures, self.folders[0]))
         else:
             print(closing(self._failures, self.folders[0]))
+
+
+def _looks(made: Made) -> list[list[int] | None]:
+    paths = map(Path, made.files)
+    return [ours.looks(path) if path.exists() else None for path in paths]
 
 
 def _one_of(names: Iterable[str]) -> str:

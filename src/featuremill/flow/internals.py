@@ -243,6 +243,12 @@ def narrowed_by(workflow: Any) -> tuple[Collection[str], Collection[str]]:
     return workflow.dag_settings.until, workflow.dag_settings.omit_from
 
 
+@or_else(())
+def allowed_rules(workflow: Any) -> Collection[str]:
+    """Return what `--allowed-rules` names, once Snakemake has its settings."""
+    return workflow.dag_settings.allowed_rules or ()
+
+
 # ---- names that another workflow gives ----
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from featuremill import step, workload
 from featuremill.base import environment, this_process
-from featuremill.base.change import told
+from featuremill.base.change import Change, told
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
@@ -55,7 +55,7 @@ log = internals.log
 def prepare(workflow: Any, run: Run) -> None:
     """Do all of that, where this process is the main one and is going to run jobs."""
     if internals.is_main(workflow) and internals.is_dry(workflow) and not internals.only_looks():
-        say_what_is_computed_again(run)
+        say_what_is_computed_again(workflow, run)
     is_done = run_lock.path_of(Path(run.folder)) in run_lock.CLAIMED  # by an earlier `use rule`
     if internals.is_main(workflow) and internals.executes(workflow) and not is_done:
         check_cores(workflow)
@@ -84,6 +84,7 @@ def prepare(workflow: Any, run: Run) -> None:
                 make_older(run.folder)
             else:
                 forget_what_is_not_whole(run.folder)
+                forget_what_is_of_another_config(workflow, run)
         check_times(run)
 
 
@@ -252,14 +253,21 @@ def make_older(results: str) -> None:
 
 
 def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
-    """The same for what steps and reports made of tables that others took the place of."""
+    """The same for what steps and reports made of files that others took the place of, or with
+    other options than the config has now."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
-    made = [
-        (of_step.label, of_step.files[-1], of_step.others())
-        for of_step in project.made
-        if not of_step.missing()
-    ]
+    made = list[tuple[str, str, list[str]]]()
+    for of_step in project.made:
+        if of_step.missing():
+            continue
+        others, changes = of_step.others(), of_step.changes()
+        made.append((of_step.label, of_step.files[-1], others))
+        if changes and not others:
+            make_older_for(workflow, of_step.label, Path(of_step.files[-1]), changes)
+        elif not (others or changes or of_step.known() or internals.is_dry(workflow)):
+            with contextlib.suppress(OSError):
+                of_step.note(is_by_config=False)
     for run in project.runs.values():
         report = f"{run.folder}/report.html"
         if asked.has_other_labels(Path(report), run):
@@ -277,7 +285,28 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
                 os.utime(last, BEFORE_ALL)
 
 
-def say_what_is_computed_again(run: Run) -> None:
+def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
+    """Have Snakemake see that the plan, or the results, are of another config."""
+    folder = Results(Path(run.folder))
+    plan = folder.find_plan()
+    changes = asked.changes_since(plan, run) if plan else []
+    if changes := changes + asked.changes_for("plan", folder, run):
+        make_older_for(workflow, str(folder.plan), folder.plan, changes)
+    elif changes := asked.changes_for("merge", folder, run):
+        make_older_for(workflow, str(folder.delivery), folder.delivery, changes)
+
+
+def make_older_for(workflow: Any, label: str, file: Path, changes: Sequence[Change]) -> None:
+    """Have Snakemake see that `label` is of another config: what was typed by hand it has no record
+    of."""
+    if internals.is_dry(workflow):
+        log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
+    else:
+        with refusing():
+            os.utime(file, BEFORE_ALL)
+
+
+def say_what_is_computed_again(workflow: Any, run: Run) -> None:
     """Say what a run would compute again, which a dry run does not show."""
     plan = Results(Path(run.folder)).find_plan()
     if others := others_planned_for(run):
@@ -294,6 +323,8 @@ def say_what_is_computed_again(run: Run) -> None:
                 f"options before{_time_of_last(run.folder)}"
             )
         log.warning(f"{run.folder}: the config has changed ({told(changes)}): {said}.")
+    else:
+        forget_what_is_of_another_config(workflow, run)
 
 
 def _time_of_last(results: str) -> str:
@@ -523,6 +554,17 @@ def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str
         raise RefusedError(
             f"--omit-from {name}: Snakemake would plan and compute nothing; to have everything but "
             f"the report, name the target {merge} instead."
+        )
+
+
+def refuse_fewer_rules(workflow: Any, merging: Sequence[str]) -> None:
+    """Refuse `--allowed-rules` without a rule of ours: Snakemake would take its files for done."""
+    allowed = internals.allowed_rules(workflow)
+    if allowed and (missing := [*{"plan", "extract", "report", *merging} - {*allowed}]):
+        raise RefusedError(
+            f"--allowed-rules without {listed(sorted(missing))}: Snakemake would take what that "
+            "makes for done, whether it is or not; to have less than all, name a target, such as "
+            "merge."
         )
 
 

@@ -97,9 +97,9 @@ def id_columns_of(project: Project, folder: str) -> IdColumns:
     return records.id_columns_of(path) if path.exists() else ID_ALONE
 
 
-def stands(made: Sequence[Made], label: str) -> bool:
+def stands(made: Sequence[Made], label: str, project: Project) -> bool:
     """Return whether what status calls `label` is finished: no job is going to read its table."""
-    return next(one for one in made if one.label == label).stands() == "yes"
+    return next(one for one in project.with_states(made) if one.label == label).stands() == "yes"
 
 
 def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:

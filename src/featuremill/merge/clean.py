@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -52,11 +51,6 @@ OLD_SECONDS = 3600.0
 """A temporary file that nobody wrote to for so long is taken for left behind."""
 BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system."""
-LOGS = re.compile(
-    r"logs/((plan|merge|report|partial|maps|export\.\w+)\.log"
-    r"|extract/[0-9a-f]{32}/[0-9a-f]{32}\.log|deliver/\d{4}\.log)"
-)
-"""Logs of the jobs of a run, as seen from its folder."""
 LOCK = ".lock"
 """The empty file that a step locks."""
 MOST_NAMED = 5
@@ -115,16 +109,19 @@ def run(arguments: argparse.Namespace) -> None:
                     f"{Path(made.lock).parent}: a process is making {made.label}; wait for it, or "
                     "stop it."
                 )
-            theirs = [Path(place) for place in (*made.removable, *made.logs)]
+            theirs = [
+                Path(place) for place in (*made.removable, *made.logs, *filter(None, [made.state]))
+            ]
             logs = list(map(Path, made.logs))
             below = [path for place in theirs for path in _at(place)]
             is_made = any(ours.latest(Path(file)) for file in made.files)
-            staying += [
+            kept = [
                 path
                 for path in below
                 if not (is_made or is_log(path) if path in logs else _is_of_step(path))
             ]
-            below = [path for path in below if path not in staying]
+            staying += kept
+            below = [path for path in below if path not in kept]
             if others := [path for path in below if path not in every]:
                 found[made.label] = others
                 every += others
@@ -257,7 +254,7 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
         return stored.is_stored(folder, path)
     if inside == Path(run_log.NAME):
         return run_log.is_log(path)
-    if LOGS.fullmatch(inside.as_posix()) and is_log(path):
+    if first == folder.logs.name and path.suffix == ".log" and is_log(path):
         return True
     return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))
 

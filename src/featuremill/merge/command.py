@@ -27,7 +27,7 @@ from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import read_run
+from featuremill.config import asked, read_run
 from featuremill.merge import delivery, notes, samples
 from featuremill.merge.by_shard import collected
 from featuremill.merge.gather import Gatherer
@@ -87,8 +87,8 @@ def run(arguments: argparse.Namespace) -> None:
     outputs, max_failed = arguments.outputs, arguments.max_failed
     order: RowOrder = arguments.order or "auto"
     told: dict[str, Any] = {}
-    if folder.run.exists():
-        run = read_run(folder)
+    run = read_run(folder) if folder.run.exists() else None
+    if run:
         outputs = list(run.outputs) if outputs is None else outputs
         max_failed = run.max_failed if max_failed is None else max_failed
         order = arguments.order or run.order
@@ -108,6 +108,9 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge_partial(folder, outputs, threads, told)
         else:
             result = merge(folder, outputs, max_failed or 0, threads, told, order)
+            if run:
+                now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
+                asked.note(folder, "merge", run.model_copy(update=now))
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 

@@ -22,8 +22,7 @@ from featuremill.base.id_columns import WHOLE
 from featuremill.base.locking import locked
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
-from featuremill.config import Run, read, read_run
-from featuremill.config.asked import options_asked
+from featuremill.config import Run, asked, read, read_run
 from featuremill.inputs import samples
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import nucleotides
@@ -81,6 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
+        asked.note(folder, "plan", config)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
 
 
@@ -263,7 +263,7 @@ class Planning(NamedTuple):
             recipe=recipe_of(sizing.settings),
             settings=sizing.settings,
             execution=self.options.model_dump(mode="json", include=not_in_recipe),
-            asked=options_asked(run),
+            asked=asked.options_asked(run),
             device=run.device,
             gpus=run.gpus,
             slots=sizing.slots if cut.has_new or last is None else last.slots,

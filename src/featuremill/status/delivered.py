@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from featuremill.status.commands import Fix, Problem
 from featuremill.status.shards import Shard
+from featuremill.store import ours
 from featuremill.store.delivery import Delivery, Written
 from featuremill.store.formats import FAILED, PARTIAL, bytes_of, digest_of_result, outputs_of
 from featuremill.store.plan import Plan
@@ -70,8 +71,12 @@ def read_delivery_state(
             fix = Fix("merge", seen_by="nobody" if is_hidden else "start")
             problems.append(Problem(f"output_{code}", what, fix))
         for name in delivery.beside or FAILED[:1]:
-            if not (root / name).exists():
+            path = root / name
+            if not path.exists():
                 problems.append(Problem("output_missing", f"{name}: it is gone.", Fix("merge")))
+            elif (known := ours.latest(path)) and known["seen"][0] != path.stat().st_size:
+                what = f"{name}: it was changed since featuremill wrote it."
+                problems.append(Problem("output_damaged", what, Fix("merge")))
         merged = "damaged" if problems else "yes"
     elif (root / MANIFEST).exists():
         what = f"{MANIFEST}: it cannot be read, so it is not known what the results are."

@@ -24,6 +24,7 @@ from featuremill.status.state import (
     Phase,
     RunState,
 )
+from featuremill.store.state import damaged
 
 
 @dataclass
@@ -156,7 +157,9 @@ class ProjectReader:
             states[name] = reader.look_closely(verifies, must_be=runs.is_one)
         state = ProjectState(runs, states, [made.stands() for made in runs.steps], is_close=True)
         made = [*zip(runs.steps, state.steps, strict=True)]
-        state.figures = [{} if stands == "no" else step.figures() for step, stands in made]
+        state.figures = [
+            {} if stands == "no" or damaged(step.files) else step.figures() for step, stands in made
+        ]
         if not state.is_at_work:
             missing = [step for step, stands in made if stands != "yes"]
             logs = [(step.label, log) for step in missing for log in step.logs]

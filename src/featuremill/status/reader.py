@@ -19,7 +19,12 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
 from featuremill.config import Run
-from featuremill.config.asked import changes_of_labels, changes_since, changes_since_start
+from featuremill.config.asked import (
+    changes_for,
+    changes_of_labels,
+    changes_since,
+    changes_since_start,
+)
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
 from featuremill.status.jobs import TelemetryTail, job_of
@@ -168,8 +173,13 @@ class RunReader:
         if owner and (config is None or _OVERRIDDEN & {*shlex.split(owner.command)}):
             changes = changes_since_start(plan, owner.asked)
             who = f"the last start ({owner.command})"
+        elif config:
+            changes = changes_since(plan, config, self._working_folder)
+            changes += changes_for("plan", self._results, config)
+            if not changes:
+                return self._changes_after_plan(state, config)
         else:
-            changes = changes_since(plan, config, self._working_folder) if config else []
+            changes = []
         if not changes:
             return []
         fix = Fix("plan", seen_by="snakemake")
@@ -183,6 +193,18 @@ class RunReader:
         weights = owner.weights if owner and not config else weights
         failed = problems_before_plan(self._results, weights) if weights else []
         return [Problem("config_changed", what, fix), *failed]
+
+    def _changes_after_plan(self, state: RunState, config: Run) -> list[Problem]:
+        """Return the problem that the config asks for other results, or another map on the report,
+        than there are."""
+        what, fix = str(self._run_folder), Fix("merge", seen_by="snakemake")
+        found = changes_for("merge", self._results, config) if state.delivery.is_merged else []
+        if not found:
+            report = self._results.root / "report.html"
+            what, fix = f"{self._run_folder}/{report.name}", Fix()
+            found = changes_of_labels(report, config, self._working_folder)
+        sentence = f"{what} is not of what {self._typed} asks for ({told(found)})."
+        return [Problem("config_changed", sentence, fix)] if found else []
 
     @property
     def _working_folder(self) -> Path:

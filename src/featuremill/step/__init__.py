@@ -11,7 +11,7 @@ rules, and shows the step's files in `status`, `top` and `clean`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -24,6 +24,8 @@ from featuremill.base.file_times import came_at
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
+from featuremill.store import state
+from featuremill.store.state import State
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -98,6 +100,10 @@ class Project(NamedTuple):
         """The folder of the logs of its steps, each in a folder named by its KEY."""
         return f"{self.folder}/logs"
 
+    def with_states(self, every: Iterable[Made]) -> list[Made]:
+        """Return the same, with the files that say what they were made of."""
+        return [made._replace(state=state.path_of(self.folder, made.label)) for made in every]
+
     def sheet_of(self, folder: str) -> Path | None:
         """Return the sheet of samples of the features in `folder`, unless they are elsewhere."""
         is_ours = folder in self.features.values()
@@ -152,6 +158,8 @@ class Made(NamedTuple):
     """The folder of the run whose report draws the files, if one does."""
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
+    state: str = ""
+    """The file that says what they were made of (`store.state`); the project sets it."""
 
     @property
     def shown(self) -> str:
@@ -170,9 +178,25 @@ class Made(NamedTuple):
         """Return the files that do not exist."""
         return [path for path in self.files if not Path(path).exists()]
 
+    def known(self) -> State | None:
+        """Return what is written down of the files; None where that is about others."""
+        path = Path(self.state)
+        found = State.find(path) if self.state and path.is_file() else None
+        return found if found and found.is_of(self.files, path.parent) else None
+
+    def note(self, is_by_config: bool) -> None:
+        """Write down what the files were made of: what the config asks for if they were made just
+        now, and else what they list themselves."""
+        asked = self.asked if is_by_config else {**self.made_by()}
+        kept = {key: value for key, value in asked.items() if key in self.asked}
+        state.note(Path(self.state), self.files, self.made_of, kept)
+
     def changes(self) -> list[Change]:
         """Return what the config asks for otherwise than what the files were made by."""
-        made_by = self.made_by() if Path(self.files[-1]).exists() else {}
+        if self.missing():
+            return []
+        found = self.known()
+        made_by = {**self.made_by(), **(found.asked if found else {})}
         return [
             Change(key, made_by[key], value)
             for key, value in self.asked.items()
@@ -180,8 +204,12 @@ class Made(NamedTuple):
         ]
 
     def others(self) -> list[str]:
-        """Return the input files that differ from what the files were made of, as far as that is
-        known; those that are gone do not."""
+        """Return the input files that differ from what the files were made of, and the files that
+        were changed since, as far as that is known; those that are gone do not."""
+        if found := self.known():
+            return found.others(self.made_of, Path(self.state).parent)
+        if changed := state.damaged(self.files):
+            return changed
         made = Path(self.files[-1]).stat().st_mtime
         existing = [path for path in self.made_of if Path(path).exists()]
         if self.is_other is None:

@@ -224,11 +224,11 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
     It is the end of a job. Where that recorded nothing, featuremill wrote what is there; `before`
     is what was the `latest` when it began. Where it did, but not so, a person changed it since.
     """
-    stamp = _seen(path) if path.is_file() else None
+    stamp = looks(path) if path.is_file() else None
     same = [line for line in _lines(path) if line["seen"] == stamp]
     inside = contents(path) if path.is_dir() else []
     is_recorded = latest(path) != before or any(
-        _seen(file) in [line["seen"] for line in _lines(file)] for file in inside
+        looks(file) in [line["seen"] for line in _lines(file)] for file in inside
     )
     yield
     if same:
@@ -241,7 +241,7 @@ def touching(path: Path, before: dict[str, Any] | None) -> Iterator[None]:
 def keeping_known(folder: Path, path: Path | None) -> Iterator[None]:
     """Record in `folder` how the file at `path` looks after the block, in which another name of it
     goes."""
-    seen = _seen(path) if path else None
+    seen = looks(path) if path else None
     same = [line for line in _lines(path) if line["seen"] == seen] if path else []
     yield
     if path and same:
@@ -252,7 +252,7 @@ def _is_ours(path: Path, read: Callable[[Path], Lines] | None = None) -> bool:
     """Return whether the file at `path` is as a record describes it."""
     if path.is_symlink() or not path.is_file():
         return False
-    lines, stamp = _lines(path, read), _seen(path)
+    lines, stamp = _lines(path, read), looks(path)
     if any(line["seen"] == stamp for line in lines):
         return True
     digests = {line["sha256"] for line in lines if line["seen"][0] == stamp[0]}
@@ -295,7 +295,7 @@ that is a folder."""
 def _read(record: Path) -> Lines:
     """Return the lines of a record by what they are about."""
     try:
-        stamp = _seen(record)
+        stamp = looks(record)
         if (known := _known.get(record)) and known[0] == stamp:
             return known[1]
         text = record.read_text("utf-8", "replace")
@@ -328,7 +328,7 @@ def _append(folder: Path, lines: list[dict[str, Any]]) -> None:
 
 
 def _line(name: str, sha256: str, path: Path) -> dict[str, Any]:
-    return {"name": name, "sha256": sha256, "seen": _seen(path)}
+    return {"name": name, "sha256": sha256, "seen": looks(path)}
 
 
 def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -336,7 +336,7 @@ def _lines_of_folder(name: str, at: Path, digests: Mapping[str, str]) -> list[di
     return [_line(f"{name}/{inside}", sha256, at / inside) for inside, sha256 in digests.items()]
 
 
-def _seen(path: Path) -> list[int]:
+def looks(path: Path) -> list[int]:
     """Return how a file looks: each write changes the last but one, which no program can set."""
     about = path.lstat()
     return [about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino]

@@ -169,8 +169,10 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
             )
         )
         for table, run in encoded(one, project).items():
-            file, made_of = f"{folder}.{table}.parquet", [f"{folder}/sae.json"]
-            made_of.append(f"{run}/manifest.json")
+            file, made_of = (
+                f"{folder}.{table}.parquet",
+                [f"{folder}/{DELIVERED[0]}", f"{folder}/sae.json", f"{run}/manifest.json"],
+            )
             label, log = f"{KEY}.{name}.{table}", f"{logs}.{table}.log"
             every.append(Made(label, [file], made_of, [log], [file]))
     return every
@@ -181,7 +183,8 @@ def _options(asked: Autoencoder) -> Mapping[str, Any]:
     from featuremill.steps.autoencoders.card import Options
     from featuremill.steps.autoencoders.command import OPTIONS
 
-    return Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
+    settled = Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
+    return {**asked.model_dump(mode="json", exclude={"of", "encode", "gpus"}), **settled}
 
 
 def _made_by(folder: Path) -> Mapping[str, Any]:

@@ -103,7 +103,7 @@ def problems_of_files(
             if one.table and one.column and Path(one.table).exists():
                 ids = id_columns, one.id_column or ""
                 labels.check(Path(one.table), one.column, *ids)
-                if not stands(made({name: one}, project), f"{KEY}.{name}"):
+                if not stands(made({name: one}, project), f"{KEY}.{name}", project):
                     labels.read_ahead(Path(one.table), one.column, None, *ids)
             elif sheet and one.column and sheet.exists():
                 samples.read(sheet).refuse_unknown(one.column)
@@ -143,7 +143,11 @@ def made(asked: Mapping[str, Groups], project: Project) -> Sequence[Made]:
             name,
             project,
             [*filter(None, [one.table]), f"{project.features_of(one.of)}/manifest.json"],
-            {"column": one.column or "sample", "pool": list(one.pool)},
+            {
+                "column": one.column or "sample",
+                "pool": list(one.pool),
+                **one.model_dump(include={"id_column", "vectors"}),
+            },
         )
         for name, one in asked.items()
     ]

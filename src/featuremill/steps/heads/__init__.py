@@ -217,7 +217,7 @@ def problems_of_files(
                     yield (name, key if is_there else "labels"), str(error)
                     break
             else:
-                if not stands(made({name: head}, project), f"{KEY}.{name}"):
+                if not stands(made({name: head}, project), f"{KEY}.{name}", project):
                     try:
                         _refuse_other_class(head, classes_of(head, project))
                     except UserError as error:
@@ -415,6 +415,8 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     is_other=partial(_is_other, Path(card), head.labels),
                     asked={
                         "column": head.column,
+                        "id_column": head.id_column,
+                        "vectors": list(head.vectors),
                         "group": _grouped(head.group),
                         "task": head.task or "classification",
                         "mask": head.mask or "",
@@ -431,9 +433,10 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                 Made(
                     f"predictions.{stem}",
                     [missing, table],
-                    [card, *(f"{run}/manifest.json" for run in runs)],
+                    [card, f"{folder}/{DELIVERED[0]}", *(f"{run}/manifest.json" for run in runs)],
                     [f"{project.logs}/{KEY}/{stem}.predict.log"],
                     [table, missing],
+                    asked={"vectors": list(head.vectors), "any_recipe": head.any_recipe},
                     figures=lambda table=table, missing=missing: {  # type: ignore[misc]
                         "predicted": _num_rows(Path(table)),
                         "without": _num_rows(Path(missing)),

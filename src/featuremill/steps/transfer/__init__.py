@@ -119,7 +119,7 @@ def problems_of_files(
                 break
         else:
             try:
-                if not stands(made({name: one}, project), f"{KEY}.{name}"):
+                if not stands(made({name: one}, project), f"{KEY}.{name}", project):
                     id_columns = id_columns_of(project, features_of(one, project)[-1])
                     which = one.column, one.group, id_columns, one.id_column or ""
                     labels.read_ahead(Path(one.labels), *which)
@@ -206,7 +206,7 @@ def made(sections: Mapping[str, Transfer], project: Project) -> Sequence[Made]:
             name,
             project,
             [section.labels, *(f"{run}/manifest.json" for run in features_of(section, project))],
-            section.model_dump(include={"column", "group", "k", "metric"}),
+            section.model_dump(exclude={"labels", "of", "reference"}),
         )
         for name, section in sections.items()
     ]

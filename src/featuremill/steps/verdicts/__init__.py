@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -88,6 +89,12 @@ def inputs_of(asked: Any, project: Project) -> Mapping[str, str | Sequence[str]]
     }
 
 
+def paths_of(inputs: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """Return the files that `inputs_of` names, of this step or of `virnucpro`."""
+    named = ([paths] if isinstance(paths, str) else paths for paths in inputs.values())
+    return [*chain.from_iterable(named)]
+
+
 def table_of(project: Project) -> str:
     """Return the table of verdicts."""
     return f"{project.folder}/{KEY}.tsv"
@@ -126,18 +133,22 @@ def problems_of_files(asked: SECTION, project: Project) -> Iterator[tuple[tuple[
 
 def made(asked: SECTION, project: Project) -> Sequence[Made]:
     """Return the table and its page."""
-    from featuremill.steps import heads, translate
-
     table = table_of(project)
     page = table.removesuffix(".tsv") + ".html"
-    head = head_of(asked, project)
-    made_of = [
-        f"{translate.folder_of(project)}/translate.json",
-        heads.predictions_of(head, project),
-    ]
+    options = asked.model_dump(include={"by", "prefer"})
     log = f"{project.logs}/{KEY}.log"
     counts = lambda: _figures(Path(table))  # noqa: E731
-    return [Made(KEY, [page, table], made_of, [log], [table, page], figures=counts)]
+    return [
+        Made(
+            KEY,
+            [page, table],
+            paths_of(inputs_of(asked, project)),
+            [log],
+            [table, page],
+            figures=counts,
+            asked=options,
+        )
+    ]
 
 
 def _figures(table: Path) -> Mapping[str, int]:

@@ -129,16 +129,12 @@ def problems(asked: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...]
 
 def made(asked: SECTION, project: Project) -> Sequence[Made]:
     """Return the files."""
-    from featuremill.steps import heads, translate, verdicts
+    from featuremill.steps import verdicts
 
     folder = folder_of(asked, project)
-    head = verdicts.head_of(asked, project)
-    made_of = [
-        f"{translate.folder_of(project)}/translate.json",
-        heads.predictions_of(head, project),
-        *(f"{run}/manifest.json" for run in sets_of(asked, project).values()),
-    ]
+    made_of = verdicts.paths_of(inputs_of(asked, project))
+    options = {**asked.model_dump(include={"files"}), "sets": [*sets_of(asked, project)]}
     names = (*(f"{project.name}_{kind}" for kind in ("merged", "nucleotide", "protein")), FAILED)
     removable = [str(folder / name) for name in names]
     log = f"{project.logs}/{KEY}.log"
-    return [Made(KEY, files_of(asked, project), made_of, [log], removable)]
+    return [Made(KEY, files_of(asked, project), made_of, [log], removable, asked=options)]
