@@ -14,10 +14,12 @@ PART ?= tests,small,workloads,large,slots,faults,bits
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin
+# The distribution of its own that is built from src/featuremill/lease.
+GPU_LOCAL := packages/snakemake-executor-plugin-gpu-local
 # Tests start a thousand Pythons: what one has compiled, the next ones need not.
 export PYTHONDONTWRITEBYTECODE :=
 # Where the project's own Python stands: what a user writes beside it is theirs.
-CODE := src tests bench training profiles examples docs/conf.py docs/pictures
+CODE := src packages tests bench training profiles examples docs/conf.py docs/pictures
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
 # would fetch from elsewhere (several GB of CUDA wheels in place of a CPU torch that lies at hand).
@@ -116,8 +118,8 @@ clean: ## remove .venv and caches; results, weights and logs stay
 .venv/.run: pyproject.toml constraints.txt | $(BIN)/python
 	@$(call install,esm2)
 
-.venv/.test: pyproject.toml constraints.txt | $(BIN)/python
-	@$(call install,esm2$(comma)remote$(comma)test)
+.venv/.test: pyproject.toml constraints.txt $(wildcard $(GPU_LOCAL)/pyproject.toml) | $(BIN)/python
+	@$(call install,esm2$(comma)remote$(comma)test,-e $(GPU_LOCAL))
 	@touch .venv/.run
 
 .venv/.bench: pyproject.toml constraints.txt | $(BIN)/python
@@ -134,7 +136,7 @@ clean: ## remove .venv and caches; results, weights and logs stay
 comma := ,
 define install
 echo "Installing into .venv (once, about 2 minutes)…"
-$(INSTALL) -c constraints.txt -e '.[$(1)]' \
+$(INSTALL) -c constraints.txt -e '.[$(1)]' $(2) \
   || { echo "make: installing failed; the lines above say why. Once that is fixed, the same command continues." >&2; exit 1; }
 touch $@
 endef

@@ -33,6 +33,7 @@ FURTHER = (
     *("../examples/README.md", "../examples/plugin/README.md", "../config/demo.md"),
     "../src/featuremill/workloads/esm2/bundled/mill_t6_8M.md",
     *("../training/README.md", "../bench/README.md", "../CHANGELOG.md"),
+    "../packages/snakemake-executor-plugin-gpu-local/README.md",
 )
 """Pages beside those that the index lists."""
 
@@ -44,7 +45,7 @@ root_doc = "docs/index"
 include_patterns = [
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md"),
     *("docs/*.md", "config/*.md", "examples/**.md", "examples/*.ipynb"),
-    *("bench/README.md", "training/README.md", "src/**.md"),
+    *("bench/README.md", "training/README.md", "src/**.md", "packages/*/README.md"),
 ]
 exclude_patterns = [".*", "results"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

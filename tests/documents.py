@@ -356,6 +356,7 @@ def strip(lines):
 def pages(root):
     """Return the paths of the pages that people type from."""
     found = [root / "README.md", root / "CONTRIBUTING.md", root / "config" / "README.md"]
+    found += sorted(root.glob("packages/*/README.md"))
     return [*found, *sorted(root.glob("docs/*.md")), *sorted(root.glob("examples/**/*.md"))]
 
 

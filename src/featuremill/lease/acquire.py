@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,8 @@ from .slots import Slot
 POLL_SECONDS = 0.05
 POLL_SECONDS_USED_BY_OTHERS = 0.5
 SAY_SECONDS = 60.0
+SAY_FIRST_SECONDS = 0.1
+"""A shorter wait is not reported, and slots that another request only tries are not seen."""
 CHECK_SECONDS = 0.5
 PATIENCE_SECONDS = 0.25
 """The least `wait`: another request may hold the turnstile for a moment."""
@@ -48,6 +51,26 @@ class Lease(NamedTuple):
     def descriptors(self) -> tuple[int, ...]:
         """Descriptors of the locks. Children inherit only those that are passed on."""
         return tuple(descriptor for slot in self.slots for descriptor in slot.descriptors)
+
+    def split(self, counts: Sequence[int]) -> list[Lease]:
+        """Return leases of so many of its devices each, which replace this one."""
+        names = self.environment[MASK].split(",")
+        parts = []
+        for end, count in zip(itertools.accumulate(counts), counts, strict=True):
+            part = slice(end - count, end)
+            devices, slots = self.devices[part], self.slots[part]
+            environment = self.environment | {
+                MASK: ",".join(names[part]),
+                LEASED.name: ",".join(slot.name for slot in slots),
+            }
+            how = ", ".join(device.label for device in devices)
+            parts.append(Lease(devices, slots, environment, self.since, how))
+        return parts
+
+    def close(self) -> None:
+        """Give it back, as far as no child holds it."""
+        for slot in self.slots:
+            slot.close()
 
     def failed(self, how: str) -> None:
         """Record that the devices failed. A device that fails quickly several times has to rest."""
@@ -83,8 +106,7 @@ def lease(
     try:
         yield held
     finally:
-        for slot in held.slots:
-            slot.close()
+        held.close()
 
 
 def acquire(
@@ -94,11 +116,16 @@ def acquire(
     avoid: Collection[str] = (),
     report: Callable[[str], None] = log.info,
     check: Callable[[], None] | None = None,
+    shares_given: bool = True,
+    command: str | None = None,
 ) -> Lease:
     """Take a lease without a block. It lasts as long as a process has its descriptors.
 
     `report` gets a sentence about what this waits for, at first and then once a minute. `check` is
-    called at least twice a second meanwhile; an exception from it ends the waiting.
+    called at least twice a second meanwhile; an exception from it ends the waiting. With
+    `shares_given`, a job that a scheduler gave exactly the devices of `request` takes them beside
+    others that were given the same; a program that deals them out to its own jobs waits instead.
+    `command` is what the list of GPUs says of the lease (default: the command of this process).
     """
     request.check()
     if choice == "cpu":
@@ -113,9 +140,9 @@ def acquire(
                 )
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
-        if offered.num_given == request.num_gpus:
-            return _pass_through(request, offered)
-        return _Waiting(request, offered, failures or {}, report, check).acquire()
+        if shares_given and offered.num_given == request.num_gpus:
+            return _pass_through(request, offered, command)
+        return _Waiting(request, offered, failures or {}, report, check, command).acquire()
 
 
 def count_slots(request: Request) -> int:
@@ -137,7 +164,7 @@ def _on_cpu(why: str) -> Lease:
     return Lease((devices.cpu(),), (), {MASK: ""}, time.monotonic(), f"the CPU: {why}")
 
 
-def _pass_through(request: Request, offered: Offer) -> Lease:
+def _pass_through(request: Request, offered: Offer, command: str | None) -> Lease:
     """Take the devices given by the scheduler, beside other jobs that were given the same.
 
     Free slots are taken all the same, so that other leases see them.
@@ -160,7 +187,7 @@ def _pass_through(request: Request, offered: Offer) -> Lease:
                 offered.given_by,
                 f" ({'; '.join(map(str, taking.in_the_way))})" if taking.in_the_way else "",
             )
-    held = _lease(request, offered.devices, taken, CUDA_VISIBLE_DEVICES.text())
+    held = _lease(request, offered.devices, taken, command, CUDA_VISIBLE_DEVICES.text())
     return held._replace(how=f"{held.how} as {offered.given_by} gave it")
 
 
@@ -180,16 +207,19 @@ def _is_first_to_say(note: Path) -> bool:
 
 
 def _lease(
-    request: Request, chosen: tuple[Device, ...], taken: list[Slot], inherited: str | None = None
+    request: Request,
+    chosen: tuple[Device, ...],
+    taken: list[Slot],
+    command: str | None,
+    inherited: str | None = None,
 ) -> Lease:
     for slot in taken:
-        slot.note()
+        slot.note(command=command)
     if request.index_mode and any(device.uuid.startswith("MIG") for device in chosen):
         raise UserError("a MIG slice has no number; leave --index-mode out.")
-    numbers = ",".join(str(device.number) for device in chosen)
-    uuids = ",".join(device.uuid for device in chosen)
+    names = [str(d.number) if request.index_mode else d.uuid for d in chosen]
     environment = {
-        MASK: numbers if request.index_mode else inherited or uuids,
+        MASK: inherited if inherited and not request.index_mode else ",".join(names),
         CUDA_DEVICE_ORDER.name: "PCI_BUS_ID",
         LEASED.name: ",".join(slot.name for slot in taken),
     }
@@ -207,10 +237,12 @@ class _Waiting:
         failures: Mapping[str, int],
         report: Callable[[str], None],
         check: Callable[[], None] | None,
+        command: str | None,
     ) -> None:
         self._request = request
         self._report = report
         self._check = check
+        self._command = command
         self._devices = offered.devices
         self._folder: Path = folder.find()
         self._chooser = Chooser(self._folder, request, offered.devices, failures)
@@ -218,7 +250,7 @@ class _Waiting:
         self._deadline: float | None = None
         if request.wait_seconds is not None:
             self._deadline = time.monotonic() + max(request.wait_seconds, PATIENCE_SECONDS)
-        self._say_at = 0.0
+        self._say_at = time.monotonic() + SAY_FIRST_SECONDS
         self._what = f"{request.num_gpus} GPU{'s' if request.num_gpus > 1 else ''}"
 
     def acquire(self) -> Lease:
@@ -235,7 +267,7 @@ class _Waiting:
             if free.note:
                 log.info("%s: %s", free.device.label, free.note)
         chosen = tuple(free.device for free in passed.chosen)
-        return _lease(self._request, chosen, [free.slot for free in passed.chosen])
+        return _lease(self._request, chosen, [free.slot for free in passed.chosen], self._command)
 
     def _until_free(self) -> Pass:
         while True:

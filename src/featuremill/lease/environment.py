@@ -22,6 +22,10 @@ MAX_SHOWN = 40
 """How much of a value that cannot be meant is shown."""
 
 
+_KEPT: dict[str, str | None] = {}
+"""What variables held before `set_for_children`."""
+
+
 class Variable:
     def __init__(self, name: str, meaning: str = "") -> None:
         self.name = name
@@ -33,11 +37,21 @@ class Variable:
 
     def text(self) -> str | None:
         """Return what it holds; None where it is not set."""
-        return os.environ.get(self.name)
+        return _KEPT[self.name] if self.name in _KEPT else os.environ.get(self.name)
 
     def set(self, text: str) -> None:
         """Set it for this process and those that it starts from now on."""
         os.environ[self.name] = text
+
+    def set_for_children(self, text: str) -> None:
+        """Set it for new child processes; `text` still returns what it held before."""
+        _KEPT.setdefault(self.name, self.text())
+        self.set(text)
+
+    def restore(self) -> None:
+        """Undo `set_for_children`."""
+        held = _KEPT.pop(self.name, None)
+        self.unset() if held is None else self.set(held)
 
     def set_default(self, text: str) -> None:
         os.environ.setdefault(self.name, text)

@@ -1,0 +1,136 @@
+"""Programs that stand in for the shells of jobs with GPUs.
+
+A job's shell is a small script in a folder of this process. The script asks this process for the
+job's lease and becomes the real shell. The descriptors of the locks go with it, so the
+lease ends with the job's processes, however they end. When Snakemake dies, its jobs with GPUs are
+ended (`take_over.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import struct
+import sys
+import tempfile
+import threading
+from collections.abc import Collection
+from pathlib import Path
+from typing import NamedTuple
+
+from . import take_over
+from .lease.acquire import Lease
+
+CREDENTIALS = struct.Struct("3i")
+"""The kernel's struct ucred: process, user, group."""
+
+
+class Offer(NamedTuple):
+    """A lease that waits for the shell of its job."""
+
+    held: Lease
+    command: str
+    """What the list of GPUs says of the job."""
+
+
+class Shells:
+    """The scripts, and the socket at which they get their leases."""
+
+    def __init__(self, shell: str, other_folder: Path) -> None:
+        """`other_folder` has the scripts where nothing in the temporary folder may be executed."""
+        self._shell = shell
+        self._offers: dict[str, Offer] = {}
+        self._guards: dict[str, socket.socket] = {}
+        """Connections to the guards of jobs, which end what is left of a job when they close."""
+        self._lock = threading.Lock()
+        self._name = f"gpu-local-{secrets.token_hex(16)}"
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.bind(f"\0{self._name}")
+        self._socket.listen(128)
+        self._folder = _folder_for_programs(other_folder)
+        threading.Thread(target=self._serve, name="gpu-local", daemon=True).start()
+
+    def path(self, name: str) -> str:
+        """Return the shell of the job `name`; its lease is offered later."""
+        # Snakemake treats bash by its name, so the script has the name of the shell.
+        path = self._folder / name / Path(self._shell).name
+        if not path.exists():
+            words = [sys.executable, "-IS", take_over.__file__, self._name, name, self._shell]
+            path.parent.mkdir()
+            path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+            path.chmod(0o700)
+        return str(path)
+
+    def offer(self, name: str, held: Lease, command: str) -> None:
+        """Keep a lease until the job's shell takes it over."""
+        with self._lock:
+            self._offers[name] = Offer(held, command)
+
+    def withdraw(self, names: Collection[str]) -> bool:
+        """Give the leases of ended jobs back that no shell has taken; return whether there was
+        one."""
+        for name in names:
+            if guard := self._guards.pop(name, None):
+                guard.close()
+        with self._lock:
+            left = [offer for name in names if (offer := self._offers.pop(name, None))]
+        for offer in left:
+            offer.held.close()
+        return bool(left)
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:  # closed
+                return
+            # One that connects and is silent must not hold the others up.
+            connection.settimeout(10)
+            with contextlib.suppress(OSError):
+                if name := self._hand_over(connection):
+                    self._guards[name] = connection
+                    continue
+            connection.close()
+
+    def _hand_over(self, connection: socket.socket) -> str:
+        """Send the lease of the job that connects; return its name, "" for none."""
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+        pid, user, _ = CREDENTIALS.unpack(credentials)
+        name = connection.recv(4096).decode(errors="replace")
+        if user != os.getuid():
+            return ""
+        with self._lock:
+            offer = self._offers.pop(name, None)
+        if offer is None:
+            return ""
+        for slot in offer.held.slots:
+            slot.note(pid, offer.command)
+        data = json.dumps(offer.held.environment).encode()
+        try:
+            socket.send_fds(connection, [data], offer.held.descriptors)
+        finally:
+            offer.held.close()
+        return name
+
+    def close(self) -> None:
+        """Remove the scripts and end the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        self._socket.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _folder_for_programs(other_folder: Path) -> Path:
+    for parent in (None, other_folder):
+        folder = Path(tempfile.mkdtemp(prefix="gpu-local-", dir=parent))
+        trial = folder / "trial"
+        trial.touch(0o700)
+        if os.access(trial, os.X_OK):  # not where a file system is mounted with noexec
+            return folder
+        shutil.rmtree(folder)
+    raise OSError(f"{tempfile.gettempdir()} and {other_folder} are both mounted with noexec")
