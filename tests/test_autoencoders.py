@@ -148,9 +148,9 @@ def test_chosen_vectors_are_numbered_through(run):
 def test_the_variance_is_about_the_mean():
     x = np.random.default_rng(0).normal(5.0, 1.0, (50, 3))
     sums = measured._Sums(3, 4)
-    sums.num_vectors, sums.error = len(x), 15.0
-    sums.sums_D, sums.squares = x.sum(0), float(np.square(x).sum())
-    assert sums.held().fvu == pytest.approx(15.0 / np.square(x - x.mean(0)).sum())
+    error = torch.full(x.shape, 0.1, dtype=torch.float64)  # of 150 numbers, with squares of 0.01
+    sums.add(torch.from_numpy(x), error)
+    assert sums.held().fvu == pytest.approx(1.5 / np.square(x - x.mean(0)).sum())
 
 
 def test_who_is_held_out_hangs_on_the_record_and_the_seed_alone(run, tmp_path, environment):

@@ -143,13 +143,13 @@ def test_rows_and_files_of_text_get_the_vectors_of_their_tokens(desk):
 
 
 def test_a_text_of_more_tokens_is_cut_with_a_note_or_refused(desk):
-    table = pd.DataFrame({"id": ["short", "long", "none"], "text": ["few", TEXTS[4], "  "]})
+    table = pd.DataFrame({"id": ["short", "long", "blank"], "text": ["few", TEXTS[4], "  "]})
     table.to_csv(desk.folder / "texts.csv", index=False)
     run(desk, ["texts.csv"], max_tokens=12, pool="mean_all")
     notes = pd.read_csv(desk.folder / "results/my/notes.tsv", sep="\t")
     assert notes["id"].tolist() == ["long"] and "truncated" in notes["note"][0]
     failed = pd.read_csv(desk.folder / "results/my/failed.tsv", sep="\t")
-    assert failed["id"].tolist() == ["none"] and "empty text" in failed["reason"][0]
+    assert failed["id"].tolist() == ["blank"] and "empty text" in failed["reason"][0]
     found = pd.read_parquet(desk.folder / "results/my/embeddings.parquet").set_index("id")
     words = transformers.PreTrainedTokenizerFast.from_pretrained(desk.folder / "network")
     model = transformers.AutoModel.from_pretrained(desk.folder / "network", dtype=torch.float32)

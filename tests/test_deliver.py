@@ -439,7 +439,7 @@ def test_failed_records_are_listed_and_tried_again(tmp_path, environment):
 
 def test_samples_are_a_folder_each(tmp_path, environment):
     verbs = Verbs(tmp_path, environment)
-    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")], "none": []}
+    sheets = {"a": RECORDS[:20], "b.b": RECORDS[10:40], "c": [("x", "WWW")], "empty": []}
     lines = ["sample\tfile\tplace"]
     for number, (name, records) in enumerate(sheets.items()):
         (tmp_path / f"{number}.fa").write_text(fasta(records) or ">only\nM*M\n")

@@ -317,14 +317,22 @@ def wheel(tmp_path_factory):
         return folder / build_wheel(str(folder))
 
 
-def test_the_wheel_holds_the_workflow(wheel):
+PACKAGE_FILES = [*(ROOT / "src" / "featuremill").rglob("*.py")]
+
+
+def test_the_wheel_holds_the_package_and_the_workflow(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     workflow = {name.removeprefix("featuremill/smk/") for name in names if "/smk/" in name}
     folders = ("workflow", "envs", "config", "profiles", "docs")
     found = [path for folder in folders for path in (ROOT / folder).rglob("*")]
     there = [path for path in found if path.is_file() and "__pycache__" not in path.parts]
     expected = {path.relative_to(ROOT).as_posix() for path in there}
-    assert workflow == {"Snakefile", "README.md", *expected}
+    beside = workflow - {"Snakefile", "README.md", *expected}
+    assert workflow - beside == {"Snakefile", "README.md", *expected}
+    assert beside and all((ROOT / name).is_file() for name in beside), "what pages link to"
+    package = {name.removeprefix("featuremill/") for name in names if name.endswith(".py")}
+    modules = {path.relative_to(ROOT / "src/featuremill").as_posix() for path in PACKAGE_FILES}
+    assert modules <= package
 
 
 @pytest.mark.slow

@@ -59,9 +59,10 @@ def _delivered(place: Path) -> set[str]:
 def discard(folder: Results, place: Path) -> None:
     """Remove what is featuremill's in a folder of the receipts or of the store of a run, and the
     folders that are empty then."""
-    for path in list(_files_below(place)):
-        if is_stored(folder, path):
-            path.unlink(missing_ok=True)
+    stored = [path for path in _files_below(place) if is_stored(folder, path)]
+    # Last the files that name others, so that these are known after a kill.
+    for path in sorted(stored, key=lambda path: path.name == delivered.ANSWER):
+        path.unlink(missing_ok=True)
     for inside, _, _ in os.walk(place, topdown=False):
         with contextlib.suppress(OSError):  # not empty
             Path(inside).rmdir()
