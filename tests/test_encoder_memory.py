@@ -24,7 +24,10 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+BF16 = pytest.mark.skipif(not CPU.has_bf16, reason="this CPU has no bf16 instructions")
+
+
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=BF16)])
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_estimate_is_within_30_per_cent_of_what_lives_at_once(tmp_path, name, dtype):
     """Of texts that are all as long as a text may be. Scores that are bent are all laid out."""

@@ -6,10 +6,7 @@ from __future__ import annotations
 import io
 import os
 import sys
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
+from typing import Any
 
 
 class _Stream(io.FileIO):
@@ -18,7 +15,7 @@ class _Stream(io.FileIO):
     is_read = True
     """Whether what is written goes anywhere."""
 
-    def write(self, data: ReadableBuffer) -> int:
+    def write(self, data: Any) -> int:
         """Write, and drop all from now on where nobody reads; raise another OSError once."""
         try:
             return super().write(data)

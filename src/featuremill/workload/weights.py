@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import logging
 import os
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,6 +41,8 @@ VERSION = 1
 _ANOTHER_FOLDER = f"name another folder with --cache or {environment.CACHE}"
 
 _log = logging.getLogger("featuremill.weights")
+LAYOUT = re.compile(r"[\w-]+-\d+")
+"""What a folder of converted weights is called: the layout of what is in it."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +157,8 @@ def read(path: Path, workload: str = DEFAULT) -> Weights:
     if not record.is_there:
         raise UserError(f"{path}: its weights {record.path} are gone or incomplete; {heal}.")
     layout = Path(record.path).parent.name
-    if checkpoints and layout != checkpoints.LAYOUT:
+    is_layout = LAYOUT.fullmatch(layout)  # a person may have moved the file
+    if checkpoints and is_layout and layout != checkpoints.LAYOUT:
         raise UserError(
             f"{path}: these weights have the layout {layout}, and {workload} reads "
             f"{checkpoints.LAYOUT}; featuremill weights MODEL --workload {workload} --output "

@@ -13,6 +13,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
+from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
 
 KEY = "autoencoders"
 ABOUT = (
@@ -20,7 +21,6 @@ ABOUT = (
     "(docs/autoencoders.md). They go to `results/<run>/autoencoders/<name>/`."
 )
 RULES = Path(__file__).with_name("rules.smk")
-PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "sae.yaml"
 COMMANDS = {
     "sae": Command(

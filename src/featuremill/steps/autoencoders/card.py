@@ -13,11 +13,11 @@ from featuremill.kit.files import JsonFile, JsonRecord, Number, write_json
 from featuremill.kit.runs import Settings
 from featuremill.kit.text import listed
 from featuremill.kit.workloads import WorkloadOptions, refuse_without_packages
-from featuremill.steps.autoencoders import PACKAGES as NEEDED
 from featuremill.steps.autoencoders.progress import CARD as CARD
 from featuremill.steps.autoencoders.progress import LOCK as LOCK
 from featuremill.steps.autoencoders.progress import TRAINING
 from featuremill.steps.autoencoders.progress import progress as progress
+from featuremill.steps.autoencoders.variables import PACKAGES as NEEDED
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
 CHECKPOINT = "checkpoint.safetensors"

@@ -1,7 +1,8 @@
-"""What torchrun sets for each rank of a training."""
+"""What a training needs: packages, and what torchrun sets for each rank."""
 
 from featuremill.kit.environment import Variable
 
+PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[sae]")
 _RANKS = "Set by `torchrun` for the processes of `featuremill sae train`."
 TORCHELASTIC_RUN_ID = Variable("TORCHELASTIC_RUN_ID", _RANKS)
 RANK = Variable("RANK", _RANKS)
