@@ -319,6 +319,12 @@ BROKEN: list[Case] = [
         "refused",
         "not an amino acid: '<mask>' at residue 4",
     ),
+    Case(
+        "a missing value of pandas",
+        _with_good(">P1\n<NA>\n"),
+        "refused",
+        "a word for a missing sequence: <NA>",
+    ),
     Case("digits", _with_good(">P1\n1 MKV\n"), "refused", "not an amino acid: '1' at residue 1"),
     Case(
         "accented letter",

@@ -15,6 +15,7 @@ from programs import Desk, fasta, random_records
 from featuremill.__main__ import _parser
 from featuremill.contract import StepContract
 from featuremill.flow import internals
+from featuremill.status import view
 from featuremill.status.project import ProjectState
 from featuremill.step import Made, finding
 from featuremill.step.finding import commands
@@ -248,6 +249,14 @@ def test_what_a_step_has_not_made_is_not_done():
     states = {"letters": SimpleNamespace(exit_status=0)}
     found = [ProjectState(None, states, [made]).exit_status for made in ("yes", "older", "no")]
     assert found == [0, 1, 1]
+
+
+def test_status_names_the_page_and_not_the_card():
+    made = Made("head.h", ("head.html", "head.json"), [], [], [])
+    runs = SimpleNamespace(steps=[made], num_before=1)
+    state = SimpleNamespace(states={}, runs=runs, steps=["no"], figures=[{}])
+    [(label, text)] = view._rows_of_project(state)
+    assert (label, text.partition(":")[0]) == ("head.h", "head.html")
 
 
 def test_a_run_elsewhere_has_to_be_there(tmp_path, environment):

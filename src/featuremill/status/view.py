@@ -98,7 +98,7 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
             text = f"{Path(step.missing()[0]).name} is gone"
         if changes := step.changes():
             text = f"{text or STEPS[stands]} ({told(changes)})"
-        made.append((step.label, f"{step.files[-1]}: {text or STEPS[stands]}"))
+        made.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
     first = project.runs.num_before
     return [*made[:first], *runs, *made[first:]]
 
