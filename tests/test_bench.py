@@ -334,7 +334,15 @@ def test_of_a_process_that_has_ended_nobody_is_looked_for(tmp_path, monkeypatch)
 
 def test_who_ends_the_benchmark_ends_the_tests_that_it_runs(tmp_path):
     """As `timeout` does; before, pytest went on alone on the GPU."""
-    words = ["--rehearse", "--part", "c", "--steps", table.TESTS, "--scratch", tmp_path / "scratch"]
+    words = [
+        "--rehearse",
+        "--part",
+        "tests",
+        "--steps",
+        table.TESTS,
+        "--scratch",
+        tmp_path / "scratch",
+    ]
     command = [sys.executable, "-m", "bench.run", *words, "--out", tmp_path / "record.json"]
     found = []
 
@@ -654,7 +662,7 @@ def test_engines_of_3b_leave_room_on_a_card(gigabytes, at_most, tmp_path, monkey
         for engine in stage.engines:
             stage.load(engine)
             assert engine.name in card.taken
-    assert len(stage.engines) == 7 + cpu().has_bf16
+    assert len(stage.engines) == 8 + cpu().has_bf16
     assert card.most <= at_most * card.total
     assert ROOM == 0.3
 

@@ -63,8 +63,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus, outputs, order, labels, max_failed, keep, features, autoencoders, groups, heads, maps, transfer, translate, verdicts, virnucpro."),
         ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
         ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
-        ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values. Sets of features by name, each with the "
-         "keys of a run but for `run`, `inputs` and `store`; their files go to `results/<run>/<name>/`."),
+        ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
         ("inputs: a\nfeatures: 3", "my.yaml:2: features: give a mapping of names to values, not 3."),
         ("inputs: a\nfeatures:\n  b: esm2", "my.yaml:3: features.b: give a section with `workload`, `options`, `shards`, `device`, `gpus`, `outputs`, `order`, `labels`, `max_failed`, `keep`, `of`, not 'esm2'."),
         ("inputs: a\nfeatures:\n  b/c:", "my.yaml:3: features.b/c: use letters, digits, '.', '_' and '-' only, as it names a folder."),
@@ -95,9 +94,7 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
         ("inputs: a\noutputs:\n  - h5", f"my.yaml:2: outputs.entry 1: give one of {OUTPUTS}, not 'h5'; you may mean `per_protein_h5`."),
         ("inputs: a\noutputs: []", f"my.yaml:2: outputs: this is empty; give a list (each entry one of {OUTPUTS})."),
         ("inputs: [a, b, a]", "my.yaml:1: inputs: a is named more than once; keep one."),
-        ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text). File or files with the records: FASTA (.fa, "
-         ".fasta, .faa), tables (.csv, .tsv, .parquet) or flat files (.gb, .gbk, .embl, .dat); .gz and .zst are read as they "
-         "are. Required without `samples`."),
+        ("inputs:", "my.yaml:1: inputs: this is empty; give a list (each entry a text)."),
         ("inputs: a\noptions: fast", "my.yaml:2: options: give a mapping of names to values, not 'fast'."),
         ("inputs: a\noptions:\n  layers: [6, last]", "my.yaml:3: options.layers.entry 2: give a whole number, not 'last'."),
         ("inputs: a\noptions:\n  pool: none", "my.yaml:2: options: pool: none leaves nothing to deliver; set per_residue: true with it."),

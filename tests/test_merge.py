@@ -32,6 +32,7 @@ from featuremill.outputs import parquet, parquet_dataset
 from featuremill.plan.announce import large_outputs
 from featuremill.plan.retry import retry
 from featuremill.store.delivery import Delivery
+from featuremill.store.files import temporary_file
 from featuremill.store.formats import RECORD
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.journal_log import digest_of_file
@@ -352,11 +353,11 @@ def test_all_damaged_parts_are_set_aside_at_once(run):
 
 def test_old_results_never_stand_beside_new_ones(run):
     merge(run, ALL, 0)
-    (run.root / ".embeddings.npy.killed_1").write_bytes(b"half")
+    left = temporary_file(run.root / "embeddings.npy")
     merge(run, ["per_protein_h5"], 0)
     assert not (run.root / "embeddings.npy").exists()
     assert not (run.root / "embeddings.parquet").exists()
-    assert not (run.root / ".embeddings.npy.killed_1").exists()
+    assert not left.exists()
     (run.root / "embeddings.parquet").write_bytes(b"from elsewhere")
     with pytest.raises(UserError, match="is parquet in outputs"):
         featuremill.load(run.root)

@@ -11,6 +11,7 @@ from conftest import PLUGINS
 from programs import NO_REPORT, Workflow, random_records
 
 import featuremill
+from featuremill.store.files import temporary_folder
 
 RECORDS = random_records(12)
 
@@ -90,8 +91,8 @@ def test_export_writes_them_and_clean_removes_what_they_are_made_of(run):
     command = re.search(r"featuremill (export \S+ --to letters) writes it again", said)
     run.verb(*command[1].split())
     assert status(run) == set()
-    half = root / ".letters.abcdefgh" / "p"
-    half.mkdir(parents=True)
+    half = temporary_folder(root / "letters") / "p"
+    half.mkdir()
     (half / "ids.txt").write_text("p0.0\n")
     os.utime(half / "ids.txt", (10**9, 10**9))
     run.verb("clean", "results/test", "--keep", "results", "--yes")

@@ -98,7 +98,7 @@ def test_parts_are_fetched_once_and_kept_in_the_first_layer(tmp_path, store, ser
     assert {one.path for one in run.delivery.taken} == {
         str(path) for path in parts_of(mine) if path.name in names
     }
-    (reference,) = shared.references(mine)
+    (reference,) = shared.references(mine)[0]
     assert names <= {f"{name}.arrows" for name in reference.parts}
     server.asked.clear()
     again = Run(tmp_path / "third", mine, server.url).write(FORTY[5:])

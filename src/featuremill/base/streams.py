@@ -16,7 +16,7 @@ class _Stream(io.FileIO):
     """Whether what is written goes anywhere."""
 
     def write(self, data: Any) -> int:
-        """Write, and drop all from now on where nobody reads; raise another OSError once."""
+        """Write; drop all output once the pipe has no reader; raise another OSError once."""
         try:
             return super().write(data)
         except BlockingIOError:

@@ -93,7 +93,8 @@ def explain(
         elif kind == "value_error":
             text = problem["msg"].removeprefix("Value error, ") + "."
         elif given is None or kind == "too_short":
-            about = f" {description_of(part)}" if given is None else ""
+            is_option = given is None and "options" in (*path, *key)
+            about = f" {description_of(part)}" if is_option else ""
             text = f"this is empty; give {values}.{about}"
         else:
             quotes = "; put it in quotes" if values == KINDS["string"] else ""

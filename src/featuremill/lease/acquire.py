@@ -125,7 +125,7 @@ def acquire(
     called at least twice a second meanwhile; an exception from it ends the waiting. With
     `shares_given`, a job that a scheduler gave exactly the devices of `request` takes them beside
     others that were given the same; a program that deals them out to its own jobs waits instead.
-    `command` is what the list of GPUs says of the lease (default: the command of this process).
+    `command` is what the list of GPUs shows for the lease (default: the command of this process).
     """
     request.check()
     if choice == "cpu":

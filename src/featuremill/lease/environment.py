@@ -15,7 +15,7 @@ from typing import Generic, Literal, NamedTuple, TypeVar, cast, get_args
 from .errors import UserError
 
 Policy = Literal["balanced", "memory", "sequential"]
-"""Which of the free GPUs a lease takes; docs/lease.md tells."""
+"""Which of the free GPUs a lease takes; docs/lease.md describes them."""
 T = TypeVar("T")
 MAX_NUMBER = 1e9
 MAX_SHOWN = 40
@@ -87,7 +87,7 @@ class Setting(Variable, Generic[T]):
         self.is_internal = is_internal
 
     def value(self) -> T:
-        """Return what it says.
+        """Return its value.
 
         Raises:
             UserError: when it holds something else than it may.

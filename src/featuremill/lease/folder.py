@@ -60,12 +60,12 @@ def find() -> Path:
 
 
 def _check_protocol(folder: Path) -> None:
-    """Refuse a folder whose locks mean something that this version does not know."""
+    """Refuse a folder whose locks follow a newer protocol."""
     version = read_note(folder / "protocol")
     if isinstance(version, int) and version > PROTOCOL:
         raise UserError(
             f"{folder}: a newer program locks GPUs there by version {version} of the protocol, and "
-            f"this one knows version {PROTOCOL}; upgrade it, or name another folder in "
+            f"this one has version {PROTOCOL}; upgrade it, or name another folder in "
             f"{LEASE_FOLDER}."
         )
 

@@ -18,7 +18,7 @@ FORMAT = Format(
     "R, spreadsheets, shell tools",
     60,
     "pooled",
-    times_as_large=3.0,
+    times_as_large=2.7,
     most_records=1_000_000,
     why_not_more="text is three times as large as parquet, and slow to read.",
     has_sidecar=True,

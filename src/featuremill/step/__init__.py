@@ -159,7 +159,7 @@ class Made(NamedTuple):
     lock: str = ""
     """A file that is locked while the files are made, so that `clean` does not remove them."""
     state: str = ""
-    """The file that says what they were made of (`store.state`); the project sets it."""
+    """The file with what they were made of (`store.state`); the project sets it."""
 
     @property
     def shown(self) -> str:

@@ -24,7 +24,7 @@ DIGEST_LENGTH = 32
 SEAL = "seal"
 """Key of a JSON file's own digest, which detects damaged numbers and names."""
 TEMPORARY = re.compile(r"\.(.+)\.([0-9a-f]{8})")
-"""How a temporary file or folder is called; `is_temporary` tells one from a file of others."""
+"""The name of a temporary file or folder; `is_temporary` distinguishes it from others' files."""
 MOST_SYNCED = 1_000
 """A folder with more files is synced by one call for the machine, not file by file."""
 
@@ -141,8 +141,8 @@ def replacing_folder(path: Path, is_synced: bool = True) -> Iterator[Path]:
 
 
 def temporary_file(path: Path) -> Path:
-    """Make an empty temporary file beside `path` and return it; after a kill `is_temporary` knows
-    it."""
+    """Make an empty temporary file beside `path` and return it; after a kill `is_temporary`
+    recognizes it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
@@ -194,7 +194,7 @@ def is_in_temporary(path: Path) -> bool:
 
 
 def _certified(made: Path, name: str) -> Path:
-    """Rename what was made, so that its name says by whom."""
+    """Rename what was made, so that its name identifies it as temporary."""
     return made.rename(made.with_name(f".{name}.{_mark(name, made.lstat().st_ino)}"))
 
 

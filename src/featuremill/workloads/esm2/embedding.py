@@ -40,8 +40,8 @@ def embed(
     progress: Callable[[int, int], object] | None = None,
 ) -> Features | dict[str, Features]:
     """Return the features of sequences by an ESM-2, in order: `compute` without ids and a table.
-    Without `model`, this is the demonstration network mill_t6_8M, which is not ESM-2, and a warning
-    says so once in a process; for science, name an ESM-2 such as model="esm2_t33_650M_UR50D".
+    Without `model`, this is the demonstration network mill_t6_8M, which is not ESM-2, with a
+    warning once in a process; for science, name an ESM-2 such as model="esm2_t33_650M_UR50D".
 
     With one layer and one pool: an array of shape (sequences, width), float32. With `pool="none",
     per_residue=True`: a list of one array for each sequence, of shape (residues, width) and type
