@@ -268,7 +268,7 @@ def test_a_sequence_in_memory_may_be_named_by_sample_and_id(runs):
 CONTIGS = {
     "b": [("c1", "GCTGCTGCTGCTGCT"), ("c2", "TAATTAGTTAATTAGTTAA")],
     "a": [("c1", "AAAAAAAAAAAA"), ("c3", "ATGAAAGTTCTGGCT")],
-    "none": [("c1", "TAATTAGTTAATTAGTTAA")],
+    "stops": [("c1", "TAATTAGTTAATTAGTTAA")],
 }
 """Two samples with a contig c1 each, and one whose contigs have a stop in each frame."""
 
@@ -287,7 +287,7 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
     """Its folder is what its files alone would give, and the fragments say whose they are."""
     monkeypatch.chdir(tmp_path)
     done = translated(tmp_path)
-    assert done.samples == ["a", "b", "none"]
+    assert done.samples == ["a", "b", "stops"]
     assert done.contigs.read == 5
     for sample in CONTIGS:
         words = ("translate", f"{sample}.fa", "--output", f"alone/{sample}", "--by", "chunks")
@@ -300,7 +300,7 @@ def test_each_sample_is_translated_by_itself(tmp_path, monkeypatch):
     assert {contig for contig, _ in pairs} == {"a/c1", "a/c3", "b/c1"}
     assert all(id.startswith(f"{contig}_chunk_") for contig, id in pairs)
     listed = [row["contig"] for row in untranslated(tmp_path / "out")]
-    assert listed == ["b/c2", "none/c1"]
+    assert listed == ["b/c2", "stops/c1"]
     for kind, file in (("proteins", "proteins.faa.gz"), ("nucleotides", "nucleotides.fna.gz")):
         sheet = samples.read(tmp_path / f"out/{kind}.samples.parquet")
         assert sheet.about == {"sample": ["a", "b"], "site": ["at a", "at b"]}
@@ -311,8 +311,8 @@ def test_a_sample_without_any_long_contig_stops_no_other(tmp_path, monkeypatch, 
     """But a sheet without any fragment ends the command: nothing could read its sheets."""
     more = {"few": [("c1", "AC")], "wrong": [("c1", "AC-GT"), ("c2", "ACGT!")]}
     done = translated(tmp_path, CONTIGS | more)
-    assert "3 samples have no fragment: few, none, wrong." in capfd.readouterr().err
-    assert done.samples == ["a", "b", "few", "none", "wrong"]
+    assert "3 samples have no fragment: few, stops, wrong." in capfd.readouterr().err
+    assert done.samples == ["a", "b", "few", "stops", "wrong"]
     assert (done.contigs.read, done.contigs.refused, done.contigs.without_fragments) == (8, 2, 3)
     for sample, counts in (("few", (1, 1, 0)), ("wrong", (2, 0, 2))):
         one = Translation.read(tmp_path / f"out/sample={sample}/translate.json")
@@ -386,7 +386,7 @@ def test_an_edited_sheet_translates_what_is_new(tmp_path):
     assert sheet.read_bytes() == content
     less = {s: CONTIGS[s] for s in ("a", "b")}
     other = translated(tmp_path, less | {"b": [("c1", "GCTGCTGCTGCTGCA")]})
-    assert not names["none"].parent.exists()
+    assert not names["stops"].parent.exists()
     assert names["a"].stat().st_mtime_ns == before["a"]
     assert names["b"].stat().st_mtime_ns != before["b"]
     assert (other.fragments, other.samples) == (first.fragments, ["a", "b"])
@@ -460,7 +460,7 @@ def test_two_samples_with_a_contig_of_one_name_are_two_verdicts(tmp_path):
         ("a", "c1", "virus"),
         ("b", "c1", "others"),
         ("b", "c2", "-"),
-        ("none", "c1", "-"),
+        ("stops", "c1", "-"),
     ]
     counts = [int(r["fragments"]) for r in rows_of(tmp_path / "v.tsv")]
     assert sum(counts) == done.fragments
@@ -531,7 +531,7 @@ def test_features_are_of_the_sheets_that_translate_makes(soil):
     }
     assert all(run.files == [run.samples] for run in found.runs.values())
     before, after = found.made_around
-    assert before[0].made_of == found.files == ["samples.tsv", "a.fa", "b.fa", "none.fa"]
+    assert before[0].made_of == found.files == ["samples.tsv", "a.fa", "b.fa", "stops.fa"]
     assert before[0].stands() == "no"
     translate(Path("samples.tsv"), Path("results/soil/translate"), "chunks")
     assert before[0].stands() == "yes"

@@ -312,7 +312,8 @@ def test_an_ensemble_is_computed_in_memory(five, tmp_path, monkeypatch):
     monkeypatch.setenv("FEATUREMILL_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     given = {"model": five[0][:2], "dtype": "fp32"}
-    table = featuremill.compute({"a": PROTEIN, "b": "MKT"}, "scores", given)
+    with pytest.warns(UserWarning, match="2 networks take 2 times the passes of one"):
+        table = featuremill.compute({"a": PROTEIN, "b": "MKT"}, "scores", given)
     first = table.loc["b", "variants"][0]
     names = ("mean_of_2", *(f"esm1v_t33_650M_UR90S_{seed}" for seed in (1, 2)))
     assert list(first) == ["variant", *(f"wildtype_marginal_{name}" for name in names)]

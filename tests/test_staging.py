@@ -15,6 +15,7 @@ from programs import random_records
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.extract import staging
+from featuremill.store.files import temporary_file
 from featuremill.workload import weights
 
 MODEL = "mill_t6_8M"
@@ -44,7 +45,7 @@ def test_a_copy_is_made_once_and_again_when_it_was_touched(shared, node, monkeyp
     assert found.path.read_bytes() == shared.path.read_bytes()
     with found.path.open("r+b") as file:
         file.write(b"spoiled")
-    (node / f".{found.path.name}.killed").write_bytes(b"half")
+    temporary_file(found.path).write_bytes(b"half")  # of a job that was killed
     assert staging.staged(shared, refused).path.read_bytes() == shared.path.read_bytes()
     assert sorted(path.suffix for path in node.iterdir()) == [".json", ".lock", ".safetensors"]
     monkeypatch.delenv("FEATUREMILL_STAGE")

@@ -207,7 +207,7 @@ def test_insertions_and_deletions_are_read_as_hgvs_writes_them(write, text):
         ("K2_T3ins5", "an insertion or a deletion: 'K2_T3ins5'"),
         ("A4_K2del", "an insertion or a deletion: 'A4_K2del'"),
         ("K2delK", "an insertion or a deletion: 'K2delK'"),
-        ("K2fs", "an insertion or a deletion: 'K2fs'"),
+        ("K2fs", "a frameshift or an extension, which names no sequence: 'K2fs'"),
         (
             "K2_T3insX",
             "not a substitution: K2_T3insX has other letters than those of 20 amino acids",

@@ -36,6 +36,7 @@ from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
 from featuremill.steps.translate.command import translate
 from featuremill.steps.virnucpro import command, files
 from featuremill.store import ours, run_lock
+from featuremill.store.files import temporary_file
 from featuremill.store.formats import RECORD
 
 WIDTHS = {"nucleotides": 3, "proteins": 5}
@@ -227,10 +228,8 @@ def contents(folder):
 def test_the_same_gives_the_same_bytes_and_fewer_files_leave_none_behind(made, monkeypatch):
     made.write(monkeypatch)
     before = contents(made.folder / "out")
-    left = (
-        made.folder / "out" / "my_merged" / ".output_1_merged.pt.abcd1234"
-    )  # of one that was killed
-    left.write_text("half")
+    left = temporary_file(made.folder / "out" / "my_merged" / "output_1_merged.pt")
+    left.write_text("half")  # of one that was killed
     ours.note(write_text(made.folder / "out/my_protein/output_99_ESM.pt", "of more fragments"))
     mine = write_text(made.folder / "out/my_protein/output_98_ESM.pt", "somebody's")
     made.write(monkeypatch)

@@ -29,6 +29,7 @@ from test_properties import holds
 
 from featuremill import features
 from featuremill.__main__ import main
+from featuremill.base import tsv
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID_ALONE
 from featuremill.base.locking import locked
@@ -90,7 +91,8 @@ def expected(fragments, scores_of, by):
 
 def table(path):
     with path.open(newline="") as file:
-        return list(csv.DictReader(file, delimiter="\t"))
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [{name: tsv.original(text) for name, text in row.items()} for row in rows]
 
 
 def check_verdicts(path, contigs, told, num_predicted, num_missing):
