@@ -113,7 +113,10 @@ def compared(folder):
     found, lists = rows(folder), (folder.root / "failed.tsv").read_text()
     sequences = (folder.root / "failed.fa").read_text()
     whole = merge(folder, OUTPUTS, 99, order="input")
-    assert found == rows(folder)
+    pairs = zip(found, rows(folder), strict=True)
+    assert [
+        row["id"] for row, other in pairs if row != other
+    ] == []  # short: a diff of all rows takes minutes
     assert (folder.root / "failed.tsv").read_text() == lists
     assert (folder.root / "failed.fa").read_text() == sequences
     assert shard.counts == whole.counts
