@@ -149,9 +149,12 @@ HOOK = """
 import os, sys, time
 
 def wait(event, arguments):
-    if event == "os.rename":
-        while os.path.exists("names") and open("names").read() in os.fsdecode(arguments[0]):
-            time.sleep(0.01)
+    if event != "os.rename":
+        return
+    old, new = map(os.fsdecode, arguments[:2])
+    is_last = not os.path.basename(new).startswith(".")  # not of a temporary file
+    while is_last and os.path.exists("names") and open("names").read() in old:
+        time.sleep(0.01)
 
 sys.addaudithook(wait)
 """
@@ -160,7 +163,7 @@ name."""
 MOMENTS = {
     "plan": (
         ("names", "/store/shards/."),
-        lambda run: any((run.store / "spool").rglob("rows*")) and any(run.store.glob("shards/.*")),
+        lambda run: any(run.store.glob(".spool.*/**/rows*")) and any(run.store.glob("shards/.*")),
     ),
     "extract": (
         ("hold", "3"),  # the third batch of a worker
