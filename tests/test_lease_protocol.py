@@ -95,7 +95,7 @@ def test_a_folder_of_a_later_protocol_is_refused(both):
         new()
     version.write_text("2")
     said = new(status=2)[1]
-    assert "by version 2 of the protocol, and this one knows version 1; upgrade it, or" in said
+    assert "by version 2 of the protocol, and this one has version 1; upgrade it, or" in said
 
 
 def test_the_source_is_complete_in_itself(both, tmp_path):
