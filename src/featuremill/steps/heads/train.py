@@ -392,7 +392,7 @@ def _refuse_unfit(examples: Examples, used: card.TableUsed) -> None:
     for number, name in zip(examples.y_N.tolist(), examples.groups_N.tolist(), strict=True):
         groups_of[number].add(name)
     sizes = Counter(examples.y_N.tolist())
-    for number, names in groups_of.items():
+    for number, names in sorted(groups_of.items()):
         if len(names) < FEWEST_GROUPS:
             name = clipped(examples.classes[number])
             num_records = records(sizes[number])
