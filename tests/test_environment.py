@@ -98,6 +98,7 @@ def test_what_jobs_inherit(monkeypatch):
     )
     workflow = SimpleNamespace(
         resource_settings=settings,
+        output_settings=SimpleNamespace(quiet=set()),
         modifier=SimpleNamespace(is_main_snakefile=lambda: True, modify_rulename=str),
         is_main_process=True,
         nodes=4,
