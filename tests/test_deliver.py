@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -597,7 +596,8 @@ def test_commands_by_hand(extracted, tmp_path):
     verbs("export", folder.root, "--to", "tsv", "--ids", "ids.txt", "--output", "few")
     assert len((tmp_path / "few/embeddings.tsv").read_text().splitlines()) == 3
     said = verbs.type("featuremill", "status", folder.root, "--verify").text
-    assert re.search("^(.*: )?done: 94 of 96 records have features", said, re.MULTILINE)
+    unwrapped = " ".join(said.split())  # lines are as long as the folder's path lets them be
+    assert unwrapped.startswith(f"{folder.root}: done: 94 of 96 records have features")
 
 
 def test_a_run_with_jobs_that_deliver(tmp_path, environment):
