@@ -136,7 +136,7 @@ clean: ## remove .venv and caches; results, weights and logs stay
 comma := ,
 define install
 echo "Installing into .venv (once, about 2 minutes)…"
-$(INSTALL) -c constraints.txt $(2) -e '.[$(1)]' \
+$(INSTALL) -c constraints.txt -e '.[$(1)]' $(2) \
   || { echo "make: installing failed; the lines above say why. Once that is fixed, the same command continues." >&2; exit 1; }
 touch $@
 endef

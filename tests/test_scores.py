@@ -403,10 +403,7 @@ def test_variants_come_from_a_column_of_the_inputs(write):
         ("K2*", "a stop in place of a residue: 'K2*'"),
         ("p.Lys2Ter", "a stop in place of a residue: 'p.Lys2Ter'"),
         ("T3G:K2*", "a stop in place of a residue: 'T3G:K2*'"),
-        (
-            "p.Lys2fsTer5",
-            "a frameshift or an extension, which names no sequence: 'p.Lys2fsTer5'",
-        ),
+        ("p.Lys2fsTer5", "an insertion or a deletion: 'p.Lys2fsTer5'"),
         ("WT", "the wild type, or no change of a residue: 'WT'"),
         ("_wt", "the wild type, or no change of a residue: '_wt'"),
         ("p.Lys2=", "the wild type, or no change of a residue: 'p.Lys2='"),

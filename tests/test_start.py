@@ -107,7 +107,7 @@ def test_without_the_extra_embed_says_what_to_install(folder, bare):
     done = subprocess.run(
         [bare, "-c", code], env=folder.environment, capture_output=True, text=True, timeout=60
     )
-    assert done.stderr.endswith(f".UserError: {INSTALL.format(bare)}\n")
+    assert done.stderr.endswith(f"featuremill.base.errors.UserError: {INSTALL.format(bare)}\n")
 
 
 def test_without_the_extra_of_a_step_a_run_is_refused_before_its_first_job(tmp_path, monkeypatch):
