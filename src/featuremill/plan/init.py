@@ -283,7 +283,10 @@ def config_text(
         else:
             shown = value[0] if name == "inputs" and len(value) == 1 else value
             mark = "" if value or name not in ("inputs", "samples") else "# "
-            lines += [*_comment(about.description, ""), f"{mark}{name}: {_scalar(shown)}"]
+            lines += [
+                *_comment(about.description, ""),
+                f"{mark}{config.key_of(name, about)}: {_scalar(shown)}",
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -440,7 +440,7 @@ def network(
     from featuremill.workloads.encoder import check
 
     if len(devices) > 1:
-        raise UserError("gpus: an encoder computes on one GPU; set gpus: 1.")
+        raise UserError("gpus_per_job: an encoder computes on one GPU; set gpus_per_job: 1.")
     is_cuda = devices[0].kind == "cuda"
     if is_cuda:
         networks.forbid_short_cuts()

@@ -303,7 +303,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     else:
         if len(devices) > 1:
             raise UserError(
-                "gpus: transformers computes on one GPU; set gpus: 1, or options.engine: vllm."
+                "gpus_per_job: transformers computes on one GPU; set gpus_per_job: 1, or "
+                "options.engine: vllm."
             )
         if options.quantize != "none":
             _refuse_missing("bitsandbytes", "options.quantize", "none")
