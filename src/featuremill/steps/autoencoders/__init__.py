@@ -13,6 +13,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
+from featuremill.steps.autoencoders.progress import LOCK
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
 
 KEY = "autoencoders"
@@ -166,6 +167,7 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
                 partial(_progress, Path(folder)),
                 asked=_options(one),
                 made_by=partial(_made_by, Path(folder)),
+                lock=f"{folder}/{LOCK}",
             )
         )
         for table, run in encoded(one, project).items():
