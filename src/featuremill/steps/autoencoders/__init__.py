@@ -29,10 +29,7 @@ COMMANDS = {
         "featuremill.steps.autoencoders.command",
     )
 }
-DELIVERED = (
-    *("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv"),
-    "report.html",
-)
+DELIVERED = ("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv", "report.html")
 """The files of an autoencoder; the page comes last."""
 VARIABLES = variables.OF_TORCHRUN
 Count = Annotated[int, Field(ge=1, strict=True)]
