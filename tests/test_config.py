@@ -188,6 +188,18 @@ def test_several_gpus_for_a_cpu_are_named(tmp_path):
         assert f":2: {key}: give a whole number of at least 1" in said
 
 
+@pytest.mark.parametrize("key", ["gpus_per_job", "gpus"])
+def test_gpus_of_a_job_are_refused_where_the_workload_takes_one(tmp_path, key):
+    whole = f"inputs: a.csv\n{key}: 2\nworkload: %s\noptions: {{model: b, alphabet: proteins}}"
+    said = refusal(tmp_path, whole % "encoder")
+    assert f":2: {key}: workload encoder computes on one GPU with these options" in said
+    rows = "inputs: a.csv\ngpus: 2\nworkload: llm_json\noptions: {prompt: a, json_schema: b"
+    said = refusal(tmp_path, f"{rows}, model: c}}")
+    assert "workload llm_json computes on one GPU" in said
+    assert read(tmp_path, f"{rows}, model: c, engine: vllm}}").gpus == 2
+    assert read(tmp_path, "inputs: a\ngpus_per_job: 2\n").gpus == 2
+
+
 def test_the_old_key_for_gpus_of_a_job_is_understood_and_said(tmp_path):
     new, old = (read(tmp_path, f"inputs: a\n{key}: 2") for key in ("gpus_per_job", "gpus"))
     assert new.gpus == old.gpus == 2 and new.model_dump() == old.model_dump()

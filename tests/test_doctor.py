@@ -193,7 +193,7 @@ def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
 
 
 def test_a_run_on_so_many_gpus_is_ready_or_not(doctor):
-    check = doctor({}, {})
+    check = doctor(Gpu(), Gpu())
     answer = check("--json", "--gpus", "2")
     assert (answer["ready_for"], answer["gpu_ready"]) == ("2 GPUs", True)
     answer = check("--json", "--gpus", "3", status=1)

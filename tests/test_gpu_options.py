@@ -121,7 +121,7 @@ def test_a_run_takes_so_many_or_these(start):
         (["--devices", "7"], "GPU 7 does not exist"),
         (["--gpus", "0"], "for the GPU of number 0, give --devices 0"),
         (["-n", "--devices"], "--devices: name GPUs, as in 0,2, after it."),
-        (["--gpus", "1", "--resources", "gpu=2"], "--resources gpu=… says how many, too"),
+        (["--gpus", "1", "--resources", "gpu=2"], "--resources gpu=… limits them, too"),
     ],
 )
 def test_a_run_refuses_what_cannot_be(start, words, sentence):

@@ -32,7 +32,7 @@ AFTER = {
     command_line.GPUS: "a number",
     command_line.DEVICES: "GPUs, as in 0,2,",
 }
-"""What stands after each option of our own."""
+"""The value of each option of our own, in words."""
 ELSEWHERE = ("--executor", "-e", "--profile", "--workflow-profile")
 """Beginnings of the options with which jobs may run on other machines."""
 PROFILE = "--workflow-profile"
@@ -46,6 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(command_line.GPUS, metavar="N", help="how many at once (default: all)")
     parser.add_argument(command_line.DEVICES, metavar="LIST", help=HELP_OF_DEVICES)
+    parser.add_argument(
+        command_line.STRICT,
+        action="store_true",
+        help="end with status 6 if a record has no values",
+    )
     parser.add_argument(
         "options",
         nargs=argparse.REMAINDER,
@@ -94,6 +99,9 @@ def run(arguments: argparse.Namespace) -> None:
         command += ["--cores", _all_cores()]
     placed = [command_line.RESULTS, results] if results else []
     placed += [word for name, value in typed.items() if value for word in (name, value)]
+    if arguments.strict or command_line.STRICT in own:
+        environment.STRICT.set("1")
+        placed.append(command_line.STRICT)
     command_line.remember(["featuremill", "run", str(arguments.config), *placed, *options])
     os.execv(sys.executable, [*command, *_with_cores(passed)])  # noqa: S606
 
@@ -104,7 +112,9 @@ def _without_own(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     words = iter(options)
     for word in words:
         option, is_one_word, value = word.partition("=")
-        if option not in AFTER:
+        if word == command_line.STRICT:
+            own[word] = word
+        elif option not in AFTER:
             kept.append(word)
         elif not (value := value if is_one_word else next(words, "")):
             raise UserError(f"{option}: name {AFTER[option]} after it.")
@@ -134,7 +144,7 @@ def _resources(
     if config.get("device") == "cpu":
         raise UserError(f"{words}: the config has device: cpu; drop one of them.")
     if any(word.startswith("gpu=") for word in options):
-        raise UserError(f"{words}: --resources gpu=… says how many, too; drop one of them.")
+        raise UserError(f"{words}: --resources gpu=… limits them, too; drop one of them.")
     if gpus.devices:
         environment.DEVICES.set(gpus.devices)
     slots = environment.SLOTS_PER_GPU.value()
@@ -142,7 +152,9 @@ def _resources(
     if is_here:
         here = count_slots(Request.from_environment()) // slots
         if not here:
-            raise UserError(f"{words}: no GPU can be used here; featuremill doctor says why.")
+            raise UserError(
+                f"{words}: no GPU can be used here; featuremill doctor lists the reasons."
+            )
         if (count or 0) > here:
             raise UserError(f"{words}: {counted(here, 'GPU')} can be used here; ask for fewer.")
     return ["--resources", f"gpu={count * slots}"] if count else []

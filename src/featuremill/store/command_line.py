@@ -43,7 +43,9 @@ ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-cre
 RERUNNING = {RERUN, "--ri"}
 VARIABLE = re.compile(r"[A-Z_]+=")
 RESULTS, GPUS, DEVICES = OWN = ("--results", "--gpus", "--devices")
-"""Options of `featuremill run` that Snakemake does not get."""
+"""Options of `featuremill run` with a value that Snakemake does not get."""
+STRICT = "--strict"
+"""The same without a value."""
 NAMING = {"--configfile", "--configfiles", "--config", "-C"}
 """Options whose values may look like targets."""
 NAMING_ONE = {
