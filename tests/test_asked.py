@@ -20,10 +20,10 @@ from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
 from featuremill.status import sources, view
 from featuremill.status.project import ProjectReader
-from featuremill.step import Made
+from featuremill.step import Made, stated
 from featuremill.steps import autoencoders
 from featuremill.store import known_digests, run_lock
-from featuremill.store.drawn import labels_of
+from featuremill.store.files import read_json, sha256_of
 from featuremill.store.results import Results
 from featuremill.workloads import composition
 
@@ -194,8 +194,13 @@ def test_status_of_a_config_that_was_edited_is_not_done(desk):
     # The start of a run that failed asked for something else.
     last = run_lock.read(Path("results/my"))
     with run_lock.claim(Path("results/my")) as file:
-        asked = {**last.asked, "hydropathy": False}
-        run_lock.sign(file, last.command, config=last.config, asked=asked)
+        run_lock.sign(file, last.command, config=last.config)
+    asked = asked_in()
+    write_sealed(
+        "results/my/run.json",
+        read_sealed("results/my/run.json")
+        | {"config": asked | {"options": asked["options"] | {"hydropathy": False}}},
+    )
     state = ProjectReader(runs.named(Path("results/my"))).look_closely()
     assert state.exit_status == 1
     said = " ".join("\n".join(view.lines(state)).split())
@@ -326,13 +331,19 @@ def test_a_file_of_a_step_that_is_gone_is_missed(tmp_path, monkeypatch):
 def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     """By its digest: its time may be that of where it came from."""
     monkeypatch.chdir(tmp_path)
-    seen = []
-    one = Made("one", ["made"], ["table"], [], [], is_other=lambda late: bool(seen.append(late)))
     Path("made").touch()
     os.utime("made", (LONG_AGO + 9, LONG_AGO + 9))
     Path("table").touch()
     os.utime("table", (LONG_AGO, LONG_AGO))
-    assert one.stands() == "yes" and seen == [["table"]]
+    digest = sha256_of(Path("table"))
+    card = lambda: stated({}, {"table": digest})  # noqa: E731
+    one = Made("one", ["made"], ["table"], [], [], card=card)
+    assert one.stands() == "yes"
+    digest = "0" * 64
+    assert one.stands() == "older"
+    digest = sha256_of(Path("table"))
+    assert one._replace(made_of=["table", "made"]).stands() == "older", "one more is read"
+    assert one._replace(made_of=[]).stands() == "older", "it is not read any more"
     plain = Made("one", ["made"], ["table"], [], [])
     assert plain.stands() == "yes", "without a digest its time counts"
     os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))
@@ -374,7 +385,8 @@ def test_commands_are_asked_for_what_the_config_says(desk):
 
 def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     folder = Path("results/my")
-    page = (folder / "report.html").read_bytes()
+    colours = read_json(folder / ".state" / "reported.json")["asked"]
+    assert colours == {"labels.file": "labels.csv", "labels.column": "kind"}
     for path in (folder / "manifest.json", folder / "embeddings.parquet"):
         path.unlink()
     write(desk.folder, outputs=["npy"], max_failed=3)
@@ -386,12 +398,8 @@ def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     desk.type("featuremill", "merge", folder, "--outputs", "parquet")
     assert (folder / "embeddings.parquet").exists()
     desk.type("featuremill", "report", folder)
-    assert labels_of(folder / "report.html") == labels_of_bytes(page, folder)
-
-
-def labels_of_bytes(page, folder):
-    (folder / "before.html").write_bytes(page)
-    return labels_of(folder / "before.html")
+    noted = read_json(folder / ".state" / "reported.json")
+    assert noted["asked"] == colours and [*noted["made_of"]] == ["labels.csv"]
 
 
 def test_a_plan_by_hand_is_that_of_the_config(desk):

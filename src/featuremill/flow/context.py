@@ -400,7 +400,7 @@ class Flow:
         for made in self.made:
             if not made.missing() and _looks(made) != self._looks[made.label]:
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
-                    made.note(is_by_config=True)
+                    made.note(is_new=True)
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""

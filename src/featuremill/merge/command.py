@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge(folder, outputs, max_failed or 0, threads, told, order)
             if run:
                 now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
-                asked.note(folder, "merge", run.model_copy(update=now))
+                asked.merged(run.model_copy(update=now), folder.root).note(is_new=True)
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 
