@@ -22,7 +22,8 @@ from featuremill.status import sources, view
 from featuremill.status.project import ProjectReader
 from featuremill.step import Made, stated
 from featuremill.steps import autoencoders
-from featuremill.store import known_digests, run_lock
+from featuremill.store import run_lock
+from featuremill.store import state as digests
 from featuremill.store.files import read_json, sha256_of
 from featuremill.store.results import Results
 from featuremill.workloads import composition
@@ -145,13 +146,11 @@ def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
 
 
 def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
-    monkeypatch.setattr(known_digests, "LARGE", 10)
-    monkeypatch.setattr(known_digests, "YOUNG_SECONDS", 0)
+    monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "YOUNG_SECONDS", 0)
     monkeypatch.setattr(sources, "LARGE", 10)
-    read, sha256_of = [], known_digests.sha256_of
-    monkeypatch.setattr(
-        known_digests, "sha256_of", lambda path: read.append(path) or sha256_of(path)
-    )
+    read, sha256_of = [], digests.sha256_of
+    monkeypatch.setattr(digests, "sha256_of", lambda path: read.append(path) or sha256_of(path))
     text = Path("in.fa").read_text()
 
     def replace(text):
