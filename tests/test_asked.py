@@ -194,12 +194,9 @@ def test_status_of_a_config_that_was_edited_is_not_done(desk):
     last = run_lock.read(Path("results/my"))
     with run_lock.claim(Path("results/my")) as file:
         run_lock.sign(file, last.command, config=last.config)
-    asked = asked_in()
-    write_sealed(
-        "results/my/run.json",
-        read_sealed("results/my/run.json")
-        | {"config": asked | {"options": asked["options"] | {"hydropathy": False}}},
-    )
+    path, asked = Path("results/my/run.json"), asked_in()
+    asked["options"]["hydropathy"] = False
+    write_sealed(path, read_sealed(path) | {"config": asked})
     state = ProjectReader(runs.named(Path("results/my"))).look_closely()
     assert state.exit_status == 1
     said = " ".join("\n".join(view.lines(state)).split())

@@ -22,7 +22,7 @@ from featuremill.config import Run, asked, find_run
 from featuremill.config.asked import changes_since
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
-from featuremill.status.jobs import TelemetryTail, job_of
+from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.sources import (
     check_sources,
@@ -32,7 +32,6 @@ from featuremill.status.sources import (
     shown,
 )
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
-from featuremill.status.time_left import time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
