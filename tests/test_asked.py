@@ -340,6 +340,13 @@ def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     digest = sha256_of(Path("table"))
     assert one._replace(made_of=["table", "made"]).stands() == "older", "one more is read"
     assert one._replace(made_of=[]).stands() == "older", "it is not read any more"
+    noted = one._replace(state=".state/one.json")
+    noted.note(is_new=False)
+    digest = ""
+    assert noted.noted() and noted.stands() == "yes", "what stood is noted, whenever it came there"
+    Path("table").write_text("another one")
+    os.utime("table", (LONG_AGO, LONG_AGO))
+    assert noted.stands() == "older"
     plain = Made("one", ["made"], ["table"], [], [])
     assert plain.stands() == "yes", "without a digest its time counts"
     os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))

@@ -27,6 +27,7 @@ from featuremill.config.project import ProjectConfig, problems_of_files, problem
 from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
+from featuremill.status.commands import Problem
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
 from featuremill.step.finding import step_of
@@ -78,10 +79,9 @@ def prepare(workflow: Any, run: Run) -> None:
             forget_plan_of_other_versions(workflow, run)
             forget_what_is_gone(run)
             forget_lost_weights(workflow, run)
-            if internals.is_imported(workflow) or asks_for_less(run.folder):
-                make_older(run.folder)
-            else:
-                forget_what_is_not_whole(run.folder)
+            is_whole = not (internals.is_imported(workflow) or asks_for_less(run.folder))
+            forget_what_is_not_whole(run.folder, needs_plan=is_whole)
+            if is_whole:
                 forget_what_is_of_another_config(workflow, run)
         check_times(run)
 
@@ -210,16 +210,16 @@ def forget_lost_weights(workflow: Any, run: Run) -> None:
                 path.unlink()
 
 
-def forget_what_is_not_whole(results: str) -> None:
-    """Have Snakemake see the problems that `status` reports of the planned run, so that the
-    run's command is enough to fix them."""
+def forget_what_is_not_whole(results: str, needs_plan: bool = True) -> None:
+    """Delete, or make older, the outputs with the problems that `status` reports of the planned
+    run, so that Snakemake reruns what makes them. Where a target may need no plan, this is only for
+    inputs, and files of options, that an older one took the place of, and the plan stays."""
     folder = Results(Path(results))
-    if not folder.plan.exists():
-        return
-    try:
-        problems = unseen_by_snakemake(folder.root)
-    except UserError:  # the commands report it themselves
-        problems = []
+    problems = list[Problem]()
+    with contextlib.suppress(UserError):  # the commands report it themselves
+        problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
+    if not needs_plan:
+        problems = [problem for problem in problems if problem.code in REPLACED]
     if not problems:  # a plan of many shards takes a while to read
         return
     plan = folder.find_plan()
@@ -229,6 +229,9 @@ def forget_what_is_not_whole(results: str) -> None:
             log.warning(f"{results}: {problem.what} The parts that have it were removed.")
             continue  # by `keep: results`: do not compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
+        if not needs_plan:
+            os.utime(folder.plan, BEFORE_ALL)
+            continue
         if problem.fix.again == "plan":
             ours.vacate(folder.plan, log.warning)
         for shard in problem.fix.shards:
@@ -239,20 +242,9 @@ def forget_what_is_not_whole(results: str) -> None:
             ours.vacate(folder.delivery, log.warning)
 
 
-def make_older(results: str) -> None:
-    """Have Snakemake see what took the place of an input, or of a file that an option names, and is
-    older: where a target may need no plan, it stays until there is a newer one."""
-    folder = Results(Path(results))
-    problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
-    for problem in problems:
-        if problem.code in REPLACED:
-            log.warning(f"{results}: {problem.what} This is made again.")
-            os.utime(folder.plan, BEFORE_ALL)
-
-
 def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
-    """The same for what steps and reports made of files that others took the place of, or with
-    other options than the config has now. What nothing is noted of is noted, as it stands."""
+    """Make the files of steps and the reports older that were made of other files, or with other
+    options than the config has now. What nothing is noted of is noted, as it stands."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
     reports = [asked.reported(run, Path(run.folder)) for run in project.runs.values()]
