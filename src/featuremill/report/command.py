@@ -14,7 +14,6 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
 from featuremill.config import Labels, asked, read_run
-from featuremill.store.ours import discard
 from featuremill.store.results import Results
 from featuremill.store.run_file import enter
 
@@ -79,8 +78,6 @@ def run(arguments: argparse.Namespace) -> None:
     usual = place.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
-    if (early := place.root / "figures").exists():  # one a file, as they were once
-        discard(early)
     page.write_report(output, read, drawn, is_named=is_named)
     if config and not (is_named or arguments.partial):
         labels = Labels(file=str(file or ""), column=column)
