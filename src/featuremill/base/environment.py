@@ -154,6 +154,14 @@ PACKAGE = Setting(
     "The folder of this package, for envs/base.post-deploy.sh.",
     is_internal=True,
 )
+RUN_SEES = Setting(
+    "RUN_SEES",
+    TEXT,
+    "",
+    "CUDA_VISIBLE_DEVICES of the Snakemake whose job this is, as an executor may hide all GPUs "
+    "from jobs without any; `all` if it is not set.",
+    is_internal=True,
+)
 SLURM_JOBS = Setting(
     "SLURM_JOBS",
     YES_OR_NO,
