@@ -31,6 +31,8 @@ featuremill search results/my --query P35309
 featuremill verify results/my
 """
 """What README types, in a folder with the demo's first proteins."""
+UNNAMED = {"conda-inject": "MIT", r"snakemake-interface-[\w-]+": "MIT"}
+"""Licences of packages whose metadata have none, as their repositories have them."""
 LICENCES = """
 from importlib.metadata import distributions
 for d in sorted(distributions(), key=lambda d: d.name.lower()):
@@ -130,6 +132,8 @@ def typed(dist: Path, scratch: Path, version: str) -> None:
         print(f"$ {line}", flush=True)
         subprocess.run(shlex.split(line), cwd=work, env=environment, check=True)
     licences = text_of(venv / "bin" / "python", "-c", LICENCES)
+    for name, licence in UNNAMED.items():
+        licences = re.sub(rf"^({name}\t\S+\t)\?$", rf"\1{licence}", licences, flags=re.MULTILINE)
     (dist / f"featuremill-{version}-licences.tsv").write_text(
         f"name\tversion\tlicence\n{licences}\n"
     )

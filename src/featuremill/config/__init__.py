@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 
-from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
@@ -433,6 +433,13 @@ def read_run(folder: Results) -> Run:
         ) from None
     update = {"folder": str(folder.root)}
     return validate(found.config, str(folder.run)).model_copy(update=update)
+
+
+def find_run(folder: Results) -> Run | None:
+    """Return the run that run.json in its folder asks for; None where that cannot be read."""
+    with contextlib.suppress(UserError, IntegrityError):
+        return read_run(folder)
+    return None
 
 
 def files_named(inputs: Iterable[str], sheet: str) -> list[str]:

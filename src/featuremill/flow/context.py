@@ -119,11 +119,6 @@ class RunOfRules:
         """What `featuremill weights` is asked for: the model, and whose it is."""
         return [self.here.model or "", "--workload", self.asked.workload]
 
-    def reruns(self, verb: str) -> str:
-        """Return what of the config, when it changes, runs the `verb` again. The command reads it
-        in run.json, which Snakemake does not see."""
-        return json.dumps(asked.counted(self.here, verb))
-
     def environment(self, verb: str) -> str:
         """Return the conda environment of a command's jobs: the workload's own where they compute
         with it or it opens its inputs, and everywhere if another package brings it; an output's own
@@ -343,16 +338,17 @@ class Flow:
         return self._by_weights[wildcards.name]
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
-        """Return what of the config, when it changes, runs the `verb` again. Snakemake asks for it
-        once it needs the job. Where another workflow imports this one, there is no earlier sign:
-        what the job reads is written then."""
+        """Return what of the config, when it changes, runs the `verb` again: its command reads it
+        in run.json, which Snakemake does not see. Snakemake asks for it once it needs the job.
+        Where another workflow imports this one, run.json is written then: there is no earlier sign.
+        """
 
         def of_job(wildcards: Any) -> str:
             run = self.of(wildcards)
             if self._runs_jobs and not self._is_prepared:
                 with screen.refusing():
                     preflight.write_run(run.here)
-            return run.reruns(verb)
+            return json.dumps(asked.counted(run.here, verb))
 
         return of_job
 
@@ -402,7 +398,7 @@ class Flow:
         for made in self.made:
             if not made.missing() and _looks(made) != self._looks[made.label]:
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
-                    made.note(is_by_config=True)
+                    made.note(is_new=True)
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
