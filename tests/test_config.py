@@ -193,10 +193,11 @@ def test_gpus_of_a_job_are_refused_where_the_workload_takes_one(tmp_path, key):
     whole = f"inputs: a.csv\n{key}: 2\nworkload: %s\noptions: {{model: b, alphabet: proteins}}"
     said = refusal(tmp_path, whole % "encoder")
     assert f":2: {key}: workload encoder computes on one GPU with these options" in said
-    rows = "inputs: a.csv\ngpus: 2\nworkload: llm_json\noptions: {prompt: a, json_schema: b"
-    said = refusal(tmp_path, f"{rows}, model: c}}")
-    assert "workload llm_json computes on one GPU" in said
-    assert read(tmp_path, f"{rows}, model: c, engine: vllm}}").gpus == 2
+    rows = {"inputs": ["a.csv"], "outputs": ["rows_jsonl"], key: 2, "workload": "llm_json"}
+    options = {"prompt": "a", "json_schema": "b", "model": "c"}
+    with pytest.raises(UserError, match=f"{key}: workload llm_json computes on one GPU"):
+        config.validate({**rows, "options": options})
+    assert config.validate({**rows, "options": {**options, "engine": "vllm"}}).gpus == 2
     assert read(tmp_path, "inputs: a\ngpus_per_job: 2\n").gpus == 2
 
 

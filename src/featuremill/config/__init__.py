@@ -357,7 +357,7 @@ def validate(
         raw_options, elsewhere = config.options, partial(_others, workload)
         options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
         if config.gpus > 1 and not optional(module, "spreads")(options):
-            key = OLD_GPUS if (OLD_GPUS,) in origin.places else GPUS_PER_JOB
+            key = OLD_GPUS if OLD_GPUS in raw else GPUS_PER_JOB
             raise UserError(
                 f"{origin.of(key)}: {key}: workload {workload} computes on one GPU with these "
                 f"options; set {key}: 1."
