@@ -28,7 +28,7 @@ from featuremill.config import (
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
-from featuremill.flow.summary import closing, closing_words, tidied
+from featuremill.flow.summary import closing, closing_words, runs_to_end, tidied
 from featuremill.step import Made
 from featuremill.store import ours
 from featuremill.store.formats import files, format_of
@@ -58,6 +58,8 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     flow.look_at_steps()
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
+    if internals.executes(workflow):
+        runs_to_end.extend(flow.folders)
     for run in flow.runs.values():
         run.num_slots = jobs.cap_gpus(workflow, run.asked.device, run.asked.gpus)
         preflight.forget_plan_of_fewer_slots(workflow, run.here)

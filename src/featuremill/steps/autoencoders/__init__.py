@@ -71,7 +71,7 @@ class Autoencoder(Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Number type of matrix products; weights and sums are fp32."""
     gpus: Count = 1
-    """Devices, with a process each: 1, 2, 4 or 8; on CPUs the number of processes."""
+    """Devices, with a process each: 1 to 8; on CPUs the number of processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Device of the training."""
     threads: Count = 1
