@@ -273,16 +273,15 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
         if asked.has_other_labels(Path(report), run):
             made.append((report, report, [run.labels.file]))
     for label, file, others in made:
-        last = Path(file)
-        if not others or any(Path(p).stat().st_mtime > last.stat().st_mtime for p in others):
-            continue  # nothing to see, or Snakemake sees it
+        if not others:
+            continue
         what = f"{label}: {listed(others)} changed since this was made."
         if internals.is_dry(workflow):
-            log.warning(f"{what} A run makes it again, which a dry run does not show.")
+            log.warning(f"{what} A run makes it again.")
         else:
             log.warning(f"{what} This is made again.")
-            with refusing():
-                os.utime(last, BEFORE_ALL)
+            with refusing():  # newer ones, too: a rule need not name all that its command reads
+                os.utime(file, BEFORE_ALL)
 
 
 def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
@@ -415,7 +414,7 @@ def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None
     for key, section in project.sections.items():
         packages = step.optional(step_of(key), "PACKAGES")
         made = step_of(key).made(section, project.for_steps) if packages else ()
-        if any(one.stands() != "yes" for one in made):
+        if any(one.stands() != "yes" for one in project.for_steps.with_states(made)):
             with refusing(f"{project.origin.of(key)}: {key}"):
                 workload.refuse_lacking(packages)
 

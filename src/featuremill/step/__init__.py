@@ -197,17 +197,20 @@ class Made(NamedTuple):
             return []
         found = self.known()
         made_by = {**self.made_by(), **(found.asked if found else {})}
-        return [
+        changes = [
             Change(key, made_by[key], value)
             for key, value in self.asked.items()
             if key in made_by and made_by[key] != value
         ]
+        if found and found.sources and found.sources != [*self.made_of]:
+            changes.append(Change("made of", found.sources, self.made_of))
+        return changes
 
     def others(self) -> list[str]:
         """Return the input files that differ from what the files were made of, and the files that
         were changed since, as far as that is known; those that are gone do not."""
         if found := self.known():
-            return found.others(self.made_of, Path(self.state).parent)
+            return found.others(Path(self.state).parent)
         if changed := state.damaged(self.files):
             return changed
         made = Path(self.files[-1]).stat().st_mtime

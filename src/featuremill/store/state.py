@@ -6,7 +6,7 @@ such a file beside them, written last.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +49,10 @@ class State(JsonFile):
 
     asked: dict[str, Any] = Field(default_factory=dict)
     """What the config asked for, by key."""
+    sources: list[str] = Field(default_factory=list)
+    """The files that were read, in their order."""
     made_of: dict[str, Seen] = Field(default_factory=dict)
-    """What was read, by path."""
+    """How these were, by path, as far as that is known."""
     files: dict[str, Seen] = Field(default_factory=dict)
     """What was made, by path."""
 
@@ -60,17 +62,14 @@ class State(JsonFile):
             (seen := self.files.get(file)) and seen.is_at(Path(file), folder) for file in files
         )
 
-    def others(self, made_of: Iterable[str], folder: Path) -> list[str]:
-        """Return which of `made_of` are not what was read, and what was read besides; what is gone
-        is left out."""
-        named = {*made_of}
-        changed = [
+    def others(self, folder: Path) -> list[str]:
+        """Return which of the files that were read are others now; what is gone is left out."""
+        return [
             path
-            for path in made_of
+            for path in dict.fromkeys(self.sources)
             if Path(path).exists()
             and not ((seen := self.made_of.get(path)) and seen.is_at(Path(path), folder))
         ]
-        return [*changed, *(path for path in self.made_of if path not in named)]
 
 
 def path_of(folder: str, product: str) -> str:
@@ -79,7 +78,7 @@ def path_of(folder: str, product: str) -> str:
 
 
 def note(
-    path: Path, files: Iterable[str], made_of: Iterable[str], asked: Mapping[str, Any]
+    path: Path, files: Iterable[str], made_of: Sequence[str], asked: Mapping[str, Any]
 ) -> None:
     """Write that `files` were made, the last one last, of `made_of` and as it was `asked`.
 
@@ -91,7 +90,7 @@ def note(
     finished = Path([*made][-1]).stat().st_mtime
     existing = [Path(read) for read in made_of if Path(read).exists()]
     read = {str(each): Seen.at(each, folder) for each in existing if came_at(each) <= finished}
-    State(asked=dict(asked), made_of=read, files=made).write(path)
+    State(asked=dict(asked), sources=[*made_of], made_of=read, files=made).write(path)
 
 
 def damaged(files: Iterable[str]) -> list[str]:

@@ -184,7 +184,7 @@ def _options(asked: Autoencoder) -> Mapping[str, Any]:
     from featuremill.steps.autoencoders.command import OPTIONS
 
     settled = Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
-    return {**asked.model_dump(mode="json", exclude={"of", "encode", "gpus"}), **settled}
+    return {**asked.model_dump(mode="json", exclude={"of", "encode"}), **settled}
 
 
 def _made_by(folder: Path) -> Mapping[str, Any]:
