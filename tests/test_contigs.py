@@ -57,6 +57,7 @@ class Contigs(Desk):
         folder.mkdir(parents=True)
         about = {"kind": "mlp", "classes": list(CLASSES), "features": [*features], "sha256": ""}
         Card(version=Card.NEWEST, **about).write(folder / CARD)
+        (folder / "head.safetensors").touch()
 
     def label(self, told):
         lines = [f"{id},{CLASSES[int(id[1:]) % 2]}\n" for id in told]

@@ -86,11 +86,15 @@ def test_the_product_follows_device_and_dtype(monkeypatch):
 @pytest.mark.parametrize("inputs, outputs", [(128, 512), (512, 128), (480, 1440), (640, 2560)])
 def test_a_row_of_a_product_has_the_same_bits_in_any_batch(dtype, inputs, outputs):
     """Whatever the other rows are, and on any number of threads; with AMX in a block, by one."""
+    form = matmul.forms(HOST, dtype)[0]
+    if not issubclass(form, matmul.OneDnn):
+        pytest.skip("this CPU has no bf16 instructions")
     rows = torch.randn(4096, inputs).to(dtype)
     weight, bias = torch.randn(outputs, inputs) * inputs**-0.5, torch.randn(outputs)
-    product = matmul.forms(HOST, dtype)[0](weight.to(dtype), bias.to(dtype))
-    is_amx = isinstance(product, matmul.OneDnnAmx)
+    product = form(weight.to(dtype), bias.to(dtype))
+    is_amx = issubclass(form, matmul.OneDnnAmx)
     rows = rows[: product.ROWS] if is_amx else rows
+    torch.set_num_threads(1 if is_amx else 2)
     expected, activated = product(rows), product.gelu(rows)
     for num_threads in (1,) if is_amx else NUM_THREADS:
         torch.set_num_threads(num_threads)

@@ -239,8 +239,10 @@ def test_a_file_in_a_folder_of_ours_survives(run, caplog):
     assert not (run.root / "embeddings" / "keep.txt").exists()
 
 
-def test_a_report_that_was_changed_survives_and_one_that_is_named_is_replaced(finished, tmp_path):
-    verbs = finished
+def test_a_report_that_was_changed_survives_and_one_that_is_named_is_replaced(
+    run, tmp_path, environment
+):
+    verbs = Verbs(tmp_path / "work", environment)
     root, other = verbs.run_folder.root, tmp_path / "named.html"
     verbs("report", root)
     with (root / "report.html").open("ab") as file:
@@ -258,8 +260,8 @@ def test_a_report_that_was_changed_survives_and_one_that_is_named_is_replaced(fi
     assert "this is a folder; name a file" in verbs(*words, status=2)
 
 
-def test_what_is_beside_a_named_table_is_named_only_by_default(finished, tmp_path):
-    verbs = finished
+def test_what_is_beside_a_named_table_is_named_only_by_default(run, tmp_path, environment):
+    verbs = Verbs(tmp_path / "work", environment)
     labels = tmp_path / "labels.csv"
     ids = [record[0] for record in random_records(10)]
     labels.write_text("id,class\n" + "".join(f"{id},{n % 2}\n" for n, id in enumerate(ids)))

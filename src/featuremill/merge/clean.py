@@ -51,8 +51,6 @@ OLD_SECONDS = 3600.0
 """A temporary file that nobody wrote to for so long is taken for left behind."""
 BLOCK_BYTES = 512
 """What `st_blocks` counts in, whatever the file system."""
-LOCK = ".lock"
-"""The empty file that a step locks."""
 MOST_NAMED = 5
 log = logging.getLogger("featuremill.clean")
 
@@ -118,7 +116,7 @@ def run(arguments: argparse.Namespace) -> None:
             kept = [
                 path
                 for path in below
-                if not (is_made or is_log(path) if path in logs else _is_of_step(path))
+                if not (is_made or is_log(path) if path in logs else _is_of_step(path, made.lock))
             ]
             staying += kept
             below = [path for path in below if path not in kept]
@@ -259,14 +257,14 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))
 
 
-def _is_of_step(path: Path) -> bool:
-    return _is_beside(path) or ours.is_ours(path)
+def _is_of_step(path: Path, lock: str) -> bool:
+    is_lock = lock == str(path) and not path.is_symlink() and not path.stat().st_size
+    return is_lock or _is_beside(path) or ours.is_ours(path)
 
 
 def _is_beside(path: Path) -> bool:
-    """Return whether it is a record, Snakemake's, or an empty lock."""
-    is_lock = path.name == LOCK and not path.is_symlink() and not path.stat().st_size
-    return path.name in formats.BESIDE or is_lock
+    """Return whether it is a record or Snakemake's."""
+    return path.name in formats.BESIDE
 
 
 def _said_of(staying: Sequence[Path]) -> str:

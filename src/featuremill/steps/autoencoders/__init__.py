@@ -13,6 +13,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.step import Command, Made, Name, Project, Section, Several
 from featuremill.steps.autoencoders import variables
+from featuremill.steps.autoencoders.progress import LOCK
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
 
 KEY = "autoencoders"
@@ -28,10 +29,7 @@ COMMANDS = {
         "featuremill.steps.autoencoders.command",
     )
 }
-DELIVERED = (
-    *("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv"),
-    "report.html",
-)
+DELIVERED = ("sae_weights.safetensors", "cfg.json", "sae.json", "features.tsv", "report.html")
 """The files of an autoencoder; the page comes last."""
 VARIABLES = variables.OF_TORCHRUN
 Count = Annotated[int, Field(ge=1, strict=True)]
@@ -166,6 +164,7 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
                 partial(_progress, Path(folder)),
                 asked=_options(one),
                 made_by=partial(_made_by, Path(folder)),
+                lock=f"{folder}/{LOCK}",
             )
         )
         for table, run in encoded(one, project).items():
