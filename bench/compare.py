@@ -183,7 +183,7 @@ def compare(
             "dtype": stage.dtype,
             **gpu,
             "passes": number + 1,
-            "matmul_tflops": [round(value, 1) for value in teraflops],
+            "matmul_tflops": [float(f"{value:.3g}") for value in teraflops],
             "rows": [
                 _row(stage, contestant, sets[contestant.name], passes[contestant.name])
                 for contestant in contestants

@@ -43,6 +43,12 @@ def test_the_demo_becomes_a_valid_config(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["init", str(DEMO)]) == 0
     run = config.read(Path("demo.yaml"))
     assert run == config.validate({"inputs": [str(DEMO)]})
+    text = Path("demo.yaml").read_text()
+    keys = [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()]
+    assert keys == ["run", "inputs", "workload", "options", "device", "outputs"]
+    assert len(text.splitlines()) < 40 and "--full" in text
+    assert main(["init", str(DEMO), "--force", "--full"]) == 0
+    assert run == config.read(Path("demo.yaml"))
     assert "\n  cost: auto\n" in Path("demo.yaml").read_text()
     said = capsys.readouterr().err
     assert "1,000 protein records, 363,884 residues" in said
@@ -60,7 +66,7 @@ def test_names_the_command_that_computes_it_here(
 
 
 def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
-    main(["init", str(DEMO)])
+    main(["init", str(DEMO), "--full"])
     text = Path("demo.yaml").read_text("utf-8")
     assert all(name in text for name in ESM2)
     assert max(len(line) for line in text.splitlines()) <= 100

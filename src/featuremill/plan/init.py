@@ -42,6 +42,8 @@ from featuremill.workload import (
 )
 
 COMMENT_WIDTH = 96
+SHOWN = ("run", "samples", "inputs", "workload", "options", "device", "outputs")
+"""Keys of a config that it has without --full."""
 SET = ("model", "id_column", "sequence_column")
 """Options that the command line can set; a workload that lacks one refuses it."""
 
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="NAME",
             help=f"column of a table that holds the {column}s; default: found by its name",
         )
+    parser.add_argument("--full", action="store_true", help="write every key, with its explanation")
     parser.add_argument("--force", action="store_true", help="overwrite the config if it exists")
 
 
@@ -157,7 +160,7 @@ def _write(
     _refuse_what_a_run_would(checked, output, unfilled)
     checked = checked.model_copy(update={"outputs": _outputs(checked, unfilled)})
     survey = None if unfilled else _look(checked)
-    text = config_text(checked, settings["options"], unfilled, survey)
+    text = config_text(checked, settings["options"], unfilled, survey, arguments.full)
     config.validate(yaml.safe_load(text), str(output), has_options=not unfilled)
     with _placed(output), ours.keeping_old(output) as temporary:
         temporary.write_text(text, "utf-8")
@@ -255,12 +258,16 @@ def _placed(output: Path) -> Iterator[None]:
 
 
 def config_text(
-    checked: config.Run, given: Collection[str], unfilled: Collection[str], survey: Survey | None
+    checked: config.Run,
+    given: Collection[str],
+    unfilled: Collection[str],
+    survey: Survey | None,
+    is_full: bool = False,
 ) -> str:
-    """Return the YAML of a config, every key explained by the models that will check it.
+    """Return the YAML of a config, its keys explained by the models that will check it.
 
-    Options that nobody has `given`, and what is empty, stand in it as comments; those that are
-    `unfilled`, as keys without a value.
+    If `is_full`, it has every key. Options that nobody has `given`, and what is empty, are then
+    comments; those that are `unfilled` are keys without a value.
     """
     unit = optional(find_workload(checked.workload), "LENGTH_UNIT")
     lines = [
@@ -269,36 +276,43 @@ def config_text(
         f"{counted(survey.tally.total_length, unit.removesuffix('s'))}."
         if survey
         else f"# To be filled in first: {_listed(unfilled)}.",
-        "# Paths are seen from the folder where the run is started. All keys:",
+        "# Paths are seen from the folder where the run is started. All keys: "
+        f"{'' if is_full else '--full writes them; '}see",
         f"# {Path(this_process.SNAKEFILE).parent / 'config' / 'README.md'}",
     ]
     for name, about in config.Config.model_fields.items():
         value = getattr(checked, name)
+        if not is_full and (name not in SHOWN or not (value or name == "options")):
+            continue
         if lines[-1]:
             lines.append("")
         if name == "options":
-            lines += ["options:", *_options(checked, given, unfilled)]
+            if options := [*_options(checked, given, unfilled, is_full)]:
+                lines += ["options:", *options]
         elif isinstance(value, BaseModel):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
         else:
             shown = value[0] if name == "inputs" and len(value) == 1 else value
             mark = "" if value or name not in ("inputs", "samples") else "# "
-            lines += [*_comment(about.description, ""), f"{mark}{name}: {_scalar(shown)}"]
+            comment = _comment(about.description, "", is_full)
+            lines += [*comment, f"{mark}{name}: {_scalar(shown)}"]
     return "\n".join(lines) + "\n"
 
 
 def _options(
-    checked: config.Run, given: Collection[str], unfilled: Collection[str]
+    checked: config.Run, given: Collection[str], unfilled: Collection[str], is_full: bool
 ) -> Iterator[str]:
     """Yield the options: what is to be filled in, what was given and what names the model as keys,
-    the others as comments."""
+    and the others, if it `is_full`, as comments."""
     model = find_workload(checked.workload).Options
     schema = model.model_json_schema()
     values = checked.options.model_dump(mode="json", warnings=False)
     has_model = not unfilled and checked.model
     active = {*given, checked.model_key[-1]} if has_model else {*given}
     for name, field in model.model_fields.items():
-        yield from _comment(field.description, "  ")
+        if not (is_full or name in unfilled or name in active):
+            continue
+        yield from _comment(field.description, "  ", is_full)
         if has_model and name == checked.model_key[-1]:
             yield from _comment(weights.caution_of(checked.workload, checked.options), "  ")
         if name in unfilled:
@@ -319,8 +333,11 @@ def _entries(model: type[BaseModel], values: Mapping[str, Any], indent: str) -> 
         yield f"{indent}{'# ' if value == '' else ''}{name}: {_scalar(value)}"
 
 
-def _comment(description: str | None, indent: str) -> Iterator[str]:
+def _comment(description: str | None, indent: str, is_whole: bool = True) -> Iterator[str]:
+    """Yield a description as comments; unless it `is_whole`, its first sentence."""
     words = " ".join((description or "").split())
+    if not is_whole:
+        words = re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
     for line in textwrap.wrap(words, COMMENT_WIDTH - len(indent), break_on_hyphens=False):
         yield f"{indent}# {line}"
 

@@ -30,6 +30,10 @@ COMMANDS = {
         "give each record the label of its nearest labelled records",
         "featuremill.steps.transfer.command",
     ),
+    "verify": Command(
+        "check results: every digest and count, and some records computed again",
+        "featuremill.steps.transfer.verify.command",
+    ),
 }
 
 

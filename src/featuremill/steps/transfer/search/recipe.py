@@ -102,6 +102,7 @@ class Recipe:
         self.options = self._resolved(devices[0], ready)
         name = self._settings.workload
         self._budget = batch_cost_of(name, self.workload, self.options, devices[0])
+        self.device = devices[0]
         self._say(devices[0])
         try:
             with attributed_to(name, "load"):

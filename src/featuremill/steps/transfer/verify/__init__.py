@@ -1,0 +1,1 @@
+"""Checking results from elsewhere: `featuremill verify`."""

@@ -1,0 +1,189 @@
+"""Records computed again, and how far their values are from those of the results."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from featuremill.features.records import Record
+from featuremill.kit.devices import DeviceChoice
+from featuremill.kit.processes import versions
+from featuremill.kit.runs import Delivery
+from featuremill.steps.transfer.search.recipe import Origin, Recipe
+from featuremill.steps.transfer.verify.written import Stored
+
+DTYPES = ("bf16", "fp16")
+BOUNDS = {"bf16": 2e-2, "fp16": 5e-3}
+"""The mean relative L2 over records that 16 bits may have from fp32, as for `featuremill audit`."""
+BOUND = 1e-5
+"""Of other number types, from device to device."""
+SPREADS = 10
+"""How many times the difference between a batch and a record alone is allowed where device and
+versions are the same; where these have the same bits, so has the result."""
+FARTHEST = 4
+"""How many times the bound of the mean one record may be from its value."""
+log = logging.getLogger("featuremill.verify")
+
+
+class Drawn(NamedTuple):
+    """The records to compute again."""
+
+    seed: int | None
+    """None where they were named."""
+    records: dict[int, Record]
+    """By their row."""
+
+
+class Column(NamedTuple):
+    """One column of values beside the same, computed here."""
+
+    name: str
+    records: int
+    same: int
+    """Records whose values have the same bits."""
+    largest: float
+    """The largest relative L2 of a record's values; of texts, 1 where they differ."""
+    mean: float
+    allowed: float
+    """The largest mean that passes."""
+    farthest: str
+    """The id of the record with the largest."""
+
+    @property
+    def holds(self) -> bool:
+        return self.mean <= self.allowed and self.largest <= FARTHEST * self.allowed
+
+    @property
+    def told(self) -> str:
+        """The figures in a line."""
+        how = "within" if self.holds else "beyond"
+        if self.same == self.records:
+            return f"{self.name}: the same bits"
+        return (
+            f"{self.name}: relative L2 at most {self.largest:.1e} ({self.farthest}), on average "
+            f"{self.mean:.1e}: {how} {self.allowed:.0e}; {self.same:,} of {self.records:,} have "
+            "the same bits"
+        )
+
+
+def again(
+    stored: Stored,
+    drawn: Drawn,
+    payloads: Mapping[str, bytes],
+    device: DeviceChoice | None,
+    weights: Path | None,
+) -> tuple[list[Column], list[str]]:
+    """Compute `payloads`, by sha256, and compare them with the rows of `drawn`; return the figures
+    of each column, and what is wrong.
+
+    Raises:
+        UserError: the recipe cannot be computed here.
+    """
+    delivery, folder = stored.delivery, stored.folder
+    assert stored.records is not None
+    origin = Origin(str(folder.root), delivery.settings, delivery.recipe, "", folder, folder)
+    recipe = Recipe(origin, device, [weights] if weights else [], log)
+    computed, why = _compute(recipe, payloads)
+    problems = [
+        f"{record.id!r} has values, and here it fails: {why[record.sha256]}"
+        for record in drawn.records.values()
+        if record.sha256 in why
+    ]
+    rows = [row for row, record in drawn.records.items() if record.sha256 in computed]
+    if not rows:
+        return [], problems
+    first = computed[drawn.records[rows[0]].sha256]
+    names = [name for name in stored.records.table.schema.names if name in first]
+    bound = BOUNDS.get(str(delivery.settings.options.get("dtype", "")), BOUND)
+    allowed = dict.fromkeys(names, bound)
+    if is_alike(delivery, recipe):
+        log.info("device and versions are those of the results; each record is computed alone, too")
+        alone = {key: _compute(recipe, {key: payload})[0] for key, payload in payloads.items()}
+        for name in names:
+            spread = [difference(alone[key][key][name], computed[key][name]) for key in computed]
+            allowed[name] = min(bound, SPREADS * max(spread))
+    differences: dict[str, list[float]] = {name: [] for name in names}
+    ids: list[str] = []
+    for place, stored_values in _rows(stored, rows, names):
+        record = drawn.records[rows[place]]
+        ids.append(record.id)
+        for name in names:
+            here = computed[record.sha256][name]
+            differences[name].append(difference(stored_values[name], here))
+    columns = [_column(name, found, ids, allowed[name]) for name, found in differences.items()]
+    problems += [column.told for column in columns if not column.holds]
+    return columns, problems
+
+
+def _compute(
+    recipe: Recipe, payloads: Mapping[str, bytes]
+) -> tuple[dict[str, dict[str, pa.Scalar[Any]]], dict[str, str]]:
+    """Return the values of `payloads`, and why others have none, each by sha256."""
+    sha256, why = list(payloads), dict[str, str]()
+    computed: dict[str, dict[str, pa.Scalar[Any]]] = {}
+    batches = recipe.batches(
+        list(payloads.values()), lambda place, reason: why.update({sha256[place]: reason})
+    )
+    for places, values in batches:
+        for row, equal in enumerate(places):
+            found = {name: values.column(name)[row] for name in values.schema.names}
+            computed |= {sha256[place]: found for place in equal}
+    return computed, why
+
+
+def is_alike(delivery: Delivery, recipe: Recipe) -> bool:
+    """Return whether all values were computed on a device and by versions as they are here."""
+    devices = {each.device_name for each in delivery.receipts}
+    devices |= {each.device for each in delivery.taken}
+    all_versions = [each.versions for each in delivery.receipts]
+    all_versions += [each.versions for each in delivery.taken]
+    here = versions(all_versions[0]) if all_versions else {}
+    return devices == {recipe.device.name} and all(each == here for each in all_versions)
+
+
+def _rows(
+    stored: Stored, rows: Sequence[int], names: Sequence[str]
+) -> Iterator[tuple[int, dict[str, pa.Scalar[Any]]]]:
+    """Yield the place of each of `rows` among them, and what the table has there."""
+    assert stored.records is not None
+    for places, batch in stored.records.table.pieces(np.array(rows, np.int64), names):
+        for number, place in enumerate(places.tolist()):
+            yield place, {name: batch.column(name)[number] for name in names}
+
+
+def difference(stored: pa.Scalar[Any], here: pa.Scalar[Any]) -> float:
+    """Return the relative L2 of the numbers of one value, 0 where the bits are the same; of texts,
+    and of other shapes, 1 where they differ."""
+    found, expected = _numbers(stored), _numbers(here)
+    if found is None or expected is None or found.shape != expected.shape:
+        return float(stored.as_py() != here.as_py())
+    expected = expected.astype(found.dtype)  # an output may round further
+    if found.tobytes() == expected.tobytes():
+        return 0.0
+    size = np.linalg.norm(expected.astype(np.float64))
+    distance = np.linalg.norm(found.astype(np.float64) - expected.astype(np.float64))
+    return float(distance / size) if size and np.isfinite(distance) else 1.0
+
+
+def _numbers(scalar: pa.Scalar[Any]) -> npt.NDArray[Any] | None:
+    """Return the numbers of a value or of a list of any depth, in one row; None of other kinds."""
+    values = scalar.values if hasattr(scalar, "values") else pa.array([scalar.as_py()], scalar.type)
+    while values is not None and hasattr(values.type, "value_type"):
+        values = values.flatten()
+    if values is None or values.null_count:
+        return None
+    numbers = values.to_numpy(zero_copy_only=False)
+    return numbers if numbers.dtype.kind in "fiu" else None
+
+
+def _column(name: str, found: Sequence[float], ids: Sequence[str], allowed: float) -> Column:
+    farthest = int(np.argmax(found))
+    same = sum(value == 0.0 for value in found)
+    mean = float(np.mean(found))
+    return Column(name, len(found), same, found[farthest], mean, allowed, ids[farthest])
