@@ -13,9 +13,11 @@ import yaml
 from programs import Desk, Verbs, fasta, random_records
 
 from featuremill import config
+from featuremill.base.change import told
 from featuremill.config import runs
 from featuremill.status import view
 from featuremill.status.project import ProjectReader
+from featuremill.step import Made
 from featuremill.steps import maps, verdicts, virnucpro
 from featuremill.steps import translate as translate_step
 from featuremill.steps.autoencoders import Autoencoder
@@ -63,6 +65,7 @@ def test_commands_typed_elsewhere_read_the_files_of_the_run(tmp_path, environmen
 RECORDS = random_records(40)
 VECTORS = {"vectors": "composition"}
 COMPOSITION = {"workload": "composition", "outputs": "parquet"}
+ONE_COLUMN = {**COMPOSITION, "options": {"hydropathy": False}}
 LABELS = {"labels": "labels.csv", "column": "kind"}
 FAR = "results/far"
 TINY = {"of": "proteins", "features": 8, "batch": 8, "steps": 4, "device": "cpu"}
@@ -81,10 +84,7 @@ CONFIGS = {
         "run": "my",
         "inputs": ["in.fa", "more.fa"],
         "translate": CUT,
-        "features": {
-            "proteins": COMPOSITION,
-            "other": {"of": "proteins", **COMPOSITION, "options": {"hydropathy": False}},
-        },
+        "features": {"proteins": ONE_COLUMN, "other": {"of": "proteins", **ONE_COLUMN}},
         "groups": {"g": {"table": "fragments.csv", "column": "kind", "of": "proteins"}},
         "transfer": {
             "t": {"labels": "far.csv", "column": "kind", "of": "proteins", "reference": FAR}
@@ -104,6 +104,8 @@ CONFIGS = {
     },
 }
 LONG_AGO = 1_500_000_000
+OF_CONTIGS = [pytest.mark.slow, pytest.mark.timeout(1200)]
+"""Marks of tests with all other steps, which compute for a minute first."""
 
 
 def table(path, ids):
@@ -150,13 +152,13 @@ def contigs(tmp_path_factory, environment):
     tables = {"labels.csv": dict(found), "far.csv": dict(RECORDS), "fragments.csv": fragments}
     for name, ids in tables.items():
         table(folder / name, ids)
-    far = {"run": "far", "inputs": "far.fa", **COMPOSITION}
+    far = {"run": "far", "inputs": "far.fa", **ONE_COLUMN}
     (folder / "far.yaml").write_text(yaml.safe_dump(far))
     Desk(folder, environment).type("featuremill", "run", "far.yaml", "-c", "2")
     return computed(folder, "contigs", environment)
 
 
-@pytest.fixture(params=CONFIGS)
+@pytest.fixture(params=["records", pytest.param("contigs", marks=OF_CONTIGS)])
 def project(request):
     return request.param
 
@@ -337,13 +339,26 @@ def test_status_is_done_until_a_key_is_another_one(project, desk):
         ({"by": "genes", "procedure": "single"}, {"code": 4}),
     ],
 )
-@pytest.mark.parametrize("project", ["contigs"])
+@pytest.mark.parametrize("project", [pytest.param("contigs", marks=OF_CONTIGS)])
 def test_each_option_of_a_way_to_cut_is_asked_for(desk, project, before, now):
     asked = []
     for options in (before, before | now):
         write(desk.folder, project, translate=options)
         asked.append(runs.named(Path("my.yaml")).steps[0].asked)
     assert {*asked[1].items()} - {*asked[0].items()} == {*now.items()} - {*before.items()}
+
+
+def test_files_that_a_step_reads_have_an_order(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b", "c", "out"):
+        Path(name).write_text(name)
+    made = Made("x", ["out"], ["a", "b"], [], [], state=".state/x.json")
+    made.note(is_by_config=True)
+    assert made.stands() == "yes" and not made.changes()
+    for names, now in ((["b", "a"], "b, a"), (["a", "c"], "a, c"), (["a", "a", "b"], "a, a, b")):
+        other = made._replace(made_of=names)
+        assert told(other.changes()) == f"made of: a, b → {now}"
+        assert other.stands() == "older" and not other.others()
 
 
 def edited(path, way):
@@ -431,7 +446,7 @@ def test_run_makes_again_what_snakemake_has_no_record_of(project, desk):
     assert "--allowed-rules without " in said and "name a target" in said
 
 
-@pytest.mark.parametrize("project", ["contigs"])
+@pytest.mark.parametrize("project", [pytest.param("contigs", marks=OF_CONTIGS)])
 def test_run_makes_again_what_a_step_was_made_of_otherwise(project, desk):
     """Also where a rule does not name the file, or it is newer than what is not whole."""
     shutil.rmtree(".snakemake/metadata")
