@@ -19,7 +19,7 @@ GPU_LOCAL := packages/snakemake-executor-plugin-gpu-local
 # Tests start a thousand Pythons: what one has compiled, the next ones need not.
 export PYTHONDONTWRITEBYTECODE :=
 # Where the project's own Python stands: what a user writes beside it is theirs.
-CODE := src packages tests bench training profiles examples docs/conf.py docs/pictures
+CODE := src packages packaging tests bench training profiles examples docs/conf.py docs/pictures
 
 # uv does not read pip's settings: where PIP_… names an index or a wheel folder, pip honours it and uv
 # would fetch from elsewhere (several GB of CUDA wheels in place of a CPU torch that lies at hand).
@@ -30,7 +30,7 @@ INSTALL = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pyt
 .DELETE_ON_ERROR:
 # Two installs must not write to one .venv at once; pytest and snakemake are parallel by themselves.
 .NOTPARALLEL:
-.PHONY: help run test test-slow test-gpu mutants lint format bench bench-gpu bench-scale bench-wheels docs pictures constraints clean
+.PHONY: help run test test-slow test-gpu mutants lint format bench bench-gpu bench-scale bench-wheels docs pictures constraints release clean
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -108,6 +108,9 @@ constraints: $(BIN)/python ## resolve all but torch afresh and pin it in constra
 	  } > .venv/constraints.txt
 	@mv .venv/constraints.txt constraints.txt && rm -rf .venv/pins
 	@echo "constraints.txt is new; run make test."
+
+release: .venv/.test ## build what a release has into dist, twice, and try it: VERSION=0.1.0
+	@$(BIN)/python packaging/release.py $(VERSION) $(EXTRA)
 
 clean: ## remove .venv and caches; results, weights and logs stay
 	@rm -rf .venv .site bench/.wheels .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

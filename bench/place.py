@@ -9,8 +9,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from featuremill.base.devices import Device, cpu, with_processors
-from featuremill.lease.devices import MASK, cuda_devices
+from featuremill.base.devices import Device, cpu, cuda_devices, with_processors
+from featuremill.lease.devices import MASK
 from featuremill.workload import networks
 
 Name = Literal["cpu", "gpu", "rehearsal"]

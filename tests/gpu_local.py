@@ -17,8 +17,10 @@ OPTIONS = ("--executor", "gpu-local", "--cores", "8", "--nocolor")
 class Machine:
     """A folder with a workflow, on a node."""
 
-    def __init__(self, folder, node, environment, interpreter=sys.executable):
+    def __init__(self, folder, node, environment, interpreter=sys.executable, prefix=()):
+        """`prefix` has the words of a program that starts Snakemake, as one for another user."""
         self.folder = folder
+        self.prefix = prefix
         self.node = node
         path = {"PYTHONPATH": str(PACKAGE / "src"), "TMPDIR": str(folder / "tmp")}
         (folder / "tmp").mkdir(exist_ok=True)
@@ -42,11 +44,12 @@ class Machine:
         log = self.folder / f"log{len(self._started)}"
         with log.open("w") as file:
             process = subprocess.Popen(
-                [self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)],
+                [*self.prefix, self.interpreter, "-m", "snakemake", *OPTIONS, *map(str, words)],
                 cwd=self.folder,
                 env={**self.leases.environment, **dict(variables)},
                 stdout=file,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
                 **more,
             )
         process.log = log

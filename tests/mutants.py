@@ -48,9 +48,9 @@ class Tree:
             check=True,
         )
         for name in filter(None, os.fsdecode(listed.stdout).split("\0")):
-            if (ROOT / name).is_file():
+            if (ROOT / name).is_file() or (ROOT / name).is_symlink():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name)
+                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
 
     def write(self, file, text):
         path = self.folder / file

@@ -373,13 +373,13 @@ def test_a_published_regression_is_downloaded_beside_its_network(tmp_path, monke
     beside.unlink()
     asked = []
 
-    def download(url, path, progress):
+    def download(url, path):
         asked.append(url.rpartition("fair-esm/")[2])
         if len(asked) == 1:
             raise OSError("no network")
         Path(path).write_bytes(content)
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(sources, "download", download)
     with pytest.raises(UserError, match=r"cannot be downloaded here \(no network\); fetch it"):
         weights_verb.convert(name, tmp_path / "cache", "contacts")
     made = weights_verb.convert(name, tmp_path / "cache", "contacts")

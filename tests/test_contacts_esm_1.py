@@ -216,11 +216,11 @@ def test_a_published_esm_1b_and_its_regression_lie_where_fair_esm_has_them(
         given = folder_without_regression(tmp_path)
         monkeypatch.setattr(sources.of_esm2, "cached", lambda model: given)
 
-    def download(url, target, progress):
+    def download(url, target):
         assert url.endswith(f"/fair-esm/regression/{name}-contact-regression.pt")
         Path(target).write_bytes(content)
 
-    monkeypatch.setattr(torch.hub, "download_url_to_file", download)
+    monkeypatch.setattr(sources, "download", download)
     made = weights_verb.convert(name, tmp_path / "cache", "contacts")
     assert made.metadata[sources.HAS_REGRESSION] == "yes" and made.metadata["license"] == "MIT"
     assert (hub / f"{name}-contact-regression.pt").read_bytes() == content

@@ -65,7 +65,7 @@ def test_a_cpu_needs_no_lock():
 
 ASK = """
     import json
-    from featuremill.lease import devices
+    from featuremill.base import devices
     print(json.dumps([[d._asdict() for d in f()] for f in (devices.survey, devices.cuda_devices)]))
 """
 
@@ -83,3 +83,16 @@ def test_broken_devices_are_told_apart_and_slices_stand_for_their_gpu(gpu_node, 
         ("MIG-a", 10_000, True),
         ("MIG-b", 20_000, True),
     ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "of_run", "seen"),
+    [("", "all", [0, 1]), ("", "1", [1]), ("0", "all", [0]), ("", "", []), ("-1", "all", [])],
+)
+def test_a_plan_sees_the_gpus_of_its_run_where_its_own_are_hidden(
+    gpu_node, environment, mask, of_run, seen
+):
+    variables = {"CUDA_VISIBLE_DEVICES": mask, "FEATUREMILL_RUN_SEES": of_run}
+    leases = Leases(gpu_node(2), environment)
+    out, _ = leases.python(ASK, variables=variables).communicate(timeout=30)
+    assert [device["number"] for device in json.loads(out)[1]] == seen

@@ -226,11 +226,48 @@ def test_jobs_end_with_a_snakemake_that_is_killed(machine_of):
     wait_for(lambda: machine.leases.num_held() == 0)
     wait_for(lambda: not processes_in(machine.folder))
     assert machine.text("0") == machine.text("1") == ""
+    assert list(machine.folder.glob("tmp/gpu-local-*")), "of the killed one"
     for name in ("0", "1"):
         (machine.folder / name).unlink()
     machine.write(LONG.replace("sleep 1000 > {output}; ", ""))
     said = machine("--rerun-incomplete", "--nolock", "0", "1")
     assert machine.text("0") == "went on\n" and said.count(" has GPU ") == 2
+    assert not list(machine.folder.glob("tmp/gpu-local-*"))
+
+
+OWNS = """
+import sys
+from pathlib import Path
+from snakemake_executor_plugin_gpu_local.shells import Shells
+shells = Shells("/bin/sh", Path("other"))
+print(Path(shells.path("job-1")).parents[1], flush=True)
+sys.stdin.read()
+shells.close()
+"""
+
+
+def test_what_a_killed_snakemake_left_is_removed_by_the_next(machine_of, tmp_path):
+    """And nothing else: not what another one uses, nor what a person called so."""
+    machine = machine_of(1)
+    temporary = machine.folder / "tmp"
+    notes = temporary / "gpu-local-notes" / "owner.txt"
+    notes.parent.mkdir()
+    notes.touch()
+
+    def start():
+        pipe = {"stdin": subprocess.PIPE, "cwd": tmp_path}
+        process = machine.leases.python(OWNS, **pipe)
+        return process, Path(process.stdout.readline().strip())
+
+    (killed, left), (living, used) = start(), start()
+    killed.kill()
+    killed.wait()
+    assert {*temporary.iterdir()} == {notes.parent, left, used}
+    last, own = start()
+    assert {*temporary.iterdir()} == {notes.parent, used, own}
+    for process in (living, last):
+        process.communicate("")
+    assert [*temporary.rglob("*")] == [notes.parent, notes]
 
 
 KINDS = """

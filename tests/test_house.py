@@ -217,6 +217,15 @@ def test_the_conda_recipe_has_the_bounds_of_pyproject():
     assert core["build"]["python"]["entry_points"] == scripts
 
 
+OF_THE_SPECIFICATION = {
+    "https://w3id.org/ro/crate/1.1",
+    "https://w3id.org/workflowhub/workflow-ro-crate/1.0",
+    "https://doi.org/10.1093/bioinformatics/bts480",
+    "https://snakemake.readthedocs.io",
+}
+"""What a crate names without describing it: profiles, and pages about Snakemake."""
+
+
 def test_what_describes_the_project_says_what_pyproject_says():
     headings = re.findall(r"^## \[?(\d[^\]\s]*)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert PROJECT["version"] == featuremill.__version__ == headings[0]
@@ -231,10 +240,14 @@ def test_what_describes_the_project_says_what_pyproject_says():
     about = {one["@id"]: one for one in crate}
     workflow = about[about["./"]["mainEntity"]["@id"]]
     assert workflow["version"] == PROJECT["version"] and workflow["name"] == PROJECT["name"]
-    assert about["./"]["license"] == workflow["license"] == PROJECT["license"]
-    assert about["./"]["description"] == PROJECT["description"]
+    assert about["./"]["license"] == workflow["license"]
+    assert about["./"]["license"]["@id"].endswith(f"/{PROJECT['license']}")
+    assert about["./"]["description"] == workflow["description"] == PROJECT["description"]
+    assert workflow["keywords"] == PROJECT["keywords"]
+    named = re.findall(r'{"@id": "([^"]+)"}', json.dumps(crate))
+    assert set(named) <= {*about, *OF_THE_SPECIFICATION}, "these are described nowhere"
     parts = [one["@id"] for one in about["./"]["hasPart"]]
-    assert all((ROOT / part).is_file() and part in about for part in parts)
+    assert all((ROOT / part).exists() and part in about for part in parts)
 
 
 def test_the_public_forge_runs_what_make_runs_on_the_oldest_python():

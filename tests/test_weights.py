@@ -1,9 +1,12 @@
 """The verb weights: conversion, cache, lock, and the ways in which a checkpoint can be unusable."""
 
+import functools
 import json
 import re
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
@@ -24,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import weights
+from featuremill.workload import download, weights
 from featuremill.workloads.encoder import folder as folder_of_encoder
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
@@ -383,6 +386,8 @@ def test_a_published_name_is_taken_from_the_hub_folder(cache, tmp_path, monkeypa
 def test_no_network_is_one_sentence_that_says_what_to_do(cache, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(sources, "URL", "http://127.0.0.1:9/{name}.pt")
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/mirror/")
+    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.0)
     with pytest.raises(UserError) as caught:
         weights.convert("esm2_t12_35M_UR50D", cache)
     text = str(caught.value)
@@ -390,6 +395,41 @@ def test_no_network_is_one_sentence_that_says_what_to_do(cache, tmp_path, monkey
     assert "options: model: /path/esm2_t12_35M_UR50D.pt" in text
     assert str(tmp_path / "torch" / "hub" / "checkpoints") in text
     assert "\n" not in text and not list((tmp_path / "torch" / "hub" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("place", ["whole", "in parts", "as fair-esm"])
+def test_a_published_model_comes_from_hugging_face_or_as_fair_esm_has_it(
+    place, cache, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "none"))
+    name, served = "esm2_t6_8M_UR50D", tmp_path / "served"
+    model, there = fair_esm(6, 320, 20), served / "facebook" / name / "resolve" / "main"
+    there.parent.mkdir(parents=True)
+    if place == "as fair-esm":
+        there.mkdir()
+        save_fair_esm(model, served / f"{name}.pt")
+    else:
+        save_hugging_face(model, there)
+        if place == "in parts":
+            (there / "model.safetensors").rename(there / "part-1.safetensors")
+            names = load_file(there / "part-1.safetensors")
+            index = {"weight_map": dict.fromkeys(names, "part-1.safetensors")}
+            (there / "model.safetensors.index.json").write_text(json.dumps(index))
+    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(served))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        monkeypatch.setattr(sources, "URL", address + "/{name}.pt")
+        entry = weights.convert(name, cache)
+        server.shutdown()
+    assert_same_network(entry, model)
+    expected = weights.convert(str(save_fair_esm(model, tmp_path / "local.pt")), tmp_path / "other")
+    assert entry.sha256 == expected.sha256, "the recipe does not depend on the address"
+    again = weights.convert(name, tmp_path / "again")  # from what was downloaded
+    assert again.sha256 == entry.sha256
 
 
 def test_two_processes_convert_once(cache, tmp_path, environment):

@@ -6,14 +6,29 @@ import ctypes
 from collections.abc import Sequence
 from typing import Literal
 
-from featuremill.base.environment import CUDA_DEVICE_ORDER
+from featuremill.base.environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, RUN_SEES
 from featuremill.base.errors import UserError
-from featuremill.lease.devices import BF16_CAPABILITY, Device, cpu, cuda_devices
+from featuremill.lease.devices import BF16_CAPABILITY, Device, cpu, survey, visible
 
 __all__ = ["BF16_CAPABILITY", "Device", "cpu", "cuda_devices"]
 DeviceChoice = Literal["auto", "cuda", "cpu"]
 """As a config's `device` has it."""
+ALL = "all"
+"""RUN_SEES where CUDA_VISIBLE_DEVICES is not set."""
 CU_MULTIPROCESSOR_COUNT = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, cuda.h
+
+
+def cuda_devices() -> list[Device]:
+    """Return the NVIDIA GPUs that work and are visible by CUDA_VISIBLE_DEVICES.
+
+    In a job from which an executor hides all GPUs, they are those that its run sees, as what is
+    planned there is computed by other jobs.
+    """
+    mask = CUDA_VISIBLE_DEVICES.text()
+    if mask == "":
+        mask = RUN_SEES.value()
+    devices = visible(survey(), None if mask == ALL else mask)
+    return [device for device in devices if not device.problem]
 
 
 def devices_for(choice: DeviceChoice) -> list[Device]:

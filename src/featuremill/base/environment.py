@@ -154,6 +154,14 @@ PACKAGE = Setting(
     "The folder of this package, for envs/base.post-deploy.sh.",
     is_internal=True,
 )
+RUN_SEES = Setting(
+    "RUN_SEES",
+    TEXT,
+    "",
+    "CUDA_VISIBLE_DEVICES of the Snakemake whose job this is, as an executor may hide all GPUs "
+    "from jobs without any; `all` if it is not set.",
+    is_internal=True,
+)
 SLURM_JOBS = Setting(
     "SLURM_JOBS",
     YES_OR_NO,
@@ -176,6 +184,7 @@ SLURM_JOB_ID = Variable("SLURM_JOB_ID", "The job that Slurm is asked to queue ag
 XDG_CACHE_HOME = Variable("XDG_CACHE_HOME", "Where caches are, if `FEATUREMILL_CACHE` is not set.")
 HF_HUB_CACHE = Variable("HF_HUB_CACHE", "Where Hugging Face keeps the models that `model:` names.")
 HF_HOME = Variable("HF_HOME", "The folder around it, if `HF_HUB_CACHE` is not set.")
+HF_ENDPOINT = Variable("HF_ENDPOINT", "A mirror of Hugging Face, from which models come.")
 TORCH_HOME = Variable("TORCH_HOME", "Where torch keeps downloaded checkpoints.")
 TRITON_CACHE_DIR = Variable(
     "TRITON_CACHE_DIR", "Compiled kernels; set below `FEATUREMILL_CACHE` unless set."

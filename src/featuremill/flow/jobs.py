@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import entry_points, environment, this_process
+from featuremill.base.devices import ALL
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing, wants_no_lines
 from featuremill.lease import Request, count_slots
@@ -44,8 +45,12 @@ def prepare_jobs(workflow: Any) -> None:
         if wants_no_lines(workflow):
             environment.QUIET.set_default("1")
         environment.SLURM_JOBS.unset()
+        environment.RUN_SEES.unset()
         if internals.runs_elsewhere(workflow):
             environment.SLURM_JOBS.set("1")
+        else:
+            mask = environment.CUDA_VISIBLE_DEVICES.text()
+            environment.RUN_SEES.set(ALL if mask is None else mask)
     asked = internals.rule_resources(workflow, "extract")
     for field, resource in GPU_RESOURCES.items():
         if resource in asked:

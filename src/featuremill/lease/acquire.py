@@ -19,7 +19,7 @@ from .environment import CUDA_DEVICE_ORDER, CUDA_VISIBLE_DEVICES, LEASED, Variab
 from .errors import DeviceError, UserError
 from .nvml import nvml
 from .offer import Offer, offer
-from .program import DOCTOR, WITHOUT_GPU
+from .program import NO_GPU
 from .request import Request
 from .slots import Slot
 
@@ -134,10 +134,7 @@ def acquire(
         offered = offer(request, avoid)
         if not offered.devices and not offered.excluded:
             if choice == "cuda":
-                raise UserError(
-                    f"device: cuda was asked for, but {_no_gpu(offered)}; `{DOCTOR}` shows why, "
-                    f"or {WITHOUT_GPU}."
-                )
+                raise UserError(NO_GPU.format(_no_gpu(offered)))
             return _on_cpu(_no_gpu(offered))
         offered.check(request.num_gpus)
         if shares_given and offered.num_given == request.num_gpus:

@@ -76,13 +76,6 @@ def survey() -> list[Device]:
         return [device for index in range(count) for device in _describe(index)]
 
 
-def cuda_devices() -> list[Device]:
-    """Return the NVIDIA GPUs that work and are visible by CUDA_VISIBLE_DEVICES."""
-    return [
-        device for device in visible(survey(), CUDA_VISIBLE_DEVICES.text()) if not device.problem
-    ]
-
-
 def _describe(index: int) -> list[Device]:
     try:
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -9,5 +9,9 @@ LIST = "featuremill lease --list" if _IS_FEATUREMILL else "gpu-lease list"
 """The command that lists all GPUs."""
 DOCTOR = "featuremill doctor" if _IS_FEATUREMILL else "nvidia-smi"
 """The command that shows why no GPU is visible."""
-WITHOUT_GPU = "set device: cpu" if _IS_FEATUREMILL else "give --device cpu"
-"""How to do without a GPU."""
+NO_GPU = (
+    "device: cuda was asked for, but {}; `featuremill doctor` shows why, or set device: cpu."
+    if _IS_FEATUREMILL
+    else "a GPU is wanted, but {}; `nvidia-smi` shows why, or ask for none."
+)
+"""The message where no GPU is visible, with a gap for how that is known."""

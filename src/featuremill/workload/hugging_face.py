@@ -6,8 +6,10 @@ here. This module handles the layout of a model's folder, not its architecture.
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
+import urllib.error
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from typing import Any
 from featuremill.base import environment
 from featuremill.base.errors import UserError
 from featuremill.base.text import one_line
+from featuremill.workload.download import download
 
 CONFIG = "config.json"
 SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
@@ -54,6 +57,32 @@ def cached(name: str) -> Path | None:
     except (OSError, ValueError):
         return None
     return folder if (folder / CONFIG).is_file() else None
+
+
+def download_model(address: str, folder: Path) -> None:
+    """Download the model at `address` (…/owner/model/resolve/main) into `folder`: config.json last,
+    so that a folder that has it is whole.
+
+    Raises:
+        OSError: it is not there, or the server or the network failed.
+    """
+    whole, index = SAFETENSORS
+    try:
+        download(f"{address}/{whole}", folder / whole)
+    except urllib.error.HTTPError as error:
+        if error.code != http.client.NOT_FOUND:
+            raise
+        download(f"{address}/{index}", folder / index)
+        try:
+            parts = {
+                *map(str, json.loads((folder / index).read_text("utf-8"))["weight_map"].values())
+            }
+        except (ValueError, KeyError, AttributeError):
+            (folder / index).unlink()
+            raise OSError(f"{index} there maps no weights to files") from None
+        for name in sorted({Path(part).name for part in parts}):
+            download(f"{address}/{name}", folder / name)
+    download(f"{address}/{CONFIG}", folder / CONFIG)
 
 
 def place_of(model: str) -> Path:

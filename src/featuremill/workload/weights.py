@@ -248,6 +248,8 @@ def _convert(checkpoints: Checkpoints, source: Checkpoint, path: Path) -> Weight
     """Write the weights of `source` to `path`; return their record."""
     with files.replacing(path) as temporary:
         made = checkpoints.convert(source, temporary)
+    if not source.path.exists():  # its download has another address and place
+        source = checkpoints.locate(source.name)
     paths = (source.path, *source.others)
     return WeightsFile(
         version=VERSION,

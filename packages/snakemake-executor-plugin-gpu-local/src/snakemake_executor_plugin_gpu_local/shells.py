@@ -15,6 +15,7 @@ import secrets
 import shlex
 import shutil
 import socket
+import stat
 import struct
 import sys
 import tempfile
@@ -25,7 +26,11 @@ from typing import NamedTuple
 
 from . import take_over
 from .lease.acquire import Lease
+from .lease.folder import try_lock
 
+PREFIX = "gpu-local-"
+OWNER = "owner"
+"""The file of a folder that its process has locked."""
 CREDENTIALS = struct.Struct("3i")
 """The kernel's struct ucred: process, user, group."""
 
@@ -48,11 +53,11 @@ class Shells:
         self._guards: dict[str, socket.socket] = {}
         """Connections to the guards of jobs, which end what is left of a job when they close."""
         self._lock = threading.Lock()
-        self._name = f"gpu-local-{secrets.token_hex(16)}"
+        self._name = f"{PREFIX}{secrets.token_hex(16)}"
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(f"\0{self._name}")
         self._socket.listen(128)
-        self._folder = _folder_for_programs(other_folder)
+        self._folder, self._owner = _folder_for_programs(other_folder)
         threading.Thread(target=self._serve, name="gpu-local", daemon=True).start()
 
     def path(self, name: str) -> str:
@@ -92,22 +97,22 @@ class Shells:
             # One that connects and is silent must not hold the others up.
             connection.settimeout(10)
             with contextlib.suppress(OSError):
-                if name := self._hand_over(connection):
-                    self._guards[name] = connection
+                if self._hand_over(connection):
                     continue
             connection.close()
 
-    def _hand_over(self, connection: socket.socket) -> str:
-        """Send the lease of the job that connects; return its name, "" for none."""
+    def _hand_over(self, connection: socket.socket) -> bool:
+        """Send the lease of the job that connects; return whether it has one."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid, user, _ = CREDENTIALS.unpack(credentials)
         name = connection.recv(4096).decode(errors="replace")
         if user != os.getuid():
-            return ""
+            return False
         with self._lock:
             offer = self._offers.pop(name, None)
         if offer is None:
-            return ""
+            return False
+        self._guards[name] = connection  # now, as the job may end before this thread goes on
         for slot in offer.held.slots:
             slot.note(pid, offer.command)
         data = json.dumps(offer.held.environment).encode()
@@ -115,7 +120,7 @@ class Shells:
             socket.send_fds(connection, [data], offer.held.descriptors)
         finally:
             offer.held.close()
-        return name
+        return True
 
     def close(self) -> None:
         """Remove the scripts and end the socket."""
@@ -123,14 +128,38 @@ class Shells:
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._socket.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._owner)
 
 
-def _folder_for_programs(other_folder: Path) -> Path:
-    for parent in (None, other_folder):
-        folder = Path(tempfile.mkdtemp(prefix="gpu-local-", dir=parent))
-        trial = folder / "trial"
-        trial.touch(0o700)
-        if os.access(trial, os.X_OK):  # not where a file system is mounted with noexec
-            return folder
+def _folder_for_programs(other_folder: Path) -> tuple[Path, int]:
+    """Return a new folder, and the descriptor of its file OWNER, which is locked until this
+    process ends."""
+    parents = (Path(tempfile.gettempdir()), other_folder)
+    for parent in parents:
+        _remove_left_folders(parent)
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        new = folder / "new"
+        descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o700)
+        if os.access(new, os.X_OK):  # not where a file system is mounted with noexec
+            with contextlib.suppress(OSError):  # without locks there, it is never removed
+                if try_lock(descriptor):
+                    new.rename(folder / OWNER)
+            return folder, descriptor
+        os.close(descriptor)
         shutil.rmtree(folder)
-    raise OSError(f"{tempfile.gettempdir()} and {other_folder} are both mounted with noexec")
+    raise OSError(f"{' and '.join(map(str, parents))} are both mounted with noexec")
+
+
+def _remove_left_folders(parent: Path) -> None:
+    """Remove folders of earlier processes of this user that were killed."""
+    for owner in parent.glob(f"{PREFIX}*/{OWNER}"):
+        with contextlib.suppress(OSError):  # another process removes it, too
+            about = owner.parent.lstat()
+            if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid():
+                continue
+            descriptor = os.open(owner, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if try_lock(descriptor):
+                    shutil.rmtree(owner.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)

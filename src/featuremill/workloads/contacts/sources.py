@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.kit.errors import UserError
 from featuremill.workload import Checkpoint, Converted, Weights
+from featuremill.workload.download import download
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1V
@@ -123,8 +124,6 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 def _downloaded(source: Checkpoint, num_layers: int, num_heads: int) -> Regression:
     """Return the published regression, downloaded to where fair-esm would find it, also where the
     weights are in Hugging Face's cache."""
-    import torch
-
     from featuremill.workloads.contacts import regression
 
     path = of_esm2.hub_folder() / _beside(Path(source.name)).name
@@ -132,8 +131,7 @@ def _downloaded(source: Checkpoint, num_layers: int, num_heads: int) -> Regressi
         url = URL.format(name=source.name)
         log.info("downloading %s → %s", url, path)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            torch.hub.download_url_to_file(url, str(path), progress=False)
+            download(url, path)
         except OSError as error:  # urllib's errors are among them
             reason = getattr(error, "reason", error)
             raise UserError(

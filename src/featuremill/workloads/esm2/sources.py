@@ -9,21 +9,20 @@ import contextlib
 import difflib
 import logging
 import re
-import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from featuremill.inputs.source import check
 from featuremill.kit import environment
 from featuremill.kit.errors import UserError
-from featuremill.kit.text import Progress
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
+from featuremill.workload.download import download as download_file
 from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
     checkpoint_files,
+    download_model,
     how_to_get,
     place_of,
 )
@@ -61,6 +60,7 @@ _log = logging.getLogger("featuremill.weights")
 NUMBERS = ("num_layers", "embed_dim")
 LAYOUT = "esm2-1"
 BUNDLED = Path(__file__).parent / "bundled"
+HUGGING_FACE = "https://huggingface.co"
 URL = "https://dl.fbaipublicfiles.com/fair-esm/models/{name}.pt"
 """The address that fair-esm's own `esm.pretrained` uses."""
 OWNER = "facebook/"
@@ -182,10 +182,12 @@ def published(name: str) -> Checkpoint:
 
 
 def _cached(name: str) -> Path | None:
-    """Return the folder of a published model in Hugging Face's cache, if it has the weights."""
-    folder = cached(f"{OWNER}{name}")
-    with contextlib.suppress(UserError):
-        return folder if folder and checkpoint_files(folder) else None
+    """Return the folder of a published model in Hugging Face's cache, or that of `download`, if it
+    has the weights."""
+    for folder in (cached(f"{OWNER}{name}"), hub_folder() / name):
+        with contextlib.suppress(UserError):
+            if folder and (folder / CONFIG).is_file() and checkpoint_files(folder):
+                return folder
     return None
 
 
@@ -198,12 +200,13 @@ def convert(source: Checkpoint, path: Path, has_head: bool = False) -> Converted
 def read(source: Checkpoint, has_head: bool = False) -> Opened:
     """Return the weights of `source`, as `convert` writes them."""
     refuse_without_packages(Options)
-    if source.kind == "published" and not source.path.exists():
-        download(source, PUBLISHED[source.name].gigabytes)
+    path = source.path
+    if source.kind == "published" and not path.exists():
+        path = download(source)
     from featuremill.workloads.esm2 import checkpoint
 
-    _log.info("converting %s", source.path)
-    return checkpoint.read(source.path, has_head)
+    _log.info("converting %s", path)
+    return checkpoint.read(path, has_head)
 
 
 def write(source: Checkpoint, opened: Opened, path: Path) -> Converted:
@@ -228,46 +231,27 @@ def hub_folder() -> Path:
     ).expanduser()
 
 
-def download(source: Checkpoint, gigabytes: float) -> None:
-    """Download a published checkpoint of about this size as fair-esm does, to where fair-esm would
-    find it."""
-    import torch
-
-    _log.info("downloading about %g GB: %s → %s", gigabytes, source.location, source.path)
-    try:
-        source.path.parent.mkdir(parents=True, exist_ok=True)
-        shows_bar = sys.stderr.isatty()
-        with contextlib.nullcontext() if shows_bar else _watched(source.path, 1000 * gigabytes):
-            torch.hub.download_url_to_file(source.location, str(source.path), progress=shows_bar)
-    except OSError as error:  # urllib's errors are among them
-        reason = getattr(error, "reason", error)
-        raise UserError(
-            f"{source.location}: cannot be downloaded here ({reason}); fetch it on another "
-            f"machine and set options: model: /path/{source.path.name}, or put it into "
-            f"{source.path.parent}, or set options: model: to the folder that hf download "
-            f"{OWNER}{source.name} makes there."
-        ) from None
-
-
-@contextlib.contextmanager
-def _watched(path: Path, megabytes: float) -> Iterator[None]:
-    """Report now and then how much of `path` has arrived, of about so many megabytes.
-
-    torch shows a bar or nothing, and writes to `<name>.<hex>.partial` beside `path` meanwhile.
-    """
-    is_over = threading.Event()
-
-    def watch() -> None:
-        shown = Progress(_log, "downloading", "MB")
-        while not is_over.wait(1.0):
-            with contextlib.suppress(OSError):  # renamed at this moment
-                sizes = [half.stat().st_size for half in path.parent.glob(f"{path.name}.*.partial")]
-                shown.at(max(sizes, default=0) // 10**6, round(megabytes))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        watcher.join()
+def download(source: Checkpoint) -> Path:
+    """Download a published checkpoint from Hugging Face, or as fair-esm does; return its folder or
+    file, which `published` finds from then on. Either has the same weights."""
+    folder, problem = hub_folder() / source.name, ""
+    endpoint = (environment.HF_ENDPOINT.text() or HUGGING_FACE).rstrip("/")
+    address = f"{endpoint}/{OWNER}{source.name}/resolve/main"
+    for url, path in ((address, folder), (source.location, source.path)):
+        _log.info("downloading %s → %s", url, path)
+        try:
+            if path == folder:
+                download_model(url, folder)
+            else:
+                download_file(url, path)
+            return path
+        except OSError as error:  # urllib's errors are among them
+            problem += f"; {url}: {getattr(error, 'reason', error)}"
+            with contextlib.suppress(OSError):
+                path.rmdir()  # a folder into which nothing came
+    raise UserError(
+        f"{source.location}: cannot be downloaded here ({problem[2:]}); fetch it on another "
+        f"machine and set options: model: /path/{source.path.name}, or put it into "
+        f"{source.path.parent}, or set options: model: to the folder that hf download "
+        f"{OWNER}{source.name} makes there."
+    )

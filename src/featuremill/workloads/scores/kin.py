@@ -42,8 +42,6 @@ ESM_1_NAMES = (ESM_1B_NAME, *(f"esm1v_t33_650M_UR90S_{seed}" for seed in range(1
 """What fair-esm and, behind `facebook/`, Hugging Face call the published ones."""
 SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
 """Layers, heads, width and feed forward of each of them."""
-GIGABYTES_OF_ESM_1 = 7.8
-"""About that is each checkpoint on Meta's server: it has the state of training, too."""
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
 """In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
 FIRST_POSITION = 2
@@ -143,12 +141,13 @@ class Kin(NamedTuple):
     def read(self, source: Checkpoint, has_head: bool = False) -> Opened:
         """Return the weights of `source`, as `convert` writes them; download them if needed."""
         refuse_without_packages(esm2.Options)
-        if source.kind == "published" and not source.path.exists():
-            of_esm2.download(source, GIGABYTES_OF_ESM_1)
+        path = source.path
+        if source.kind == "published" and not path.exists():
+            path = of_esm2.download(source)
         from featuremill.workloads.esm2 import checkpoint
 
-        _log.info("converting %s", source.path)
-        return checkpoint.read(source.path, has_head, self.kind)
+        _log.info("converting %s", path)
+        return checkpoint.read(path, has_head, self.kind)
 
     def write(self, source: Checkpoint, opened: Opened, path: Path) -> Converted:
         """Write the weights `opened`, of `source`, to `path`."""
