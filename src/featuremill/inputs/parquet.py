@@ -56,7 +56,9 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
     if source.compression_of(path):
         raise UserError(f"{path}: a table of this format is not read compressed; unpack it first.")
     if start.startswith(FEATHER_1):
-        raise UserError(f"{path}: this {source.BINARY_HEADS[FEATHER_1]}.")
+        raise UserError(
+            f"{path}: this is a Feather file of version 1, which is not read; write version 2."
+        )
     format = "Arrow" if start.startswith((ARROW_FILE, ARROW_STREAM)) else "Parquet"
     if format == "Parquet" and not start.startswith(PARQUET):
         raise UserError(
