@@ -31,7 +31,7 @@ featuremill search results/my --query P35309
 featuremill verify results/my
 """
 """What README types, in a folder with the demo's first proteins."""
-UNNAMED = {"conda-inject": "MIT"}
+UNNAMED = {"conda-inject": "MIT", r"snakemake-interface-[\w-]+": "MIT"}
 """Licences of packages whose metadata have none, as their repositories have them."""
 LICENCES = """
 from importlib.metadata import distributions

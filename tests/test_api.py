@@ -221,6 +221,24 @@ def test_pac_gives_the_numbers_of_a_run(run, tmp_path):
     assert_same(featuremill.compute(path, "pac", options), run(path, "pac", options))
 
 
+def test_pac_takes_arrays_and_tensors(run, tmp_path):
+    import torch
+
+    signals = np.stack([noise(2, seed=seed) for seed in range(3)])
+    options = {"phase_bands": [[3, 6]], "amplitude_bands": [[30, 50], [60, 90]], "permutations": 5}
+    options["sampling_rate_hz"] = 400.0
+    np.save(tmp_path / "inputs.npy", signals)
+    table = run(tmp_path / "inputs.npy", "pac", options)
+    assert list(table.index)[:3] == ["inputs:ch1:1", "inputs:ch2:1", "inputs:ch1:2"]
+    for given in (signals, torch.from_numpy(signals).requires_grad_()):
+        assert_same(featuremill.compute(given, "pac", options), table)
+    del options["sampling_rate_hz"]
+    with pytest.raises(ValueError, match=r"^inputs: its sampling rate is missing"):
+        featuremill.compute(signals, "pac", options)
+    with pytest.raises(ValueError, match="inputs: an array of complex128 and shape"):
+        featuremill.compute(np.ones((2, 5), complex), "pac", options)
+
+
 def test_a_workload_of_another_package_computes(run, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(PLUGINS))
     path = tmp_path / "few.fa"
@@ -304,7 +322,7 @@ def test_what_was_cleaned_is_said_and_nothing_is_left_behind(tmp_path, monkeypat
         (["MKV"], {"device": "gpu"}, "compute: device: give one of"),
         (["MKV"], {"max_failed": -1}, "compute: max_failed"),
         (["MKV"], {"workload": "pac", "options": {"phase_bands": [[3, 6]]}}, "inputs: this "
-         r"workload reads no sequences in memory \(list\); give the path of a file"),
+         r"workload reads no sequences in memory \(list\); give the path of a file, or an array"),
         (anndata.AnnData(np.ones((1, 1))), {}, "inputs: this is of type AnnData; give the path"),
     ],
 )  # fmt: skip

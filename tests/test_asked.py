@@ -15,15 +15,17 @@ from programs import Desk, Verbs, random_records
 
 from featuremill.__main__ import main
 from featuremill.config import project, runs
+from featuremill.config.asked import counted as counted_of
 from featuremill.flow import context, internals
 from featuremill.flow.screen import Failures
 from featuremill.flow.summary import closing_words
 from featuremill.status import sources, view
 from featuremill.status.project import ProjectReader
-from featuremill.step import Made
+from featuremill.step import Made, stated
 from featuremill.steps import autoencoders
-from featuremill.store import known_digests, run_lock
-from featuremill.store.drawn import labels_of
+from featuremill.store import run_lock
+from featuremill.store import state as digests
+from featuremill.store.files import read_json, sha256_of
 from featuremill.store.results import Results
 from featuremill.workloads import composition
 
@@ -145,13 +147,11 @@ def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
 
 
 def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
-    monkeypatch.setattr(known_digests, "LARGE", 10)
-    monkeypatch.setattr(known_digests, "YOUNG_SECONDS", 0)
+    monkeypatch.setattr(digests, "LARGE", 10)
+    monkeypatch.setattr(digests, "YOUNG_SECONDS", 0)
     monkeypatch.setattr(sources, "LARGE", 10)
-    read, sha256_of = [], known_digests.sha256_of
-    monkeypatch.setattr(
-        known_digests, "sha256_of", lambda path: read.append(path) or sha256_of(path)
-    )
+    read, sha256_of = [], digests.sha256_of
+    monkeypatch.setattr(digests, "sha256_of", lambda path: read.append(path) or sha256_of(path))
     text = Path("in.fa").read_text()
 
     def replace(text):
@@ -194,8 +194,10 @@ def test_status_of_a_config_that_was_edited_is_not_done(desk):
     # The start of a run that failed asked for something else.
     last = run_lock.read(Path("results/my"))
     with run_lock.claim(Path("results/my")) as file:
-        asked = {**last.asked, "hydropathy": False}
-        run_lock.sign(file, last.command, config=last.config, asked=asked)
+        run_lock.sign(file, last.command, config=last.config)
+    path, asked = Path("results/my/run.json"), asked_in()
+    asked["options"]["hydropathy"] = False
+    write_sealed(path, read_sealed(path) | {"config": asked})
     state = ProjectReader(runs.named(Path("results/my"))).look_closely()
     assert state.exit_status == 1
     said = " ".join("\n".join(view.lines(state)).split())
@@ -326,13 +328,26 @@ def test_a_file_of_a_step_that_is_gone_is_missed(tmp_path, monkeypatch):
 def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     """By its digest: its time may be that of where it came from."""
     monkeypatch.chdir(tmp_path)
-    seen = []
-    one = Made("one", ["made"], ["table"], [], [], is_other=lambda late: bool(seen.append(late)))
     Path("made").touch()
     os.utime("made", (LONG_AGO + 9, LONG_AGO + 9))
     Path("table").touch()
     os.utime("table", (LONG_AGO, LONG_AGO))
-    assert one.stands() == "yes" and seen == [["table"]]
+    digest = sha256_of(Path("table"))
+    card = lambda: stated({}, {"table": digest})  # noqa: E731
+    one = Made("one", ["made"], ["table"], [], [], card=card)
+    assert one.stands() == "yes"
+    digest = "0" * 64
+    assert one.stands() == "older"
+    digest = sha256_of(Path("table"))
+    assert one._replace(made_of=["table", "made"]).stands() == "older", "one more is read"
+    assert one._replace(made_of=[]).stands() == "older", "it is not read any more"
+    noted = one._replace(state=".state/one.json")
+    noted.note(is_new=False)
+    digest = ""
+    assert noted.noted() and noted.stands() == "yes", "what stood is noted, whenever it came there"
+    Path("table").write_text("another one")
+    os.utime("table", (LONG_AGO, LONG_AGO))
+    assert noted.stands() == "older"
     plain = Made("one", ["made"], ["table"], [], [])
     assert plain.stands() == "yes", "without a digest its time counts"
     os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))
@@ -374,7 +389,8 @@ def test_commands_are_asked_for_what_the_config_says(desk):
 
 def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     folder = Path("results/my")
-    page = (folder / "report.html").read_bytes()
+    colours = read_json(folder / ".state" / "reported.json")["asked"]
+    assert colours == {"labels.file": "labels.csv", "labels.column": "kind"}
     for path in (folder / "manifest.json", folder / "embeddings.parquet"):
         path.unlink()
     write(desk.folder, outputs=["npy"], max_failed=3)
@@ -386,12 +402,8 @@ def test_a_merge_and_a_report_by_hand_are_those_of_the_config(desk):
     desk.type("featuremill", "merge", folder, "--outputs", "parquet")
     assert (folder / "embeddings.parquet").exists()
     desk.type("featuremill", "report", folder)
-    assert labels_of(folder / "report.html") == labels_of_bytes(page, folder)
-
-
-def labels_of_bytes(page, folder):
-    (folder / "before.html").write_bytes(page)
-    return labels_of(folder / "before.html")
+    noted = read_json(folder / ".state" / "reported.json")
+    assert noted["asked"] == colours and [*noted["made_of"]] == ["labels.csv"]
 
 
 def test_a_plan_by_hand_is_that_of_the_config(desk):
@@ -437,4 +449,4 @@ def test_options_are_validated_once_in_each_command(desk, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["snakemake"])
     monkeypatch.setattr(run_lock, "CLAIMED", {})
     begun = context.begin(workflow, CONFIG, Failures())
-    assert begun.runs["my"].reruns("plan") and len(calls) == 1
+    assert counted_of(begun.runs["my"].here, "plan") and len(calls) == 1

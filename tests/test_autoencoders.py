@@ -1,9 +1,11 @@
 """sae: a batch's vectors follow from seed and step, whoever computes them; what is written is what
 SAELens reads; and a training goes on from where it was, or says in one sentence why not."""
 
+import itertools
 import json
 import logging
 import os
+import queue
 import re
 import shutil
 import signal
@@ -44,6 +46,7 @@ from featuremill.steps.autoencoders import (
 )
 from featuremill.steps.autoencoders import page as sae_page
 from featuremill.steps.autoencoders.encode import Encoder
+from featuremill.steps.autoencoders.ranks import Ranks
 from featuremill.steps.autoencoders.training import Trainer
 from featuremill.steps.autoencoders.vectors import Chosen, is_held_out
 from featuremill.store.formats import RECORD
@@ -180,21 +183,29 @@ KINDS = {
 }
 
 
-class Together:
-    """Ranks that are threads of this process: what each adds up, all of them get."""
+class Together(Ranks):
+    """Ranks that are threads of this process, with a queue from each to each."""
 
-    def __init__(self, number, count, room, barrier):
+    def __init__(self, number, count, queues):
         self.number, self.count, self.device = number, count, torch.device("cpu")
-        self._room, self._barrier = room, barrier
+        self._queues = queues
 
-    def add(self, ours, theirs):
-        distance = 1
-        while distance < self.count:
-            self._room[self.number] = ours.clone()
-            self._barrier.wait()
-            ours += self._room[self.number ^ distance]
-            self._barrier.wait()
-            distance *= 2
+    def _send(self, ours, rank):
+        self._queues[self.number, rank].put(ours.clone())
+
+    def _receive(self, theirs, rank):
+        theirs.copy_(self._queues[rank, self.number].get(timeout=60))
+
+    def _exchange(self, ours, theirs, rank):
+        self._send(ours, rank)
+        self._receive(theirs, rank)
+
+    def _share(self, ours):
+        if self.number:
+            self._receive(ours, 0)
+        else:
+            for rank in range(1, self.count):
+                self._send(ours, rank)
 
 
 def options_of(**more):
@@ -218,10 +229,8 @@ def trainers(run, count, **more):
     vectors = features.open_parts(run, "residues")
     options = options_of(**more)
     chosen = Chosen(vectors, ~is_held_out(vectors, options.held_out, options.seed))
-    room, barrier = {}, threading.Barrier(count)
-    found = [
-        Trainer(options, chosen, WIDTH, Together(n, count, room, barrier)) for n in range(count)
-    ]
+    queues = {pair: queue.SimpleQueue() for pair in itertools.product(range(count), repeat=2)}
+    found = [Trainer(options, chosen, WIDTH, Together(n, count, queues)) for n in range(count)]
     for trainer in found:
         trainer.begin()
     return found
@@ -251,12 +260,12 @@ def no_signals(monkeypatch):
 @pytest.mark.parametrize(
     ("kind", "dtype", "counts"),
     [
-        ("topk", "fp32", (1, 8)),
+        ("topk", "fp32", (1, 3, 8)),
         ("topk", "bf16", (1, 2)),
-        ("relu", "fp32", (1, 4)),
-        ("jumprelu", "fp32", (1, 4)),
+        ("relu", "fp32", (1, 4, 5)),
+        ("jumprelu", "fp32", (1, 4, 7)),
         ("jumprelu", "bf16", (1, 2)),
-        pytest.param("topk", "fp32", (1, 2, 4), marks=pytest.mark.slow),
+        pytest.param("topk", "fp32", (1, 2, 4, 6), marks=pytest.mark.slow),
         pytest.param("relu", "fp32", (1, 2, 8), marks=pytest.mark.slow),
         pytest.param("jumprelu", "fp32", (1, 2, 8), marks=pytest.mark.slow),
     ],
@@ -634,9 +643,17 @@ def test_the_estimate_counts_what_is_there_at_once():
             "--batch 60: a batch is computed in 8 equal slices; give a multiple of 8.",
         ),
         (
-            ["--vectors", "residues", *SMALL, "--gpus", "3"],
-            "--gpus 3: a batch is computed in 8 equal slices, which 1, 2, 4 and 8 devices can "
-            "share; give one of these numbers.",
+            ["--vectors", "residues", *SMALL, "--gpus", "9"],
+            "--gpus 9: a batch is computed in 8 equal slices, which 1 to 8 devices can share; give "
+            "one of these numbers.",
+        ),
+        (
+            ["--vectors", "residues", *SMALL, "--gpus", "2", "--devices", "0"],
+            "--gpus 2: --devices 0 names fewer; name as many.",
+        ),
+        (
+            ["--vectors", "residues", *SMALL, "--devices", "0", "--device", "cpu"],
+            "--devices 0: --device cpu takes no GPU; drop one.",
         ),
         (
             ["--vectors", "residue", *SMALL],
@@ -774,8 +791,9 @@ def undisturbed(run, environment, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_gloo_ranks_agree_with_one_after_200_steps(run, environment, undisturbed, tmp_path):
-    assert Training(run, environment, tmp_path / "sae", 2).end()[0] == 0
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_gloo_ranks_agree_with_one_after_200_steps(run, environment, undisturbed, tmp_path, ranks):
+    assert Training(run, environment, tmp_path / "sae", ranks).end()[0] == 0
     for name, found in weights(tmp_path / "sae").items():
         np.testing.assert_allclose(found, undisturbed[name], atol=1e-6, rtol=0)
 
@@ -787,7 +805,7 @@ def test_killed_five_times_and_gone_on_with_by_other_numbers(
     output = tmp_path / "sae"
     steps = sorted(np.random.default_rng().integers(5, 180, 5).tolist())
     for number, step in enumerate(steps):
-        ranks = (2, 1)[number % 2]
+        ranks = (2, 1, 3)[number % 3]
         going = Training(run, environment, output, ranks)
         going.wait_for(step)
         pids = [going.rank(n) for n in range(ranks)] if ranks > 1 else []

@@ -60,12 +60,12 @@ def test_a_section_whose_keys_are_all_commented_out_means_the_defaults(tmp_path)
     [
         ("inputs: a\nshard: {cost: 3}", "my.yaml:2: shard: there is no such key here; did you mean 'shards'?"),
         ("inputs: a\nmax-failed: 3", "my.yaml:2: max-failed: there is no such key here; did you mean 'max_failed'?"),
-        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus, outputs, order, labels, max_failed, keep, features, autoencoders, groups, heads, maps, transfer, translate, verdicts, virnucpro."),
+        ("inputs: a\n7: b", "my.yaml:2: 7: there is no such key here; valid keys are run, results, samples, inputs, store, workload, options, shards, device, gpus_per_job, outputs, order, labels, max_failed, keep, features, autoencoders, groups, heads, maps, transfer, translate, verdicts, virnucpro."),
         ("inputs: a\nfeature: {}", "my.yaml:2: feature: there is no such key here; did you mean 'features'?"),
         ("inputs: a\nrun: a/b", "my.yaml:2: run: leave the / out, as it names a folder of its own."),
         ("inputs: a\nfeatures:", "my.yaml:2: features: this is empty; give a mapping of names to values."),
         ("inputs: a\nfeatures: 3", "my.yaml:2: features: give a mapping of names to values, not 3."),
-        ("inputs: a\nfeatures:\n  b: esm2", "my.yaml:3: features.b: give a section with `workload`, `options`, `shards`, `device`, `gpus`, `outputs`, `order`, `labels`, `max_failed`, `keep`, `of`, not 'esm2'."),
+        ("inputs: a\nfeatures:\n  b: esm2", "my.yaml:3: features.b: give a section with `workload`, `options`, `shards`, `device`, `gpus_per_job`, `outputs`, `order`, `labels`, `max_failed`, `keep`, `of`, not 'esm2'."),
         ("inputs: a\nfeatures:\n  b/c:", "my.yaml:3: features.b/c: use letters, digits, '.', '_' and '-' only, as it names a folder."),
         ("inputs: a\nfeatures:\n  store:", "my.yaml:3: features.store: store is the name of other files in results/<run>; take another one."),
         ("inputs: a\nfeatures:\n  b:\n    optins: {}", "my.yaml:4: optins: there is no such key here; did you mean 'options'?"),
@@ -179,11 +179,35 @@ def test_labels_for_a_map_that_is_not_drawn_are_named(tmp_path):
 
 
 def test_several_gpus_for_a_cpu_are_named(tmp_path):
-    spread = "inputs: a\ngpus: 2\n"
+    spread = "inputs: a\ngpus_per_job: 2\n"
     assert config.without_effect(read(tmp_path, spread)) == []
     said = config.without_effect(read(tmp_path, f"{spread}device: cpu"))
-    assert said == ["gpus: 2 changes nothing with device: cpu."]
-    assert "give a whole number of at least 1" in refusal(tmp_path, "inputs: a\ngpus: 0")
+    assert said == ["gpus_per_job: 2 changes nothing with device: cpu."]
+    for key in ("gpus_per_job", "gpus"):
+        said = refusal(tmp_path, f"inputs: a\n{key}: 0")
+        assert f":2: {key}: give a whole number of at least 1" in said
+
+
+@pytest.mark.parametrize("key", ["gpus_per_job", "gpus"])
+def test_gpus_of_a_job_are_refused_where_the_workload_takes_one(tmp_path, key):
+    whole = f"inputs: a.csv\n{key}: 2\nworkload: %s\noptions: {{model: b, alphabet: proteins}}"
+    said = refusal(tmp_path, whole % "encoder")
+    assert f":2: {key}: workload encoder computes on one GPU with these options" in said
+    rows = "inputs: a.csv\ngpus: 2\nworkload: llm_json\noptions: {prompt: a, json_schema: b"
+    said = refusal(tmp_path, f"{rows}, model: c}}")
+    assert "workload llm_json computes on one GPU" in said
+    assert read(tmp_path, f"{rows}, model: c, engine: vllm}}").gpus == 2
+    assert read(tmp_path, "inputs: a\ngpus_per_job: 2\n").gpus == 2
+
+
+def test_the_old_key_for_gpus_of_a_job_is_understood_and_said(tmp_path):
+    new, old = (read(tmp_path, f"inputs: a\n{key}: 2") for key in ("gpus_per_job", "gpus"))
+    assert new.gpus == old.gpus == 2 and new.model_dump() == old.model_dump()
+    assert config.without_effect(new) == []
+    (said,) = config.without_effect(old)
+    assert said.endswith(":2: gpus: this key is called gpus_per_job now; rename it.")
+    said = refusal(tmp_path, "inputs: a\ngpus: 2\ngpus_per_job: 2")
+    assert "gpus: there is no such key here; gpus_per_job is its name" in said
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)

@@ -67,6 +67,8 @@ TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SCHEMA = thing(
     version={"const": 4},
     ready=FLAG,
+    ready_for=some("string"),
+    gpu_ready=FLAG,
     cuda_available=FLAG,
     gpu_count={"type": "integer"},
     gpus=several(
@@ -181,12 +183,25 @@ def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
     check = doctor(system=NO_LIBRARY, real_torch=True)
     answer = check("--json", "--model", "mill_t6_8M")
     assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
+    assert (answer["ready_for"], answer["gpu_ready"]) == ("the CPU", False)
     assert answer["recommended"]["resources"] is None
     assert answer["memory"]["fits"] == ["cpu"]
     assert answer["torch"]["version"] == torch.__version__
     assert codes(answer) == set()
     page = doctor(system=NO_LIBRARY)()
     assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", page)
+
+
+def test_a_run_on_so_many_gpus_is_ready_or_not(doctor):
+    check = doctor(Gpu(), Gpu())
+    answer = check("--json", "--gpus", "2")
+    assert (answer["ready_for"], answer["gpu_ready"]) == ("2 GPUs", True)
+    answer = check("--json", "--gpus", "3", status=1)
+    assert (answer["ready_for"], answer["gpu_ready"]) == (None, False)
+    assert "take 2 GPUs here now, and --gpus wants 3" in answer["issues"][0]["what"]
+    answer = check("--json", "--gpus", "1,")
+    assert [gpu["id"] for gpu in answer["gpus"]] == [1] and answer["ready_for"] == "1 GPU"
+    assert "--gpus 0: this is the number of GPUs" in check("--gpus", "0", status=2)
 
 
 def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path, monkeypatch):

@@ -442,7 +442,7 @@ def test_a_config_and_an_input_that_do_not_fit_are_sentences(estimates):
     assert "\n   4  " in fits, "of four GPUs, if nobody says how many"
     estimates.configure(gpus=2, workload="esm2", options={"model": "esm2_t48_15B_UR50D"})
     said = " ".join(estimates("--device", "t4").split())
-    assert "does not fit 2 such GPUs of 15,360 MB: set gpus: 3 or more" in said
+    assert "does not fit 2 such GPUs of 15,360 MB: set gpus_per_job: 3 or more" in said
     assert "MB of its 2 GPUs (the doctor's estimate)" in said
     estimates.configure(inputs="missing.fa")
     said = estimates("--cpu-slots", "1", "--tokens-per-second", "5", status=2)

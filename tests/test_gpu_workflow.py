@@ -161,7 +161,7 @@ def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, ca
     monkeypatch.setattr(jobs, "count_slots", lambda request: 4)
     monkeypatch.setattr(jobs, "_caps", set())
     monkeypatch.setenv("FEATUREMILL_GPUS", "")
-    sentence = f"gpus: one job needs {gpus}, but {had} are available; lower it"
+    sentence = f"gpus_per_job: one job needs {gpus}, but {had} are available; lower it"
     with pytest.raises(RefusedError, match=sentence):
         jobs.cap_gpus(None, "cuda", gpus)
     jobs.cap_gpus(None, "cuda", had)
@@ -211,7 +211,8 @@ def test_a_model_too_large_for_a_gpu_is_one_sentence_with_the_remedy(verbs, gpu_
     assert "every device failed 2 times" in said
     assert "memory ran out while the model was loaded (" in said
     assert (
-        "take a GPU with more memory, `gpus: 2` (a model spread over several) or a smaller" in said
+        "take a GPU with more memory, `gpus_per_job: 2` (a model spread over several) or a smaller"
+        in said
     )
     plan = verbs.plan([("a", "MKV")], "poison", options, device="cuda", gpus=2)
     assert "2 GPUs are wanted and there are 1; ask for fewer." in verbs.extract(plan, status=2)

@@ -3,6 +3,7 @@
 import csv
 import json
 import random
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,10 +159,12 @@ def test_a_touched_table_is_not_another_one(run, tmp_path):
     asked = {"genes": groups.Groups(table=str(path), column="gene")}
     (made,) = groups.made(asked, project)
     card = tmp_path / "genes.json"
-    is_other = lambda card, late: made.is_other.func(card, made.made_of, late)  # noqa: E731
-    assert not is_other(card, []) and not is_other(card, [str(path)])
+    made = made._replace(files=groups.TABLE.files(f"{tmp_path}/genes{groups.TABLE.suffix}"))
+    made = made._replace(card=partial(made.card.func, card))
+    path.touch()
+    assert not made.differences().others
     path.write_text(path.read_text() + "more,g9\n")
-    assert is_other(card, [str(path)])
+    assert made.differences().others == [str(path)]
     figures = made.figures.func(card, groups.TABLE.figures)
     assert figures == {"groups": 7, "pooled": 31, "missing": 3}
 

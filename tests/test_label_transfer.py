@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -326,12 +327,14 @@ def test_a_touched_table_is_not_another_one(runs, tmp_path):
         {"kinds": transfer.Transfer(labels=str(labels), column="kind")},
         Project("one", [], {"one": str(runs.of)}, {}),
     )
-    is_other = lambda card, late: made.is_other.func(card, made.made_of, late)  # noqa: E731
-    card = tmp_path / "kinds.json"
-    assert not is_other(card, []) and not is_other(card, [str(labels)])
+    made = made._replace(files=transfer.TABLE.files(f"{tmp_path}/kinds{transfer.TABLE.suffix}"))
+    made = made._replace(card=partial(made.card.func, tmp_path / "kinds.json"))
+    labels.touch()
+    assert not made.differences().others
+    other = made._replace(made_of=[str(tmp_path / "others.csv"), *made.made_of[1:]])
+    assert other.differences().others == [str(labels)], "another table is named"
     labels.write_text(labels.read_text() + "more,x,g\n")
-    assert is_other(card, [str(labels)])
-    assert made.is_other.func(card, [str(tmp_path / "others.csv")], []), "another table is named"
+    assert made.differences().others == [str(labels)]
 
 
 def test_it_has_its_place_below_a_prefix(tmp_path, environment):

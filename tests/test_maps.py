@@ -18,7 +18,7 @@ from report_runs import FakeRun, Page, make, points_of
 from featuremill import __main__
 from featuremill.features.nearest import exact_scores
 from featuremill.report import embedding
-from featuremill.steps.maps import draw, headers, keep, plane
+from featuremill.steps.maps import draw, keep, plane
 
 SWISS = (
     "50S ribosomal protein L15 OS=Chlorobium tepidum (strain 49652 / TLS) OX=1 GN=rplO PE=3 SV=1"
@@ -281,7 +281,7 @@ def test_text_of_headers_stays_text(root: Path) -> None:
     ],
 )
 def test_headers_of_databases(id: str, description: str, header: tuple[object, ...]) -> None:
-    (found,) = headers.headers_of([id], [description])
+    (found,) = draw.headers_of([id], [description])
     expected = {
         "ref|WP_000000001.1|": ("x", "E. coli [strain 7]", "WP_000000001.1", 2),
         "UniRef50_Q8KAI9": ("L15", "Chlorobium", "Q8KAI9", 1),

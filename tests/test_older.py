@@ -101,3 +101,13 @@ def test_clean_knows_whose_its_files_are(copy):
     assert "notes.md" in left
     assert not left & {"embeddings.parquet", "embeddings.npy", "plan.json", "report.html"}
     assert not Results(folder).store.exists()
+
+
+@pytest.mark.parametrize("name", ["esm", "lakes"])
+def test_its_values_are_computed_again(older, name):
+    weights = []
+    if name == "esm":  # those of the archive are in the cache of the machine that computed
+        weights = ["--weights", "here.json"]
+        older.type("featuremill", "weights", "mill_t6_8M", "--output", "here.json")
+    said = older.type("featuremill", "verify", f"results/{RUNS[name]}", *weights).out
+    assert "computed again" in said and said.endswith("The results hold.\n")

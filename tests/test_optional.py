@@ -208,6 +208,7 @@ def test_every_attribute_has_a_default():
 def test_a_workload_or_step_without_an_optional_method_gives_what_means_nothing(tmp_path):
     assert optional(object(), "figures")([], None) == ()
     assert optional(object(), "write_object")({}, tmp_path / "x") is None
+    assert optional(object(), "spreads")(None) is True
     assert optional(object(), "published")(tmp_path, tmp_path, "", None) is None
     assert step.optional(object(), "proteins_of")(["in.fa"]) is None
     assert step.optional(object(), "VARIABLES") == ()

@@ -21,7 +21,6 @@ from featuremill.report import command, timeline
 from featuremill.report import page as report_page
 from featuremill.report.shards import Interval, Piece, busy_seconds, wall_seconds
 from featuremill.steps.maps import plane
-from featuremill.store import ours
 from featuremill.store.receipt import Receipt
 
 
@@ -91,14 +90,10 @@ def test_the_page_is_in_the_order_of_its_reader(tmp_path: Path) -> None:
 
 def test_a_run_has_one_time_and_its_figures_stand_once(tmp_path: Path) -> None:
     root = FakeRun(devices=(H200, {**H200, "uuid": "GPU-2"}), num_shards=4).write(tmp_path / "demo")
-    with ours.delivering(root / "figures/lengths.html") as early:
-        early.write_text("as an earlier version wrote it")
-    (root / "figures/mine.html").write_text("somebody's")
     page = make(root)
     (tile,) = re.findall(r'<div class="tile"><b>([^<]*)</b><span>from the first', page.source)
     assert f"From the first to the last {tile} passed" in page.source
     assert "from the first shard to the last, on 2 GPUs" in page.text
-    assert [path.name for path in (root / "figures").glob("*.html")] == ["mine.html"]
 
 
 def test_neighbours_that_are_nearly_equal_are_listed(tmp_path: Path) -> None:

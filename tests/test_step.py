@@ -219,8 +219,8 @@ def test_the_contract_refuses_a_name_that_another_step_may_have(monkeypatch, tmp
             "autoencoders.a.of: name the features, one of letters and others.",
         ),
         (
-            "autoencoders: {a: {of: letters, gpus: 3}}",
-            "autoencoders.a.gpus: --gpus 3: a batch is computed in 8 equal slices",
+            "autoencoders: {a: {of: letters, gpus: 9}}",
+            "autoencoders.a.gpus: --gpus 9: a batch is computed in 8 equal slices",
         ),
         (
             "autoencoders: {a: {of: letters, k: 5000}}",

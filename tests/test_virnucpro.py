@@ -29,7 +29,6 @@ from programs import Desk
 from safetensors.numpy import load_file, save_file
 
 from featuremill.__main__ import main
-from featuremill.base import environment
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.steps.heads.card import CARD, Card, Part
 from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
@@ -480,8 +479,12 @@ MISTAKES = {
     "no GPU": (["virnucpro", "my.fa", "--head", "proteins", "--gpus", "a"], "--gpus a: give"),
     "a device": (["virnucpro", "my.fa", "--head", "proteins", "-d", "tpu"], "--device tpu: give"),
     "two devices": (
-        ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0"],
-        "--gpus asks for GPUs",
+        ["virnucpro", "my.fa", "--head", "proteins", "-d", "cpu", "--gpus", "0,1"],
+        "--gpus and --devices ask for GPUs",
+    ),
+    "a number of 0": (
+        ["virnucpro", "my.fa", "--head", "proteins", "--gpus", "0"],
+        "for the GPU of number 0, give --devices 0",
     ),
     "a window": (
         ["virnucpro", "my.fa", "-m", "custom", "-e", "-5"],
@@ -540,12 +543,10 @@ def test_flags_become_the_config_and_the_command(models, tmp_path, monkeypatch, 
     words = ["virnucpro", "--verbose", "predict", "--head", models / "both", "a b.fa", *given]
     assert main([str(word) for word in words]) == 1
     said = capsys.readouterr().err
-    assert "CUDA_VISIBLE_DEVICES=0,1 featuremill run" in said
-    assert variables["CUDA_VISIBLE_DEVICES"] == "0,1"
-    assert variables[environment.TYPED.name].endswith(" CUDA_VISIBLE_DEVICES=0,1")
+    assert "--devices 0,1" in said and "CUDA_VISIBLE_DEVICES" not in said
     (words,) = ended
     text = shlex.join(words)
-    assert "--cores 3 --resources gpu=2 --forceall --printshellcmds" in text
+    assert "--cores 3 --gpus 2 --devices 0,1 --forceall --printshellcmds" in text
     assert f"--directory {tmp_path / 'a_b_predictions'} " in text
     config = yaml.safe_load((tmp_path / "a_b_predictions" / "virnucpro.yaml").read_text())
     assert (config["run"], config["translate"]) == ("a_b", {"by": "virnucpro", "window": 400})

@@ -19,7 +19,7 @@ from programs import LETTERS, NO_REPORT, ROOT, Desk, Workflow, random_records, w
 from report_runs import Page, points_of
 
 from featuremill.config import validate
-from featuremill.flow.preflight import asked_by, refuse_another_config
+from featuremill.flow.preflight import refuse_another_config, write_run
 from featuremill.flow.screen import Failures, RefusedError
 from featuremill.flow.summary import closing_words
 from featuremill.status.reader import RunReader
@@ -282,9 +282,12 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     def refuse(config, **changes):
         refuse_another_config(configured(config, **changes), config)
 
-    with run_lock.claim(root) as file:
-        asked = asked_by(first)
-        run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+    def started(command, config, run):
+        with run_lock.claim(root) as file:
+            run_lock.sign(file, command, config=config)
+        write_run(run)
+
+    started("featuremill run my.yaml", "my.yaml", first)
     refuse("other.yaml", inputs="other.fa")  # nothing is planned, so nothing would be lost
     (root / "plan.json").write_text("{}")
     refuse("my.yaml", inputs="other.fa", workload="esm2")
@@ -298,9 +301,7 @@ def test_what_another_config_is(tmp_path, monkeypatch):
             refuse("other.yaml", **change)
     options = {"layers": [-1, 3], "batch_tokens": 500}
     mine = {"workload": "esm2", "options": options}
-    with run_lock.claim(root) as file:
-        asked = asked_by(configured("my.yaml", **mine))
-        run_lock.sign(file, "featuremill run my.yaml", config="my.yaml", asked=asked)
+    started("featuremill run my.yaml", "my.yaml", configured("my.yaml", **mine))
     refuse("other.yaml", **mine | {"options": options | {"batch_tokens": 900}})
     heavy = mine | {"options": options | {"sequence_column": "heavy"}}
     with pytest.raises(RefusedError, match="made results/my with sequence_column: "):
@@ -316,9 +317,7 @@ def test_what_another_config_is(tmp_path, monkeypatch):
     monkeypatch.chdir(moved)
     refuse("my.yaml", inputs="elsewhere.fa")
     far = {"inputs": "/data/in.fa"}
-    with run_lock.claim(root) as file:
-        asked = asked_by(configured("my.yaml", **far))
-        run_lock.sign(file, "featuremill run c.yaml", config="../c.yaml", asked=asked)
+    started("featuremill run c.yaml", "../c.yaml", configured("my.yaml", **far))
     deeper = tmp_path / "far" / "deeper"
     deeper.parent.mkdir()
     moved.rename(deeper)

@@ -1,5 +1,6 @@
 """featuremill: records in, model features out, on every GPU you have.
 
+featuremill.run("my.yaml")                 what the command does, with progress in a notebook
 featuremill.load("results/demo")           a run's results as a pandas DataFrame
 featuremill.load_matrix("results/demo")    the same as (ids, NumPy matrix), memory-mapped
 featuremill.compute(inputs, workload)      features of records in memory or files, without a run
@@ -8,6 +9,7 @@ featuremill.forget_model()                 gives back the memory of the model th
 featuremill.engine(workload, options)      what such calls compute by, for packages that bring some
 featuremill.search(run, queries, k=10)     the nearest records of a run, as a DataFrame
 from featuremill import features           a run's vectors in blocks, by row or by id
+featuremill.UserError                      what these raise: a ValueError with one sentence
 featuremill.SNAKEFILE                      the workflow's path, for `module: snakefile:`
 """
 
@@ -19,22 +21,26 @@ from featuremill.base import __version__ as __version__
 
 __all__ = [
     "SNAKEFILE",
+    "UserError",
     "compute",
     "embed",
     "engine",
     "forget_model",
     "load",
     "load_matrix",
+    "run",
     "search",
 ]
 
 _WHERE = {
     "SNAKEFILE": "base.this_process",
+    "UserError": "base.errors",
     "compute": "api",
     "engine": "api",
     "forget_model": "api",
     "load": "features.loading",
     "load_matrix": "features.loading",
+    "run": "flow.python",
 }
 
 

@@ -6,26 +6,37 @@ import contextlib
 import gc
 import hashlib
 import os
+import re
 import sys
 import tempfile
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill import config
-from featuremill.base import faults, reasons
+from featuremill import beside, config
+from featuremill.base import environment, faults, reasons
 from featuremill.base.accession import accessions
 from featuremill.base.arrays import matrices, matrix
-from featuremill.base.devices import Device, DeviceChoice, devices_for, with_processors
-from featuremill.base.errors import UserError
+from featuremill.base.devices import (
+    Device,
+    DeviceChoice,
+    devices_for,
+    planning_device,
+    with_processors,
+)
+from featuremill.base.errors import DeviceError, UserError
+from featuremill.base.progress import CallBack, on_terminal
 from featuremill.base.words import counted
 from featuremill.inputs import in_memory
+from featuremill.lease import Lease, Request, count_slots
+from featuremill.lease.acquire import acquire
 from featuremill.store.files import files_below
 from featuremill.store.formats import ABOUT
 from featuremill.store.plan import Settings
@@ -42,14 +53,20 @@ from featuremill.workload import (
 )
 from featuremill.workload.hugging_face import place_of
 from featuremill.workload.in_process import Refuse, values_in_batches
+from featuremill.workload.option_files import execution_of
 from featuremill.workload.optional import TakesOtherOptions
-from featuremill.workload.recipe import recipe_of, settings_of_resolved
+from featuremill.workload.recipe import recipe_of, settings_of_resolved, settled
 
 if TYPE_CHECKING:  # it takes a third of a second to import
     import pandas as pd
 
-Progress = Callable[[int, int], object]
-"""Called after each batch with (records done, records in all); equal ones count once."""
+Gpus = int | str | Sequence[int | str]
+"""A number of GPUs, "all", or which."""
+GPU = re.compile(r"cuda:(\d+)")
+NO_GPU = (
+    "{}: no NVIDIA GPU can be used here; `featuremill doctor` shows why, or leave it out: "
+    "workers=4 computes in 4 processes on the CPU."
+)
 
 
 def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
@@ -71,6 +88,14 @@ class _Loaded(NamedTuple):
     model: Any
 
 
+class Job(NamedTuple):
+    """What one process computed, the places of the payloads with their device."""
+
+    device: str
+    seconds: float
+    places: list[int]
+
+
 class Computed(NamedTuple):
     """Values of payloads, batch by batch."""
 
@@ -81,6 +106,7 @@ class Computed(NamedTuple):
     warnings: list[str]
     settings: Settings
     """All that determines the values."""
+    jobs: list[Job]
 
     def cells(self, column: str, rows: Callable[[pa.Array], Sequence[Any]] = _arrays) -> list[Any]:
         """Return the cell of each payload, as `rows` makes them of a batch's column; None where a
@@ -95,6 +121,9 @@ class Computed(NamedTuple):
 
 _loaded: list[_Loaded] = []
 """The model of the last call; none while it computes, so that no other thread gets it too."""
+_leases: list[Lease] = []
+"""The lease of the GPU in which this process computes. It lasts as long as the process: so does
+CUDA's memory on that GPU."""
 _cautions_given: set[str] = set()
 """Cautions about models, each of which this process gives once."""
 
@@ -112,9 +141,12 @@ def compute(
     workload: str = DEFAULT,
     options: Mapping[str, Any] | None = None,
     *,
-    device: DeviceChoice = "auto",
+    device: str = "auto",
+    gpus: Gpus | None = None,
+    workers: int | None = None,
+    lease: bool = True,
     max_failed: int = 0,
-    progress: Progress | None = None,
+    progress: CallBack | None = None,
 ) -> pd.DataFrame:
     """Return the features of records, a row a record, indexed by id: what `featuremill.load`
     returns of a run with this `workload` and these `options` on the same device. Without a `model`
@@ -136,21 +168,41 @@ def compute(
     then they are left out with a warning, and `attrs["failed"]` lists them as failed.tsv does.
     Warnings also say what was cut or cleaned. A record that is there twice comes out once.
     `attrs` also have `model_name`, `workload`, `workload_version`, `options`, `weights_sha256` and
-    `recipe`, as the attributes of a run's files.
+    `recipe`, as the attributes of a run's files, and `jobs`: the `device`, `seconds` and `ids` of
+    each process that computed.
+
+    Where it computes:
+
+    * `device` is "auto" (the first visible GPU, or the CPU), "cpu", "cuda" or, as torch counts,
+      "cuda:1";
+    * `gpus` is a number of GPUs, "all", or a list of them as nvidia-smi numbers them, such as
+      [0, 2], or UUIDs. Each GPU gets a process and a share of the records;
+    * `workers` is a number of such processes on the CPU.
+
+    A GPU is leased: `featuremill lease --list` shows it, and neither a run nor another call takes
+    it. With one that this process computes on, the lease ends with the process. If it is taken,
+    another one computes, or the call waits. `lease=False` is for programs that hold one already.
+
+    A process of `gpus` or `workers` that dies is started again, and a record that ends it twice
+    fails alone. The values are those of one device. What the processes compute is in the folder for
+    temporary files (TMPDIR) until the call ends. Ctrl-C ends them.
 
     `progress` is called after each batch with (records done, records in all); without it, a line on
-    a terminal shows that. The model stays loaded for the next call with the same options on the
-    same device; `forget_model` gives its memory back.
+    a terminal or in a notebook shows that. The model stays loaded for the next call with the same
+    options on the same device; `forget_model` gives its memory back. Other processes load it in
+    each call.
 
     Raises:
         UserError: when an option is wrong, an input cannot be read, more than `max_failed` records
             have no values, or memory runs out while the model is loaded.
+        DeviceError: when every device fails.
     """
     paths = in_memory.paths_of(inputs)
     plain_options = {key: _plain(value) for key, value in (options or {}).items()}
     names = list(map(str, paths)) or [in_memory.STEM]
-    about = {"device": device, "max_failed": max_failed, "inputs": names}
-    chosen = engine(workload, plain_options, source="compute", **about)
+    where: dict[str, Any] = {"device": device, "gpus": gpus, "workers": workers, "lease": lease}
+    about: dict[str, Any] = {"max_failed": max_failed, "inputs": names}
+    chosen = engine(workload, plain_options, "compute", **where, **about)
     for name in option_files.paths_of(chosen.options):
         option_files.refuse_missing(chosen.options, name)
     records, failed = _accounted(_records(inputs, paths, chosen))
@@ -160,7 +212,7 @@ def compute(
         failed.append(_row(records[place], "failed", reason))
         _refuse_too_many(failed, max_failed)
 
-    with _on_terminal() if progress is None else contextlib.nullcontext(progress) as show:
+    with on_terminal() if progress is None else contextlib.nullcontext(progress) as show:
         payloads = [record.payload for record in records]
         computed = chosen.compute(payloads, refuse, show)
     notes = Counter(reasons.head_of(note) for each in records for note in each.note.split("; "))
@@ -180,32 +232,47 @@ def compute(
         "weights_sha256": settings.weights_sha256 or "",
         "recipe": recipe_of(settings),
         "failed": failed,
+        "jobs": [
+            {"device": device, "seconds": seconds, "ids": [records[place].id for place in places]}
+            for device, seconds, places in computed.jobs
+        ],
     }
     return frame
 
 
 class Engine(NamedTuple):
-    """A workload with checked options, in this process; for calls that a workload brings."""
+    """A workload with checked options, and where it computes; for calls that a workload brings."""
 
     name: str
     workload: Workload
     options: Any
-    device: DeviceChoice
+    jobs: beside.Jobs
+    """Other processes; this one where their count is 0."""
+    takes_lease: bool
 
     def compute(
-        self, payloads: Sequence[bytes], refuse: Refuse, progress: Progress | None = None
+        self, payloads: Sequence[bytes], refuse: Refuse, progress: CallBack | None = None
     ) -> Computed:
         """Return the values of `payloads`; `refuse` hears of those without, and may raise. Warn
         once in a process of a model such as one for demonstrations."""
-        name, workload = self.name, self.workload
-        if (text := weights.caution_of(name, self.options)) and text not in _cautions_given:
+        if (text := weights.caution_of(self.name, self.options)) and text not in _cautions_given:
             _cautions_given.add(text)
             warnings.warn(text, stacklevel=3)
-        (device,) = with_processors(devices_for(self.device)[:1])
+        if self.jobs.number:
+            return self._in_jobs(self.jobs, payloads, refuse, progress)
+        (device,) = with_processors(devices_for(self.jobs.device)[:1])
+        if self.takes_lease and device.kind == "cuda" and not _hold(device):
+            return self._in_jobs(self.jobs._replace(number=1), payloads, refuse, progress)
+        return self._here(device, payloads, refuse, progress)
+
+    def _here(
+        self, device: Device, payloads: Sequence[bytes], refuse: Refuse, progress: CallBack | None
+    ) -> Computed:
+        name, workload, started = self.name, self.workload, time.monotonic()
         loaded = _ready(name, workload, self.options, device)
         schema = plugin_errors.schema_of(name, workload, loaded.options, loaded.weights, ABOUT)
         settings = settings_of_resolved(name, workload, loaded.options, loaded.weights)
-        computed = Computed(schema, len(payloads), [], [], settings)
+        computed = Computed(schema, len(payloads), [], [], settings, [])
         num_done, num_distinct = 0, len(set(payloads))
         for places, values in values_in_batches(
             workload,
@@ -222,22 +289,160 @@ class Engine(NamedTuple):
             num_done += len(places)
             if progress:
                 progress(num_done, num_distinct)
+        seconds = time.monotonic() - started
+        computed.jobs.append(Job(str(device), seconds, list(range(len(payloads)))))
         _loaded[:] = [loaded]
+        return computed
+
+    def _in_jobs(
+        self,
+        jobs: beside.Jobs,
+        payloads: Sequence[bytes],
+        refuse: Refuse,
+        progress: CallBack | None,
+    ) -> Computed:
+        forget_model()
+        name, workload = self.name, self.workload
+        model = workload.weights(self.options)
+        record = weights.convert(model, workload=name) if model else None
+        found = weights.weights_of(record) if record else None
+        device = planning_device(jobs.device)
+        options, settings = settled(name, workload, self.options, device, found)
+        schema = plugin_errors.schema_of(name, workload, options, found, ABOUT)
+        computed = Computed(schema, len(payloads), [], [], settings, [])
+        places: dict[bytes, list[int]] = {}
+        for place, payload in enumerate(payloads):
+            places.setdefault(hashlib.sha256(payload).digest(), []).append(place)
+        distinct = [payloads[places[digest][0]] for digest in sorted(places)]
+        work = beside.Work(
+            settings,
+            options.model_dump(mode="json", include={*execution_of(type(options))}),
+            workload.COST_UNIT,
+            record,
+            distinct,
+            plugin_errors.costs_of(name, workload, distinct, options),
+        )
+
+        def tell(num_done: int) -> None:
+            if progress:
+                progress(num_done, len(distinct))
+
+        with tempfile.TemporaryDirectory(prefix="featuremill-") as folder:
+            for part in beside.parts(Path(folder), work, jobs, recipe_of(settings), tell, _say):
+                receipt, of_job = part.receipt, list[int]()
+                for batch in part.batches():
+                    rows = [places[digest] for digest in batch.column("sha256").to_pylist()]
+                    why = batch.column("reason").to_pylist()
+                    for equal, reason in zip(rows, why, strict=True):
+                        of_job += equal
+                        for place in equal if reason is not None else ():
+                            refuse(place, reason)
+                    is_good = batch.column("reason").is_null()
+                    good = [
+                        equal for equal, keep in zip(rows, is_good.to_pylist(), strict=True) if keep
+                    ]
+                    values = batch.filter(is_good).select(schema.names)
+                    computed.batches.append((good, values))
+                computed.warnings.extend(set(receipt.warnings) - {*computed.warnings})
+                names = " + ".join(map(str, receipt.devices))
+                computed.jobs.append(Job(names, receipt.working_seconds, sorted(of_job)))
         return computed
 
 
 def engine(
-    workload: str, options: Mapping[str, Any], source: str = "config", **about: Any
+    workload: str,
+    options: Mapping[str, Any],
+    source: str = "config",
+    *,
+    device: str = "auto",
+    gpus: Gpus | None = None,
+    workers: int | None = None,
+    lease: bool = True,
+    **about: Any,
 ) -> Engine:
-    """Return what computes by a workload; `about` are other keys of a config, such as device.
+    """Return what computes by a workload; `about` are other keys of a config, such as max_failed.
 
     Raises:
-        UserError: when an option is wrong (`source` says whose), or a package is not installed.
+        UserError: when an option is wrong (`source` says whose), a package is not installed, or no
+            such GPU can be used.
     """
+    jobs = _jobs(device, gpus, workers)
     raw = {"inputs": ["memory"], "workload": workload, "options": dict(options), **about}
-    checked = config.validate(raw, source)
+    checked = config.validate(raw | {"device": jobs.device}, source)
     refuse_without_packages(type(checked.options))
-    return Engine(workload, checked.module, checked.options, checked.device)
+    if jobs.number and jobs.device != checked.device:
+        raise UserError(
+            f"{source}: workload {workload} computes on the CPU; workers=4 computes there in 4 "
+            "processes."
+        )
+    if jobs.number and not lease:
+        raise UserError(f"{source}: lease=False is for a call in this process; leave it out.")
+    return Engine(
+        workload, checked.module, checked.options, jobs._replace(device=checked.device), lease
+    )
+
+
+def _jobs(device: str, gpus: Gpus | None, workers: int | None) -> beside.Jobs:
+    """Return the processes that compute, by the arguments of a call."""
+    is_free = device == "auto" or (device == "cpu" and gpus is None)
+    given = {"gpus": gpus, "workers": workers, "device": None if is_free else device}
+    if len(named := [f"{key}={value!r}" for key, value in given.items() if value is not None]) > 1:
+        raise UserError(f"{' and '.join(named)}: both say where to compute; leave one out.")
+    if workers is not None:
+        if not isinstance(workers, int) or workers < 1:
+            raise UserError(f"workers={workers!r}: give a number of processes of at least 1.")
+        return beside.Jobs(workers, "cpu")
+    if gpus is not None:
+        return _on_gpus(gpus)
+    if not (numbered := GPU.fullmatch(str(device))):
+        if device == "cuda" and devices_for("auto")[0].kind == "cpu":
+            raise UserError(NO_GPU.format("device='cuda'"))
+        return beside.Jobs(0, cast(DeviceChoice, device))  # the config refuses others
+    visible = [each for each in devices_for("auto") if each.kind == "cuda"]
+    place = int(numbered[1])
+    if place >= len(visible):
+        raise UserError(
+            f"device={device!r}: this process sees {counted(len(visible), 'GPU')}; `featuremill "
+            "doctor` shows why."
+        )
+    return beside.Jobs(min(place, 1), "cuda", visible[place].uuid if place else "")
+
+
+def _on_gpus(gpus: Gpus) -> beside.Jobs:
+    named, devices, count = f"gpus={gpus!r}", "", None
+    if isinstance(gpus, int) and not isinstance(gpus, bool) and gpus > 0:
+        count = gpus
+    elif isinstance(gpus, list | tuple) and gpus:
+        devices = ",".join(str(each).removeprefix("cuda:") for each in gpus)
+    elif gpus != "all":
+        raise UserError(
+            f'{named}: give a number of GPUs, "all", or a list of numbers or UUIDs such as [0, 2].'
+        )
+    request = Request.from_environment({"devices": devices or None})
+    here = count_slots(request) // request.slots_per_gpu
+    if not here:
+        raise UserError(NO_GPU.format(named))
+    if (count or 0) > here:
+        raise UserError(f"{named}: {counted(here, 'GPU')} can be used here; give fewer.")
+    return beside.Jobs((count or here) * request.slots_per_gpu, "cuda", devices)
+
+
+def _hold(device: Device) -> bool:
+    """Lease the GPU of this process, if it is free; return whether it is held."""
+    if not _leases:
+        request = Request.from_environment({"devices": device.uuid, "wait_seconds": 0})
+        with contextlib.suppress(DeviceError):
+            held = acquire("cuda", request)
+            _leases.append(held)
+            # Processes that this one starts may use the GPU as well.
+            leased = environment.LEASED
+            leased.set(",".join(filter(None, [held.environment[leased.name], leased.value()])))
+    return bool(_leases)
+
+
+def _say(sentence: str) -> None:
+    """Print what a call waits for: it may take hours."""
+    print(f"featuremill: {sentence}", file=sys.stderr)
 
 
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
@@ -295,7 +500,7 @@ def _plain(value: Any) -> Any:
 
 def _records(inputs: Any, paths: Sequence[Path], chosen: Engine) -> list[Record]:
     """Return the records that the workload reads in `paths`, or else in `inputs`."""
-    name, workload, options, _ = chosen
+    name, workload, options = chosen[:3]
     if paths:
         return list(plugin_errors.records_of(name, workload, paths, options))
     if hasattr(inputs, "__len__") and not len(inputs):
@@ -349,26 +554,6 @@ def _refuse_too_many(failed: Sequence[Mapping[str, Any]], max_failed: int) -> No
         f"{first['source']}:{first['line']}: record {first['id'][:100]!r}{others} {what}: "
         f"{first['reason']}. {remedy} Or set max_failed, which leaves such records out."
     )
-
-
-@contextlib.contextmanager
-def _on_terminal() -> Iterator[Progress | None]:
-    """Yield what shows progress in a line of a terminal, and nowhere else."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    end = ""
-
-    def show(done: int, total: int) -> None:
-        nonlocal end
-        end = "\n"
-        sys.stderr.write(f"\rfeaturemill: {done:,} of {counted(total, 'record')}")
-        sys.stderr.flush()
-
-    try:
-        yield show
-    finally:
-        sys.stderr.write(end)
 
 
 def _frame(records: Sequence[Record], computed: Computed) -> pd.DataFrame:

@@ -130,6 +130,13 @@ DIE_WITH_PARENT = Setting(
     "The Snakemake whose job this is (`name_of_process`): the job ends when that one dies.",
     is_internal=True,
 )
+STRICT = Setting(
+    "STRICT",
+    TEXT,
+    "",
+    "Set for the Snakemake of a `featuremill run --strict`.",
+    is_internal=True,
+)
 GPUS = Setting(
     "GPUS", NUMBER, 0, "GPU slots that the workflow deals out to its jobs.", is_internal=True
 )

@@ -16,3 +16,9 @@ class IntegrityError(Exception):
     """Stored data contradicts its own digest or the accounting; nothing wrong was delivered."""
 
     exit_status = 4
+
+
+def error_of(status: int, sentence: str) -> Exception:
+    """Return the error with which a command ended that has this exit status and message."""
+    kinds = {kind.exit_status: kind for kind in (UserError, DeviceError, IntegrityError)}
+    return kinds.get(status, WorkloadError)(sentence)

@@ -6,14 +6,19 @@ mix with those of the others, and Snakemake's main process says there how far al
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from featuremill.base.environment import DIE_WITH_PARENT
 from featuremill.base.words import clock, counted
 
 EVERY_SECONDS = 10.0
+CallBack = Callable[[int, int], object]
+"""Called with (records done, records in all) by a call in Python; equal ones count once."""
 
 
 class Progress:
@@ -62,3 +67,23 @@ class Progress:
 
     def _say(self, *facts: str) -> None:
         self._log.log(self._level, "%s: %s", self._what, ", ".join(facts))
+
+
+@contextlib.contextmanager
+def on_terminal() -> Iterator[CallBack | None]:
+    """Yield what shows progress in a line of a terminal or a notebook, and nowhere else."""
+    if not (sys.stderr.isatty() or type(sys.stderr).__name__ == "OutStream"):  # ipykernel's
+        yield None
+        return
+    end = ""
+
+    def show(done: int, total: int) -> None:
+        nonlocal end
+        end = "\n"
+        sys.stderr.write(f"\rfeaturemill: {done:,} of {counted(total, 'record')}")
+        sys.stderr.flush()
+
+    try:
+        yield show
+    finally:
+        sys.stderr.write(end)

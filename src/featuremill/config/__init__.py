@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
+    AliasChoices,
     BaseModel,
     Field,
     SerializeAsAny,
@@ -22,8 +23,9 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
-from featuremill.base.errors import UserError, WorkloadError
+from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import MAX_NAME as MAX_NAME
 from featuremill.config import problems, yaml_lines
@@ -180,6 +182,17 @@ class Records(Section):
     _no_input_twice = field_validator("inputs", "store")(_no_repeats)
 
 
+GPUS_PER_JOB, OLD_GPUS = "gpus_per_job", "gpus"
+GPUS = AliasChoices(GPUS_PER_JOB, OLD_GPUS)
+"""The key for the GPUs of one job, and what it was called: `--gpus` is how many a run takes."""
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Return the key of a config whose value the field `name` of a section has."""
+    alias = field.validation_alias
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else name
+
+
 class Features(Section):
     """What is computed of the records, and what is written."""
 
@@ -190,7 +203,13 @@ class Features(Section):
     shards: Shards = Shards()
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Where extraction runs: `auto` takes the visible GPUs, or the CPU where there are none."""
-    gpus: int = Field(default=1, ge=1, strict=True)
+    gpus: int = Field(
+        default=1,
+        ge=1,
+        strict=True,
+        validation_alias=GPUS,
+        json_schema_extra={problems.FORMER: OLD_GPUS},
+    )
     """GPUs that one job spreads its model over, layer by layer. More than 1 only for models that do
     not fit one: jobs side by side are faster."""
     outputs: tuple[Output, ...] = Field(default=("parquet", "per_protein_h5"), min_length=1)
@@ -337,6 +356,12 @@ def validate(
     if has_options:
         raw_options, elsewhere = config.options, partial(_others, workload)
         options = checked(module.Options, raw_options, ("options",), elsewhere, origin)
+        if config.gpus > 1 and not optional(module, "spreads")(options):
+            key = OLD_GPUS if (OLD_GPUS,) in origin.places else GPUS_PER_JOB
+            raise UserError(
+                f"{origin.of(key)}: {key}: workload {workload} computes on one GPU with these "
+                f"options; set {key}: 1."
+            )
     else:
         options = module.Options.model_construct(**config.options)
     values = {**dict(config), "options": options, "origin": origin}
@@ -408,6 +433,13 @@ def read_run(folder: Results) -> Run:
         ) from None
     update = {"folder": str(folder.root)}
     return validate(found.config, str(folder.run)).model_copy(update=update)
+
+
+def find_run(folder: Results) -> Run | None:
+    """Return the run that run.json in its folder asks for; None where that cannot be read."""
+    with contextlib.suppress(UserError, IntegrityError):
+        return read_run(folder)
+    return None
 
 
 def files_named(inputs: Iterable[str], sheet: str) -> list[str]:
@@ -509,7 +541,10 @@ def without_effect(run: Run) -> list[str]:
             "and outputs names neither."
         )
     if run.device == "cpu" and run.gpus > 1:
-        found.append(f"gpus: {run.gpus} changes nothing with device: cpu.")
+        found.append(f"{GPUS_PER_JOB}: {run.gpus} changes nothing with device: cpu.")
+    if (OLD_GPUS,) in run.origin.places:
+        place = run.origin.of(OLD_GPUS)
+        found.append(f"{place}: {OLD_GPUS}: this key is called {GPUS_PER_JOB} now; rename it.")
     return found
 
 
@@ -543,6 +578,7 @@ def sections() -> dict[str, str]:
     # Where these may stand, somebody else has taken them out.
     others = ("features", *finding.known())
     hints |= dict.fromkeys(others, "this command takes the config of one run, without it")
+    hints[OLD_GPUS] = f"{GPUS_PER_JOB} is its name"
     return hints | dict.fromkeys(Shards.model_fields, "put it under 'shards:'")
 
 

@@ -6,21 +6,21 @@ Whether a file is still what was read is another question, which `status.sources
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from featuremill.base.change import Change
-from featuremill.base.file_times import came_at
 from featuremill.config import Run
 from featuremill.inputs import TableOptions
+from featuremill.step import Made
 from featuremill.store import formats, shared, state
-from featuremill.store.drawn import labels_of
-from featuremill.store.files import digest_at, sha256_of
+from featuremill.store.files import digest_at
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
 from featuremill.store.row_order import is_by_shard
-from featuremill.store.state import Seen, State
+from featuremill.store.state import State
 from featuremill.workload import option_files
 from featuremill.workload.option_files import execution_of
 
@@ -31,18 +31,6 @@ WITHOUT_EFFECT = {
     "report": {"keep"},
 }
 """Keys of a config that do not affect what a command writes: other values don't run it again."""
-FILES = {"plan": "plan.json", "merge": "manifest.json"}
-"""The file that a command writes last."""
-PRODUCTS = {"plan": "planned", "merge": "merged"}
-"""What a command makes: a folder with a file plan.json is a run's."""
-OWN = {
-    "plan": ("shards", "device", "gpus", "store"),
-    "merge": ("outputs", "order", "max_failed"),
-}
-"""Keys by which only this command's files, and what is made of them, differ. For plan, what decides
-the values is in plan.json."""
-UNNAMED = {"order": "auto", "store": []}
-"""Values of keys that `counted` leaves out."""
 
 
 def counted(config: Run, verb: str) -> dict[str, Any]:
@@ -57,49 +45,50 @@ def counted(config: Run, verb: str) -> dict[str, Any]:
     return counts
 
 
-def note(folder: Results, verb: str, config: Run) -> None:
-    """Write down what a command was asked for, which has written its files just now."""
-    place, file = folder.root / state.FOLDER, FILES[verb]
-    place.mkdir(exist_ok=True)
-    made = {file: Seen.at(folder.root / file, place)}
-    State(asked=counted(config, verb), files=made).write(place / f"{PRODUCTS[verb]}.json")
+def planned(config: Run, root: Path) -> Made:
+    """Return the plan in the run's folder `root`, with the keys of the config that its values do
+    not depend on; `changes_since` compares those that they do."""
+    kind = type(config.options)
+    options = {*execution_of(kind)} - {*option_files.kinds_of(kind)}
+    keys = {"shards", "device", "gpus"}
+    stores = {"store": list(map(str, shared.layers(config.store)))}
+    asked = config.model_dump(mode="json", include=keys) | stores
+    asked |= config.options.model_dump(mode="json", include=options)
+    return _product(root, "planned", "plan.json", asked)
 
 
-def changes_for(verb: str, folder: Results, config: Run) -> list[Change]:
-    """Return what `config` asks of plan or of merge otherwise than what its files were made by, but
-    for what `changes_since` compares."""
-    place, file = folder.root / state.FOLDER, FILES[verb]
-    path = place / f"{PRODUCTS[verb]}.json"
-    found = State.find(path) if path.is_file() and (folder.root / file).exists() else None
-    if found is None or not found.files[file].is_at(folder.root / file, place):
-        return _changes_since_merge(folder, config) if verb == "merge" else []
-    now, before = counted(config, verb), found.asked
-    changes = [
-        Change(key, before.get(key, UNNAMED.get(key)), now.get(key, UNNAMED.get(key)))
-        for key in OWN[verb]
-    ]
-    if verb == "plan":
-        kind = type(config.options)
-        options = {*execution_of(kind)} - {*option_files.kinds_of(kind)}
-        known = before.get("options", {})
-        changes += [
-            Change(key, known[key], now["options"][key])
-            for key in sorted(options & known.keys() & now["options"].keys())
-        ]
-    return [change for change in changes if change.before != change.now]
+def merged(config: Run, root: Path) -> Made:
+    """Return the results in the run's folder `root`, with the keys of the config by which they are
+    merged."""
+    asked = config.model_dump(mode="json", include={"outputs", "order", "max_failed"})
+    card = partial(_listed_in_manifest, config, Results(root))
+    return _product(root, "merged", "manifest.json", asked)._replace(card=card)
 
 
-def _changes_since_merge(folder: Results, config: Run) -> list[Change]:
-    """Return the same of results whose merge wrote nothing down, by manifest.json."""
+def reported(config: Run, root: Path) -> Made:
+    """Return the report in the run's folder `root`, with what colours its map."""
+    labels = config.labels
+    asked = {"labels.file": labels.file, "labels.column": labels.column}
+    return _product(root, "reported", "report.html", asked, [labels.file] * bool(labels.file))
+
+
+def _product(
+    root: Path, name: str, file: str, asked: Mapping[str, Any], made_of: Sequence[str] = ()
+) -> Made:
+    path = f"{root}/{file}"
+    return Made(path, [path], made_of, [], [], asked=asked, state=state.path_of(root, name))
+
+
+def _listed_in_manifest(config: Run, folder: Results) -> State:
+    """Return what manifest.json lists of what was asked for."""
     delivery, plan = folder.find_delivery(), folder.find_plan()
     if delivery is None or plan is None:
-        return []
+        return state.stated({})
     written = [*formats.outputs_of(delivery.outputs).values()]
     by_shard = is_by_shard(config.order, config.outputs, folder, plan)
-    changes = [Change("outputs", written, list(config.outputs))] * ({*written} != {*config.outputs})
-    if by_shard != (delivery.row_order == "shard"):
-        changes.append(Change("order", delivery.row_order, config.order))
-    return changes
+    order = config.order if by_shard == (delivery.row_order == "shard") else delivery.row_order
+    is_same = {*written} == {*config.outputs}
+    return state.stated({"outputs": [*config.outputs] if is_same else written, "order": order})
 
 
 def options_asked(config: Run) -> dict[str, Any]:
@@ -122,39 +111,6 @@ def changes_since(plan: Plan, config: Run, folder: Path = Path()) -> list[Change
         return [*changes, Change("workload", plan.workload, config.workload)]
     changes += _changed_options(plan, options_asked(config))
     return changes + _changed_files(plan, config, folder)
-
-
-def changes_of_labels(report: Path, config: Run, folder: Path = Path()) -> list[Change]:
-    """Return what colours the map otherwise than in the page `report`, as far as that says it."""
-    drawn, labels = labels_of(report), config.labels
-    if drawn is None:
-        return []
-    now = {"file": labels.file, "column": labels.column}
-    changes = [
-        Change(f"labels.{key}", drawn.get(key), value)
-        for key, value in now.items()
-        if drawn.get(key) != value
-    ]
-    if not changes and has_other_labels(report, config, folder):
-        return [Change("labels.file", "a table", "another one")]
-    return changes
-
-
-def has_other_labels(report: Path, config: Run, folder: Path = Path()) -> bool:
-    """Return whether another table is now where that was which colours the map of `report`."""
-    drawn, table = labels_of(report), folder / config.labels.file
-    if not (drawn and table.is_file() and drawn.get("file") == config.labels.file):
-        return False
-    return came_at(table) > report.stat().st_mtime and sha256_of(table) != drawn.get("sha256")
-
-
-def changes_since_start(plan: Plan, options: Mapping[str, Any]) -> list[Change]:
-    """Return what the start of a run that `asked` for this, as `run_lock.Owner` has it, wanted
-    otherwise than what was planned, without its paths."""
-    workload = options.get("workload", plan.workload)
-    if workload != plan.workload:
-        return [Change("workload", plan.workload, workload)]
-    return _changed_options(plan, options)
 
 
 def _changed_options(plan: Plan, options: Mapping[str, Any]) -> list[Change]:

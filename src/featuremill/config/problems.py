@@ -82,7 +82,7 @@ def explain(
         kind, given = problem["type"], problem["input"]
         if kind == "too_short" and given:
             continue  # pydantic counts only the valid entries; the wrong ones are named already
-        key, part = _locate(schema, problem["loc"])
+        key, part = _locate(schema, problem["loc"], takes_former=kind != "extra_forbidden")
         values = kind_of(part, schema.get("$defs", {}))
         if kind in ("extra_forbidden", "invalid_key"):
             names = [*part["properties"], *(besides if len(key) == 1 else ())]
@@ -101,6 +101,10 @@ def explain(
             text = f"give {values}, not {_shown(given)}{quotes}."
         found.setdefault((*path, *key), f"{name_of((*path, *key))}: {text.rstrip()}")
     return dict(itertools.islice(found.items(), MAX_PROBLEMS))
+
+
+FORMER = "former"
+"""What a schema calls the former name of a key, which is understood."""
 
 
 def name_of(key: tuple[str, ...]) -> str:
@@ -128,8 +132,11 @@ def not_yaml(source: str, error: Exception) -> str:
     return f"{source}{line}: this is not valid YAML ({what}); {advice}."
 
 
-def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[tuple[str, ...], Schema]:
-    """Return the key that `loc` means and its schema: of its parent, where there is no such key.
+def _locate(
+    schema: Schema, loc: tuple[int | str, ...], *, takes_former: bool
+) -> tuple[tuple[str, ...], Schema]:
+    """Return the key that `loc` means and its schema: of its parent, where there is no such key, or
+    where it is a former name that is not taken.
 
     pydantic's locations go on into the branches of unions; those are not keys.
     """
@@ -148,9 +155,11 @@ def _locate(schema: Schema, loc: tuple[int | str, ...]) -> tuple[tuple[str, ...]
             break
         elif "properties" in part:
             key.append(str(step))
-            if step not in part["properties"]:
+            known = part["properties"]
+            formers = {each.get(FORMER): each for each in known.values()} if takes_former else {}
+            if step not in known and step not in formers:
                 break
-            part = part["properties"][step]
+            part = known.get(step) or formers[step]
         else:
             break
     return tuple(key), part

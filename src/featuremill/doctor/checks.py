@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import get_args
 
 from featuremill.base.environment import LEASE_FOLDER, Variable
+from featuremill.base.words import counted
 from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
 from featuremill.doctor.trial import Trial
@@ -62,6 +63,7 @@ REMEDIES = {
     "leave it out with --devices.",
     "no-answer": "Look for Xid in dmesg; reset it or leave it out with --devices.",
     "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
+    "too-few": "See below why others are left out, or lower --gpus.",
     "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
     "is a display, FEATUREMILL_POLICY=memory uses the GPU anyway.",
     "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
@@ -193,6 +195,12 @@ def _host(findings: Findings) -> Iterator[Issue]:
         severity: Severity = "error" if host.results_free_gb < MIN_DISK_GB else "warning"
         what = f"Only {host.results_free_gb:.1f} GB are free in {host.results}."
         yield _issue(severity, "disk-space", what)
+
+
+def too_few(count: int, wanted: int) -> Issue:
+    """Return the issue of a machine with fewer GPUs than `--gpus` says."""
+    what = f"A run would take {counted(count, 'GPU')} here now, and --gpus wants {wanted}."
+    return _issue("error", "too-few", what)
 
 
 def _wish(findings: Findings) -> Iterator[Issue]:

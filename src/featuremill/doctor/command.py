@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from featuremill.lease import GpuOptions
+from featuremill.lease.gpu_options import HELP_OF_DEVICES
 from featuremill.workload import DEFAULT
 
 NOT_READY = 1
@@ -19,7 +21,8 @@ NOT_READY = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON, for programs")
-    parser.add_argument("--devices", metavar="0,2", help="look only at these (numbers or UUIDs)")
+    parser.add_argument("--gpus", metavar="N", help="how many a run is to have: are they ready?")
+    parser.add_argument("--devices", metavar="LIST", help=HELP_OF_DEVICES)
     wanted = parser.add_mutually_exclusive_group()
     wanted.add_argument("--model", help="say where this model fits (a name or a path)")
     wanted.add_argument(
@@ -41,9 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill doctor`; return 0 when a run can start, else 1."""
+    """Carry out `featuremill doctor`; return 0 when a run can start, else 1;
+    with `--gpus`, when it can start on so many."""
     from featuremill.doctor import report, slurm
 
+    gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
+    gpus.check()
+    arguments.gpus, arguments.devices = gpus.number, gpus.devices
     if arguments.slurm:
         answer = slurm.answer(arguments)
         lines = slurm.lines(answer)
@@ -59,4 +66,7 @@ def _of_machine(arguments: argparse.Namespace) -> dict[str, Any]:
     from featuremill.doctor import advice, checks, findings, report
 
     found = findings.examine(arguments)
-    return report.as_json(found, checks.issues_of(found), advice.advise(found))
+    advised, issues = advice.advise(found), checks.issues_of(found)
+    if (arguments.gpus or 0) > len(advised.counted):
+        issues.insert(0, checks.too_few(len(advised.counted), arguments.gpus))
+    return report.as_json(found, issues, advised)

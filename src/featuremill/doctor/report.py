@@ -25,9 +25,12 @@ wrapped = partial(text.wrapped, width=WIDTH)
 
 def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
     torch, host = findings.torch_trial, findings.host
+    is_ready = not any(issue.severity == "error" for issue in issues)
     return {
         "version": VERSION,
-        "ready": not any(issue.severity == "error" for issue in issues),
+        "ready": is_ready,
+        "ready_for": _ready_for(advice, is_ready=is_ready),
+        "gpu_ready": is_ready and bool(advice.counted),
         "cuda_available": bool(findings.accessible),
         "gpu_count": len(findings.gpus),
         "gpus": [_gpu(findings, gpu) for gpu in findings.gpus],
@@ -50,6 +53,13 @@ def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
         },
         "versions": host.versions,
     }
+
+
+def _ready_for(advice: Advice, *, is_ready: bool) -> str | None:
+    """Return where a run would compute now; None where none can start."""
+    if not is_ready:
+        return None
+    return words.counted(len(advice.counted), "GPU") if advice.counted else "the CPU"
 
 
 def _ways(findings: Findings) -> list[Report]:

@@ -7,13 +7,17 @@ import itertools
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from featuremill.base import environment, this_process
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import PROFILES
+from featuremill.base.words import counted
 from featuremill.config import load
+from featuremill.lease import GpuOptions, Request, count_slots
+from featuremill.lease.gpu_options import HELP_OF_DEVICES
 from featuremill.store import command_line, run_lock
 
 SAYING_HOW_MUCH = ("--cores", "-c", "--jobs", "-j", "--profile", "--workflow-profile")
@@ -22,6 +26,15 @@ CORES = ("--cores", "-c")
 DRY = {"-n", "--dry-run", "--dryrun"}
 LOUDNESS = ("--quiet", "-q", "--verbose", "--printshellcmds", "-p")
 """Beginnings of the options that set how much is shown."""
+GPU_OPTIONS = (command_line.GPUS, command_line.DEVICES)
+AFTER = {
+    command_line.RESULTS: "a folder",
+    command_line.GPUS: "a number",
+    command_line.DEVICES: "GPUs, as in 0,2,",
+}
+"""The value of each option of our own, in words."""
+ELSEWHERE = ("--executor", "-e", "--profile", "--workflow-profile")
+"""Beginnings of the options with which jobs may run on other machines."""
 PROFILE = "--workflow-profile"
 """Snakemake itself refuses a missing --profile."""
 
@@ -31,18 +44,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         command_line.RESULTS, default="", metavar="FOLDER", help="where results go: FOLDER/<run>"
     )
+    parser.add_argument(command_line.GPUS, metavar="N", help="how many at once (default: all)")
+    parser.add_argument(command_line.DEVICES, metavar="LIST", help=HELP_OF_DEVICES)
+    parser.add_argument(
+        command_line.STRICT,
+        action="store_true",
+        help="end with status 6 if a record has no values",
+    )
     parser.add_argument(
         "options",
         nargs=argparse.REMAINDER,
         metavar="…",
-        help="options of snakemake, as in: --resources gpu=4; without any about cores, all of them",
+        help="options of snakemake, as in: --until plan; without any about cores, all of them",
     )
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Become Snakemake."""
-    options, results = _without_results(arguments.options)
-    if results := results or arguments.results:
+    options, own = _without_own(arguments.options)
+    if results := own.get(command_line.RESULTS) or arguments.results:
         results = os.path.normpath(Path(results).absolute())
     if arguments.config.is_dir():
         arguments.config = run_lock.config_of(arguments.config)
@@ -50,7 +70,7 @@ def run(arguments: argparse.Namespace) -> None:
         raise UserError(
             f"{arguments.config}: there is no such config; featuremill init YOUR.fasta writes one."
         )
-    load(arguments.config)  # as Snakemake does not say in which line it stops being YAML
+    config, _ = load(arguments.config)  # Snakemake does not say in which line it is no YAML
     if any(word.startswith("--configfile") for word in options):
         raise UserError(
             f"--configfile: the config is {arguments.config} already; leave one of them out."
@@ -63,26 +83,81 @@ def run(arguments: argparse.Namespace) -> None:
     command += ["--configfile", str(arguments.config)]
     if DRY & {*options} and not any(w.startswith(LOUDNESS) for w in options):
         command += ["--quiet", "host", "reason", "rules"]  # which jobs there are, and how many
-    command += ["--snakefile", this_process.SNAKEFILE]
     has_profile = environment.SNAKEMAKE_PROFILE.text() not in (None, "", "none")
+    typed = {name: own.get(name) or getattr(arguments, name[2:]) for name in GPU_OPTIONS}
+    gpus = GpuOptions.parse(*typed.values())
+    is_here = not (has_profile or any(word.startswith(ELSEWHERE) for word in options))
+    resources = _resources(gpus, typed, config, options, is_here=is_here)
+    passed = list(options)
+    if resources and resources[0] in options:  # Snakemake takes the last one alone
+        place = options.index(resources[0]) + 1
+        passed[place:place] = resources[1:]
+    else:
+        command += resources
+    command += ["--snakefile", this_process.SNAKEFILE]
     if not (has_profile or any(w.startswith(SAYING_HOW_MUCH) for w in options)):
         command += ["--cores", _all_cores()]
     placed = [command_line.RESULTS, results] if results else []
+    placed += [word for name, value in typed.items() if value for word in (name, value)]
+    if arguments.strict or command_line.STRICT in own:
+        environment.STRICT.set("1")
+        placed.append(command_line.STRICT)
     command_line.remember(["featuremill", "run", str(arguments.config), *placed, *options])
-    os.execv(sys.executable, [*command, *_with_cores(options)])  # noqa: S606
+    os.execv(sys.executable, [*command, *_with_cores(passed)])  # noqa: S606
 
 
-def _without_results(options: Sequence[str]) -> tuple[list[str], str]:
-    """Return the `options` without `--results`, and its value."""
-    kept, results = list[str](), ""
+def _without_own(options: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the `options` without those that Snakemake does not get, and the values of these."""
+    kept, own = list[str](), dict[str, str]()
     words = iter(options)
     for word in words:
         option, is_one_word, value = word.partition("=")
-        if option != command_line.RESULTS:
+        if word == command_line.STRICT:
+            own[word] = word
+        elif option not in AFTER:
             kept.append(word)
-        elif not (results := value if is_one_word else next(words, "")):
-            raise UserError(f"{option}: name a folder after it.")
-    return kept, results
+        elif not (value := value if is_one_word else next(words, "")):
+            raise UserError(f"{option}: name {AFTER[option]} after it.")
+        else:
+            own[option] = value
+    return kept, own
+
+
+def _resources(
+    gpus: GpuOptions,
+    typed: Mapping[str, str | None],
+    config: Mapping[str, Any],
+    options: Sequence[str],
+    *,
+    is_here: bool,
+) -> list[str]:
+    """Return Snakemake's option for the GPUs, and set which ones; nothing where none is named.
+
+    Raises:
+        UserError: they contradict the config or another option, or are not on this machine, where
+            the jobs run here.
+    """
+    if not any(typed.values()):
+        return []
+    words = " ".join(f"{name} {value}" for name, value in typed.items() if value)
+    gpus.check()
+    if config.get("device") == "cpu":
+        raise UserError(f"{words}: the config has device: cpu; drop one of them.")
+    if any(word.startswith("gpu=") for word in options):
+        raise UserError(f"{words}: --resources gpu=… limits them, too; drop one of them.")
+    if gpus.devices:
+        environment.DEVICES.set(gpus.devices)
+    slots = environment.SLOTS_PER_GPU.value()
+    count = gpus.of_all()
+    if is_here:
+        here = count_slots(Request.from_environment()) // slots
+        if not here:
+            raise UserError(
+                f"{words}: no GPU can be used here; featuremill doctor lists the reasons."
+            )
+        if (count or 0) > here:
+            raise UserError(f"{words}: {counted(here, 'GPU')} can be used here; ask for fewer.")
+    return ["--resources", f"gpu={count * slots}"] if count else []
 
 
 def _all_cores() -> str:

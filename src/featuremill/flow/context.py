@@ -28,7 +28,7 @@ from featuremill.config import (
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
-from featuremill.flow.summary import closing, closing_words, tidied
+from featuremill.flow.summary import closing, closing_words, runs_to_end, tidied
 from featuremill.step import Made
 from featuremill.store import ours
 from featuremill.store.formats import files, format_of
@@ -58,6 +58,8 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     flow.look_at_steps()
     slurm.prepare(workflow)
     screen.tell_totals(workflow, *flow.folders)
+    if internals.executes(workflow):
+        runs_to_end.extend(flow.folders)
     for run in flow.runs.values():
         run.num_slots = jobs.cap_gpus(workflow, run.asked.device, run.asked.gpus)
         preflight.forget_plan_of_fewer_slots(workflow, run.here)
@@ -116,11 +118,6 @@ class RunOfRules:
     def weights_of(self) -> list[str]:
         """What `featuremill weights` is asked for: the model, and whose it is."""
         return [self.here.model or "", "--workload", self.asked.workload]
-
-    def reruns(self, verb: str) -> str:
-        """Return what of the config, when it changes, runs the `verb` again. The command reads it
-        in run.json, which Snakemake does not see."""
-        return json.dumps(asked.counted(self.here, verb))
 
     def environment(self, verb: str) -> str:
         """Return the conda environment of a command's jobs: the workload's own where they compute
@@ -341,16 +338,17 @@ class Flow:
         return self._by_weights[wildcards.name]
 
     def reruns(self, verb: str) -> Callable[[Any], str]:
-        """Return what of the config, when it changes, runs the `verb` again. Snakemake asks for it
-        once it needs the job. Where another workflow imports this one, there is no earlier sign:
-        what the job reads is written then."""
+        """Return what of the config, when it changes, runs the `verb` again: its command reads it
+        in run.json, which Snakemake does not see. Snakemake asks for it once it needs the job.
+        Where another workflow imports this one, run.json is written then: there is no earlier sign.
+        """
 
         def of_job(wildcards: Any) -> str:
             run = self.of(wildcards)
             if self._runs_jobs and not self._is_prepared:
                 with screen.refusing():
                     preflight.write_run(run.here)
-            return run.reruns(verb)
+            return json.dumps(asked.counted(run.here, verb))
 
         return of_job
 
@@ -400,7 +398,7 @@ class Flow:
         for made in self.made:
             if not made.missing() and _looks(made) != self._looks[made.label]:
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
-                    made.note(is_by_config=True)
+                    made.note(is_new=True)
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""

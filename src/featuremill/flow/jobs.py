@@ -72,7 +72,7 @@ def gpu_model(workflow: Any) -> str:
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
-    number. Refuse a cap below the `gpus` of one job.
+    number. Refuse a cap below the `gpus_per_job`.
 
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
@@ -93,8 +93,8 @@ def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
         can_be_had = num_slots if is_ours else cap or 0
         if 0 < can_be_had < gpus and not internals.only_looks():
             raise RefusedError(
-                f"gpus: one job needs {gpus}, but {can_be_had} are available; lower it, or look at "
-                "--resources gpu=… and featuremill doctor."
+                f"gpus_per_job: one job needs {gpus}, but {can_be_had} are available; lower it, or "
+                "look at --gpus, --resources gpu=… and featuremill doctor."
             )
     environment.GPUS.set(str(cap or 0))
     return num_slots

@@ -22,11 +22,12 @@ from featuremill.base.change import Change, told
 from featuremill.base.devices import devices_for
 from featuremill.base.errors import UserError
 from featuremill.base.words import counted, duration, listed
-from featuremill.config import Origin, Run, asked
+from featuremill.config import Origin, Run, asked, find_run
 from featuremill.config.project import ProjectConfig, problems_of_files, problems_of_records
 from featuremill.flow import elsewhere, internals
 from featuremill.flow.screen import RefusedError, refusing
 from featuremill.inputs import labels, samples, source
+from featuremill.status.commands import Problem
 from featuremill.status.reader import unseen_by_snakemake
 from featuremill.status.sources import changed_sources
 from featuremill.step.finding import step_of
@@ -70,8 +71,6 @@ def prepare(workflow: Any, run: Run) -> None:
             run.folder,
             rules=internals.rule_name(workflow, "{}"),
             config=path,
-            asked=asked_by(run),
-            weights=weights.json_of(run.model, run.workload) if run.model else "",
             is_imported=internals.is_imported(workflow),
         )
         with refusing():
@@ -80,10 +79,9 @@ def prepare(workflow: Any, run: Run) -> None:
             forget_plan_of_other_versions(workflow, run)
             forget_what_is_gone(run)
             forget_lost_weights(workflow, run)
-            if internals.is_imported(workflow) or asks_for_less(run.folder):
-                make_older(run.folder)
-            else:
-                forget_what_is_not_whole(run.folder)
+            is_whole = not (internals.is_imported(workflow) or asks_for_less(run.folder))
+            forget_what_is_not_whole(run.folder, needs_plan=is_whole)
+            if is_whole:
                 forget_what_is_of_another_config(workflow, run)
         check_times(run)
 
@@ -212,16 +210,16 @@ def forget_lost_weights(workflow: Any, run: Run) -> None:
                 path.unlink()
 
 
-def forget_what_is_not_whole(results: str) -> None:
-    """Have Snakemake see the problems that `status` reports of the planned run, so that the
-    run's command is enough to fix them."""
+def forget_what_is_not_whole(results: str, needs_plan: bool = True) -> None:
+    """Delete, or make older, the outputs with the problems that `status` reports of the planned
+    run, so that Snakemake reruns what makes them. Where a target may need no plan, this is only for
+    inputs, and files of options, that an older one took the place of, and the plan stays."""
     folder = Results(Path(results))
-    if not folder.plan.exists():
-        return
-    try:
-        problems = unseen_by_snakemake(folder.root)
-    except UserError:  # the commands report it themselves
-        problems = []
+    problems = list[Problem]()
+    with contextlib.suppress(UserError):  # the commands report it themselves
+        problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
+    if not needs_plan:
+        problems = [problem for problem in problems if problem.code in REPLACED]
     if not problems:  # a plan of many shards takes a while to read
         return
     plan = folder.find_plan()
@@ -231,6 +229,9 @@ def forget_what_is_not_whole(results: str) -> None:
             log.warning(f"{results}: {problem.what} The parts that have it were removed.")
             continue  # by `keep: results`: do not compute all again
         log.warning(f"{results}: {problem.what} This is made again.")
+        if not needs_plan:
+            os.utime(folder.plan, BEFORE_ALL)
+            continue
         if problem.fix.again == "plan":
             ours.vacate(folder.plan, log.warning)
         for shard in problem.fix.shards:
@@ -241,47 +242,26 @@ def forget_what_is_not_whole(results: str) -> None:
             ours.vacate(folder.delivery, log.warning)
 
 
-def make_older(results: str) -> None:
-    """Have Snakemake see what took the place of an input, or of a file that an option names, and is
-    older: where a target may need no plan, it stays until there is a newer one."""
-    folder = Results(Path(results))
-    problems = unseen_by_snakemake(folder.root) if folder.plan.exists() else []
-    for problem in problems:
-        if problem.code in REPLACED:
-            log.warning(f"{results}: {problem.what} This is made again.")
-            os.utime(folder.plan, BEFORE_ALL)
-
-
 def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
-    """The same for what steps and reports made of files that others took the place of, or with
-    other options than the config has now."""
+    """Make the files of steps and the reports older that were made of other files, or with other
+    options than the config has now. What nothing is noted of is noted, as it stands."""
     if not internals.is_main(workflow) or internals.only_looks():
         return
-    made = list[tuple[str, str, list[str]]]()
-    for of_step in project.made:
-        if of_step.missing():
+    reports = [asked.reported(run, Path(run.folder)) for run in project.runs.values()]
+    for made in (*project.made, *reports):
+        if made.missing():
             continue
-        others, changes = of_step.others(), of_step.changes()
-        made.append((of_step.label, of_step.files[-1], others))
+        changes, others = made.differences()
+        last = Path(made.files[-1])
         if changes and not others:
-            make_older_for(workflow, of_step.label, Path(of_step.files[-1]), changes)
-        elif not (others or changes or of_step.known() or internals.is_dry(workflow)):
+            make_older_for(workflow, made.label, last, changes)
+        elif others:
+            late = (path.stat().st_mtime for path in map(Path, others) if path.exists())
+            if not any(time > last.stat().st_mtime for time in late):  # else Snakemake sees it
+                make_older_for(workflow, made.label, last, others=others)
+        elif not (made.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
-                of_step.note(is_by_config=False)
-    for run in project.runs.values():
-        report = f"{run.folder}/report.html"
-        if asked.has_other_labels(Path(report), run):
-            made.append((report, report, [run.labels.file]))
-    for label, file, others in made:
-        if not others:
-            continue
-        what = f"{label}: {listed(others)} changed since this was made."
-        if internals.is_dry(workflow):
-            log.warning(f"{what} A run makes it again.")
-        else:
-            log.warning(f"{what} This is made again.")
-            with refusing():  # newer ones, too: a rule need not name all that its command reads
-                os.utime(file, BEFORE_ALL)
+                made.note(is_new=False)
 
 
 def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
@@ -289,18 +269,33 @@ def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
     folder = Results(Path(run.folder))
     plan = folder.find_plan()
     changes = asked.changes_since(plan, run) if plan else []
-    if changes := changes + asked.changes_for("plan", folder, run):
-        make_older_for(workflow, str(folder.plan), folder.plan, changes)
-    elif changes := asked.changes_for("merge", folder, run):
-        make_older_for(workflow, str(folder.delivery), folder.delivery, changes)
+    planned, merged = asked.planned(run, folder.root), asked.merged(run, folder.root)
+    for made, more in ((planned, changes), (merged, [])):
+        if every := [*more, *made.differences().changes]:
+            make_older_for(workflow, made.label, Path(made.files[-1]), every)
+            return
 
 
-def make_older_for(workflow: Any, label: str, file: Path, changes: Sequence[Change]) -> None:
-    """Have Snakemake see that `label` is of another config: what was typed by hand it has no record
-    of."""
-    if internals.is_dry(workflow):
+def make_older_for(
+    workflow: Any,
+    label: str,
+    file: Path,
+    changes: Sequence[Change] = (),
+    others: Sequence[str] = (),
+) -> None:
+    """Have Snakemake see that `label` is of another config, or of other files: what was typed by
+    hand it has no record of."""
+    is_dry = internals.is_dry(workflow)
+    if is_dry and changes:
         log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
-    else:
+    elif others:
+        again = (
+            "A run makes it again, which a dry run does not show."
+            if is_dry
+            else "This is made again."
+        )
+        log.warning(f"{label}: {listed(others)} changed since this was made. {again}")
+    if not is_dry:
         with refusing():
             os.utime(file, BEFORE_ALL)
 
@@ -414,7 +409,7 @@ def refuse_steps_without_packages(workflow: Any, project: ProjectConfig) -> None
     for key, section in project.sections.items():
         packages = step.optional(step_of(key), "PACKAGES")
         made = step_of(key).made(section, project.for_steps) if packages else ()
-        if any(one.stands() != "yes" for one in project.for_steps.with_states(made)):
+        if any(one.stands() != "yes" for one in made):
             with refusing(f"{project.origin.of(key)}: {key}"):
                 workload.refuse_lacking(packages)
 
@@ -464,8 +459,9 @@ def refuse_another_config(run: Run, path: str) -> None:
     working = run_lock.working_folder(Path(run.folder))
     if (working / last.config).resolve() == (working / path).resolve():  # maybe through a link
         return
+    before = find_run(Results(Path(run.folder)))
     asks = asked_by(run)
-    for key, value in last.asked.items():
+    for key, value in asked_by(before).items() if before else ():
         if asks.get(key) != value:
             said = ", ".join(map(str, value)) if isinstance(value, list) else value
             raise RefusedError(
@@ -653,8 +649,8 @@ def refuse_missing_here(run: Run) -> None:
         with refusing(f"{run.origin.of(*run.model_key)}: {'.'.join(run.model_key)}"):
             weights.refuse_missing(run.model, run.workload)
             run.options.check_files()
-    report = Path(run.folder, "report.html")
-    is_other = not report.exists() or asked.changes_of_labels(report, run)
+    report = asked.reported(run, Path(run.folder))
+    is_other = report.stands() != "yes"
     if table and (Path(table).exists() or is_other):
         key = "file"
         with contextlib.suppress(UserError):  # which `check` raises again
@@ -724,7 +720,7 @@ def refuse_missing_of_steps(
         if path in project.inputs:
             refuse_missing_input(workflow, path, project.inputs, project.origin)
     for made, path in gone:
-        if why := told(made.changes()) or ", ".join(made.others()):
+        if why := made.differences().told:
             raise RefusedError(_gone(_where(project, made.label), path, made.files[-1], why))
     if problems := list(problems_of_files(project)):
         raise RefusedError("\n".join(problems))

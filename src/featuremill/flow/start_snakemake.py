@@ -74,6 +74,8 @@ def start() -> None:
     try:
         main()
     except SystemExit as end:
+        if not end.code and (summary := sys.modules.get("featuremill.flow.summary")):
+            sys.exit(summary.exit_status())
         if end.code != 1:
             raise
         is_unread = "featuremill.flow.screen" not in sys.modules  # it ended before the workflow

@@ -26,7 +26,11 @@ MADE_LAST = ("manifest.json", "report.html")
 WIDTH = 100
 MOST_KINDS = 5
 """Different sentences before they would fill more than a screen."""
+PARTIAL = 6
+"""The exit status of `featuremill run --strict` where records have no values."""
 _started = time.time()
+runs_to_end: list[str] = []
+"""The folders of the runs that this process is to compute."""
 
 
 def closing_words(*runs: str) -> str:
@@ -47,6 +51,22 @@ def closing_words(*runs: str) -> str:
         + command_line.where_typed(f"{_command('python')} {load}")
         + (f"\nYour own data: {_command('featuremill')} init YOUR.fasta" if is_demo else "")
     )
+
+
+def exit_status() -> int:
+    """Return what a run that ended well ends with. With --strict, name the runs in which records
+    were refused or failed."""
+    found = 0
+    for results in runs_to_end if environment.STRICT.text() else ():
+        delivery = Results(Path(results)).find_delivery()
+        if delivery and (number := delivery.counts.failed + delivery.counts.refused):
+            found = PARTIAL
+            print(
+                f"--strict: {counted(number, 'record')} without values; {results}/failed.tsv has "
+                "the reasons.",
+                file=sys.stderr,
+            )
+    return found
 
 
 def _is_merged(results: str) -> bool:

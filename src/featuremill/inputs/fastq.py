@@ -28,6 +28,8 @@ def read(path: Path, kind: Sequences) -> Iterator[Record]:
                 title, letters, quality = next(records)
             except StopIteration:
                 return
+            except UserError:
+                raise
             except ValueError as error:
                 problem = str(error).rstrip(".").encode("ascii", "backslashreplace").decode()
                 raise UserError(

@@ -2,7 +2,6 @@
 
 from featuremill.base.environment import (
     CACHE,
-    CUDA_VISIBLE_DEVICES,
     FLASH_ATTENTION_CUTE_DSL_CACHE_DIR,
     FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED,
     HF_ENDPOINT,
@@ -20,7 +19,6 @@ from featuremill.base.environment import (
 
 __all__ = [
     "CACHE",
-    "CUDA_VISIBLE_DEVICES",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
     "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
     "HF_ENDPOINT",

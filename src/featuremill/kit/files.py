@@ -16,7 +16,6 @@ from featuremill.store.files import (
 )
 from featuremill.store.json_file import JsonFile, Number
 from featuremill.store.json_file import Record as JsonRecord
-from featuremill.store.known_digests import known_sha256_of
 from featuremill.store.ours import (
     delivering,
     delivering_folder,
@@ -39,7 +38,6 @@ __all__ = [
     "give_way",
     "is_beside",
     "is_temporary",
-    "known_sha256_of",
     "note",
     "refuse_unreadable",
     "remove",

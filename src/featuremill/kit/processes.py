@@ -10,7 +10,6 @@ from featuremill.base.this_process import (
     versions,
 )
 from featuremill.store.command_line import again as command_again
-from featuremill.store.command_line import told_variables
 
 __all__ = [
     "INTERRUPTS",
@@ -20,6 +19,5 @@ __all__ = [
     "die_with_parent",
     "free_memory_mb",
     "is_output_read",
-    "told_variables",
     "versions",
 ]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from featuremill.kit.ids import ID_ALONE, IdColumns
-from featuremill.step import Made, Project
+from featuremill.step import Made, Project, State, stated
 
 if TYPE_CHECKING:
     from featuremill.features import Listed
@@ -50,9 +50,8 @@ class Table(NamedTuple):
             made_of,
             [f"{project.logs}/{self.key}/{name}.log"],
             [f"{project.folder}/{self.key}"],
-            is_other=partial(_is_other, Path(files[0]), made_of),
             asked=asked,
-            made_by=partial(_known, Path(files[0])),
+            card=partial(_listed, Path(files[0])),
             figures=partial(_figures, Path(files[0]), self.figures),
         )
 
@@ -62,22 +61,11 @@ def _figures(card: Path, names: Sequence[str]) -> Mapping[str, int]:
     return {name: counts[name] for name in names}
 
 
-def _known(card: Path) -> Mapping[str, Any]:
+def _listed(card: Path) -> State:
     from featuremill.store.files import read_json
 
-    return read_json(card) or {}
-
-
-def _is_other(card: Path, made_of: Sequence[str], late: Sequence[str]) -> bool:
-    """Tell whether the table was made of other files, or one of those in `late` has another content
-    than it had then."""
-    from featuremill.store.files import sha256_of
-
-    known = _known(card).get("made_of", {})
-    names = {str(Path(path)) for path in made_of}
-    return names != {*known} or any(
-        known[str(Path(path))] != sha256_of(Path(path)) for path in late
-    )
+    content = read_json(card) or {}
+    return stated(content, content.get("made_of", {}))
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:

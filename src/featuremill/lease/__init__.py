@@ -5,6 +5,7 @@ context manager. docs/lease.md has the guarantees. The modules, in the order of 
 
     environment.py  the variables, how they are read
     request.py    what is asked for, with defaults from the variables
+    gpu_options.py  --gpus and --devices of every command
     offer.py      the devices to choose among
     folder.py     where the locks are
     turnstile.py  one queue, first come, first served
@@ -28,13 +29,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .acquire import Lease, count_slots, lease
+    from .gpu_options import GpuOptions
     from .request import Request
 
-__all__ = ["Lease", "Request", "count_slots", "lease"]
+__all__ = ["GpuOptions", "Lease", "Request", "count_slots", "lease"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = "request" if name == "Request" else "acquire"
+    home = {"Request": "request", "GpuOptions": "gpu_options"}.get(name, "acquire")
     return getattr(import_module(f"{__name__}.{home}"), name)

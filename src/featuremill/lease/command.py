@@ -20,6 +20,7 @@ from .acquire import Choice, acquire
 from .environment import Policy
 from .errors import UserError
 from .execute import become, die_with_parent, restore_signals, run_beside
+from .gpu_options import HELP_OF_DEVICES, GpuOptions
 from .program import EXEC, LIST
 from .request import VARIABLES, Request
 
@@ -30,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = f"{EXEC} --gpus N [options] -- COMMAND…\n       {LIST}"
     parser.epilog = "Defaults come from " + ", ".join(map(str, VARIABLES.values()))
     add = parser.add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="GPUs to lease (default 1; 0 means 1)")
+    add("--gpus", default="1", metavar="N", help="how many to lease (default 1; 0 means 1)")
     add("--slots-per-gpu", type=int, metavar="K", help="lease one of K parts of each (default 1)")
     add("--min-free-mb", type=int, metavar="MB", help="memory that must be free on each")
     add("--policy", choices=get_args(Policy), help="which of the free ones (default balanced)")
-    add("--devices", metavar="LIST", help="only among these: numbers or UUIDs, as 0,2")
+    add("--devices", metavar="LIST", help=HELP_OF_DEVICES)
     add("--wait", type=float, metavar="SECONDS", help="give up after so long (default: never)")
     add("--device", choices=get_args(Choice), default="auto", help="cuda: not without a GPU")
     add("--index-mode", action="store_true", help="name devices by number, not by UUID")
@@ -68,14 +69,15 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.outlive_parent and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         die_with_parent(os.getppid(), signal.SIGTERM)
     restore_signals()
+    gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
     given = {
         "slots_per_gpu": arguments.slots_per_gpu,
         "min_free_mb": arguments.min_free_mb,
         "policy": arguments.policy,
-        "devices": arguments.devices,
+        "devices": gpus.devices or None,
         "wait_seconds": arguments.wait,
     }
-    request = Request.from_environment(given, arguments.gpus, arguments.index_mode)
+    request = Request.from_environment(given, gpus.number or 1, arguments.index_mode)
     held = acquire(arguments.device, request)
     log.info("leased %s", held.how)
     sys.stdout.flush()

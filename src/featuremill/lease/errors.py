@@ -5,7 +5,7 @@ from __future__ import annotations
 from .text import plain
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """Bad config or bad input. One sentence: where, what, and what to do."""
 
     exit_status = 2

@@ -25,8 +25,9 @@ from featuremill.merge.shuffle import Shuffle
 from featuremill.store import ours
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
+from featuremill.store.ours import delivering
 from featuremill.store.parts import Part, order_of
-from featuremill.store.records import STATUSES, whole_ids
+from featuremill.store.records import STATUSES, id_columns_of, read_records, whole_ids
 from featuremill.store.results import Results
 from featuremill.store.shard_file import read_verified
 
@@ -162,3 +163,19 @@ class Lists:
                 return
             header = " ".join(f"{id} {description or ''}".split())
             self._records.write(f">{header}\n".encode() + payload + b"\n")
+
+
+NOTED = ("id", "source", "line", "note")
+"""The columns of notes.tsv."""
+
+
+def write_notes(records_path: Path, path: Path, *, has_any: bool) -> None:
+    """Write notes.tsv, the records that were cut or cleaned before they were computed: a row for
+    each, in input order, where records.parquet `has_any`."""
+    columns = [*NOTED, *id_columns_of(records_path).keys]
+    with delivering(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        table = TsvWriter(file, columns)
+        for batch in read_records(records_path, columns) if has_any else ():
+            noted = batch.filter(pc.is_valid(batch.column("note")))
+            for cells in zip(*noted.to_pydict().values(), strict=True):
+                table.row(cells)

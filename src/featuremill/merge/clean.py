@@ -372,7 +372,7 @@ def _litter(folder: Results) -> list[Path]:
     root, store = folder.root, folder.store
     paths = _below(store / "journals", store / "parts")
     found = [path for path in paths if _is_done(folder, path) or _is_orphaned(folder, path)]
-    places = (*_computed(folder), store / "shards", root / "figures")
+    places = (*_computed(folder), store / "shards")
     paths = [*_files_in(root), *_files_in(store), *_below(*places)]
     found += [path for path in paths if path.suffix == ".bad"]
     together = [[path] for path in paths if is_temporary(path)]

@@ -28,7 +28,7 @@ from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted
 from featuremill.config import asked, read_run
-from featuremill.merge import delivery, notes, samples
+from featuremill.merge import accounts, delivery, samples
 from featuremill.merge.by_shard import collected
 from featuremill.merge.gather import Gatherer
 from featuremill.merge.parallel import in_order
@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> None:
             result = merge(folder, outputs, max_failed or 0, threads, told, order)
             if run:
                 now = {"outputs": tuple(outputs), "max_failed": max_failed, "order": order}
-                asked.note(folder, "merge", run.model_copy(update=now))
+                asked.merged(run.model_copy(update=now), folder.root).note(is_new=True)
         line.text = f"{result.counts.told}: {', '.join(result.outputs)}"
 
 
@@ -172,7 +172,7 @@ def merge(
         result = _write(folder, plan, source, outputs, counts, told)
     for path in listed:
         delivery.copy(path, folder.root / path.name)
-    notes.write(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
+    accounts.write_notes(folder.records, folder.root / NOTES, has_any=bool(plan.notes))
     ours.write_json(folder.delivery, result.content())
     stored.forget_delivered(folder, source.keys)
     if plan.store:

@@ -24,7 +24,7 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import KEYS
 from featuremill.base.text import clipped
 from featuremill.base.this_process import num_cores
-from featuremill.features import by_id
+from featuremill.features import loading
 from featuremill.features.table import Table
 from featuremill.merge import delivery
 from featuremill.merge.command import count, gathered, open_parts, waiting_for_others
@@ -150,7 +150,7 @@ class Chosen:
         self.values = pa.schema([field for field in schema if field.name not in (*ABOUT, *KEYS)])
         self.id_columns = self._table.id_columns
         self.samples = samples_of(folder.records) if self.id_columns.keys else {}
-        self._places = by_id.places_of(self._table, ids)
+        self._places = loading.places_of(self._table, ids)
         owners = [self.id_columns.owner(id) for id in ids]
         numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
         order = np.argsort([numbers[owner] for owner in owners], kind="stable")
@@ -167,7 +167,7 @@ class Chosen:
     def pieces(self) -> Iterator[pa.Table]:
         """Yield id, description, length, sha256 and values of a few thousand rows at a time."""
         for start in range(0, len(self._places), ROWS_AT_ONCE):
-            rows = by_id.taken(self._table, self._places[start : start + ROWS_AT_ONCE])
+            rows = loading.taken(self._table, self._places[start : start + ROWS_AT_ONCE])
             sha256 = [bytes.fromhex(text) for text in rows["sha256"].to_pylist()]
             own = {
                 "sha256": pa.array(sha256, pa.binary(32)),

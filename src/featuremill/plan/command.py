@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> None:
     weights = weights_verb.read(arguments.weights, config.workload) if arguments.weights else None
     with run_log.line(folder.root, "plan") as line:
         made = plan(folder, config, weights, arguments.weights, arguments.replan, arguments.threads)
-        asked.note(folder, "plan", config)
+        asked.planned(config, folder.root).note(is_new=True)
         line.text = "; ".join(filter(None, (*sizes_of(folder, made.plan), made.why_cut)))
 
 

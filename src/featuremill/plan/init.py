@@ -295,7 +295,7 @@ def config_text(
             shown = value[0] if name == "inputs" and len(value) == 1 else value
             mark = "" if value or name not in ("inputs", "samples") else "# "
             comment = _comment(about.description, "", is_full)
-            lines += [*comment, f"{mark}{name}: {_scalar(shown)}"]
+            lines += [*comment, f"{mark}{config.key_of(name, about)}: {_scalar(shown)}"]
     return "\n".join(lines) + "\n"
 
 

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
-from featuremill.config import read_run
-from featuremill.store.drawn import mark_of
-from featuremill.store.ours import discard
+from featuremill.config import Labels, asked, read_run
 from featuremill.store.results import Results
 from featuremill.store.run_file import enter
 
@@ -64,7 +62,9 @@ def run(arguments: argparse.Namespace) -> None:
     if (arguments.label_file is None) != (arguments.label is None):
         raise UserError("--label-file and --label belong together: a table, and its column.")
     file, column, id_column = arguments.label_file, arguments.label or "", arguments.id_column
-    if not column and folder.run.exists() and (labels := read_run(folder).labels).column:
+    config = read_run(folder) if folder.run.exists() else None
+    if config and not column:
+        labels = config.labels
         file, column = Path(labels.file) if labels.file else None, labels.column
         id_column = labels.id_column
     read = facts.read(arguments.run_folder, arguments.partial, file, column, id_column)
@@ -78,7 +78,9 @@ def run(arguments: argparse.Namespace) -> None:
     usual = place.root / "report.html"
     output = arguments.output or usual
     is_named = output.absolute() != usual.absolute()
-    if (early := place.root / "figures").exists():  # one a file, as they were once
-        discard(early)
-    page.write_report(output, read, drawn, mark_of(file, column), is_named=is_named)
+    page.write_report(output, read, drawn, is_named=is_named)
+    if config and not (is_named or arguments.partial):
+        labels = Labels(file=str(file or ""), column=column)
+        now = config.model_copy(update={"labels": labels})
+        asked.reported(now, folder.root).note(is_new=True)
     log.info("%s (%.1f MB): open it in a browser", output, output.stat().st_size / 1e6)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from featuremill.base import tsv, words
-from featuremill.base.errors import IntegrityError
+from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.id_columns import ID, KEYS, SAMPLE
 from featuremill.base.text import clipped
 from featuremill.features.shown import Labelled, Shown
@@ -109,6 +109,8 @@ def read(
         raise IntegrityError(f"{path}: its content is not what was written; {delivery.REMEDY}.")
     try:
         facts = _read(results, place, delivery)
+    except UserError:
+        raise
     except (LookupError, TypeError, ValueError, AttributeError, OSError) as error:
         # A damaged table raises what its reader likes.
         problem = " ".join(f"{type(error).__name__}: {error}".split())[:120]

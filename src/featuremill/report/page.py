@@ -75,17 +75,15 @@ def draw(facts: Facts) -> dict[str, Figure]:
 
 
 def write_report(
-    path: Path, facts: Facts, figures: dict[str, Figure], mark: str = "", *, is_named: bool = False
+    path: Path, facts: Facts, figures: dict[str, Figure], *, is_named: bool = False
 ) -> None:
-    """Write the whole report to `path`, which the user may have named; `mark` is as in
-    `featuremill.store.drawn`."""
+    """Write the whole report to `path`, which the user may have named."""
     delivery = facts.delivery
     text = (
         _environment()
         .get_template("page.html")
         .render(
             title=facts.delivery.run + " (partial)" * facts.delivery.partial,
-            labels=mark,
             lead=_lead(facts),
             tiles=_tiles(facts),
             samples=_samples(facts),

@@ -11,23 +11,18 @@ import contextlib
 import shlex
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from featuremill.base.change import told
+from featuremill.base.change import Change, told
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.base.text import plain
 from featuremill.base.words import counted
-from featuremill.config import Run
-from featuremill.config.asked import (
-    changes_for,
-    changes_of_labels,
-    changes_since,
-    changes_since_start,
-)
+from featuremill.config import Run, asked, find_run
+from featuremill.config.asked import changes_since
 from featuremill.status.commands import Commands, Fix, Problem
 from featuremill.status.delivered import DeliveryState, read_delivery_state, taken_over
-from featuremill.status.jobs import TelemetryTail, job_of
+from featuremill.status.jobs import TelemetryTail, job_of, time_left
 from featuremill.status.shards import Mark, Shards, mark_of
 from featuremill.status.sources import (
     check_sources,
@@ -37,7 +32,6 @@ from featuremill.status.sources import (
     shown,
 )
 from featuremill.status.state import DONE, DONE_WITH_FAILURES, Activity, Need, RunState
-from featuremill.status.time_left import time_left
 from featuremill.store import lock_holder, run_lock
 from featuremill.store.delivery import Delivery
 from featuremill.store.failed import Group, Reason, read_list
@@ -153,8 +147,7 @@ class RunReader:
             if self._plan:
                 self.read_planned(state)
                 state.problems[:0] = self._changes(state, self._plan)
-                report = self._results.root / "report.html"
-                if self._config and changes_of_labels(report, self._config, self._working_folder):
+                if self._config and self._changes_of_report(self._config):
                     state.delivery = state.delivery._replace(reported="older")
             elif must_be or is_run(self._results.root):
                 self._read_unplanned(state)
@@ -170,27 +163,22 @@ class RunReader:
         else than was planned, and how making its weights failed."""
         owner = state.activity.owner
         config, who = self._config, str(self._typed)
-        if owner and (config is None or _OVERRIDDEN & {*shlex.split(owner.command)}):
-            changes = changes_since_start(plan, owner.asked)
-            who = f"the last start ({owner.command})"
-        elif config:
-            changes = changes_since(plan, config, self._working_folder)
-            changes += changes_for("plan", self._results, config)
-            if not changes:
-                return self._changes_after_plan(state, config)
-        else:
-            changes = []
-        if not changes:
-            return []
+        is_last = owner and (not config or _OVERRIDDEN & {*shlex.split(owner.command)})
+        if owner and is_last:
+            config, who = find_run(self._results), f"the last start ({owner.command})"
+        changes = changes_since(plan, config, self._working_folder) if config else []
+        if config and not is_last:
+            changes += asked.planned(config, self._results.root).differences().changes
+        if not config or not changes:
+            return self._changes_after_plan(state, config) if config and not is_last else []
         fix = Fix("plan", seen_by="snakemake")
         working = run_lock.working_folder(self._results.root)
         of_another = owner and owner.config and (working / owner.config).resolve()
-        if config and of_another and of_another != self._typed.resolve():
+        if self._config and of_another and of_another != self._typed.resolve():
             other = shown(of_another)
             fix = Fix(by_hand=f"The results are of {other}: give one of both another `run:`.")
         what = f"{self._run_folder} is not of what {who} asks for ({told(changes)})."
-        weights = config.weights_json if config else ""
-        weights = owner.weights if owner and not config else weights
+        weights = config.weights_json
         failed = problems_before_plan(self._results, weights) if weights else []
         return [Problem("config_changed", what, fix), *failed]
 
@@ -198,13 +186,19 @@ class RunReader:
         """Return the problem that the config asks for other results, or another map on the report,
         than there are."""
         what, fix = str(self._run_folder), Fix("merge", seen_by="snakemake")
-        found = changes_for("merge", self._results, config) if state.delivery.is_merged else []
+        merged = asked.merged(config, self._results.root)
+        found = merged.differences().changes if state.delivery.is_merged else []
         if not found:
-            report = self._results.root / "report.html"
-            what, fix = f"{self._run_folder}/{report.name}", Fix()
-            found = changes_of_labels(report, config, self._working_folder)
+            what, fix = f"{self._run_folder}/report.html", Fix()
+            found = self._changes_of_report(config)
         sentence = f"{what} is not of what {self._typed} asks for ({told(found)})."
         return [Problem("config_changed", sentence, fix)] if found else []
+
+    def _changes_of_report(self, config: Run) -> Sequence[Change]:
+        """Return what colours the map otherwise than on the page."""
+        report = asked.reported(config, self._results.root)
+        changes, others = report.differences(self._working_folder)
+        return changes or [Change("labels.file", "a table", "another one")] * bool(others)
 
     @property
     def _working_folder(self) -> Path:
@@ -303,8 +297,8 @@ class RunReader:
                 "runs are in results/<run>."
             )
         if not state.activity.is_planning:
-            last = state.activity.owner
-            state.problems = problems_before_plan(self._results, last.weights if last else "")
+            last = find_run(self._results)
+            state.problems = problems_before_plan(self._results, last.weights_json if last else "")
 
     def read_planned(self, state: RunState, reads_reasons: bool = True) -> None:
         """Set the plan's shards and results; reasons of failures are in parts, which need not be

@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from featuremill.base.errors import IntegrityError
-from featuremill.base.file_times import came_at
 from featuremill.base.log import last_error
 from featuremill.status.commands import Fix, Problem, SeenBy
 from featuremill.status.shards import Shard, has_size
 from featuremill.store import run_lock, shared
 from featuremill.store.files import digest_at, sha256_of
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.known_digests import LARGE, known_sha256_of
 from featuremill.store.plan import Plan, SharedPart
 from featuremill.store.results import Results
+from featuremill.store.state import LARGE, came_at, known_sha256_of
 from featuremill.store.weights_file import WeightsFile
 from featuremill.workload import weights
 from featuremill.workload.recipe import other_versions_here

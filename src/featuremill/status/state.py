@@ -12,9 +12,8 @@ from typing import Any, Literal, NamedTuple
 
 from featuremill.status.commands import Problem
 from featuremill.status.delivered import DeliveryState
-from featuremill.status.jobs import Job
+from featuremill.status.jobs import Job, TimeLeft
 from featuremill.status.shards import Shard, State
-from featuremill.status.time_left import TimeLeft
 from featuremill.store import run_lock
 from featuremill.store.delivery import Written
 from featuremill.store.failed import Group

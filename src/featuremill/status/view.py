@@ -96,7 +96,7 @@ def _rows_of_project(project: ProjectState) -> list[tuple[str, str]]:
             text = ", ".join(counts) + LATER[stands]
         if stands == "no" and not text and Path(step.files[-1]).exists():
             text = f"{Path(step.missing()[0]).name} is gone"
-        if changes := step.changes():
+        if stands == "older" and (changes := step.differences().changes):
             text = f"{text or STEPS[stands]} ({told(changes)})"
         made.append((step.label, f"{step.shown}: {text or STEPS[stands]}"))
     first = project.runs.num_before

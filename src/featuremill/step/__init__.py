@@ -18,14 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol,
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 
-from featuremill.base.change import Change
+from featuremill.base.change import Change, told
 from featuremill.base.errors import UserError
-from featuremill.base.file_times import came_at
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
 from featuremill.base.words import listed
 from featuremill.store import state
-from featuremill.store.state import State
+from featuremill.store.state import Seen
+from featuremill.store.state import State as State
+from featuremill.store.state import stated as stated
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,10 +49,6 @@ Several = Annotated[
 """One or several texts; a single one needs no brackets."""
 Name = Annotated[str, AfterValidator(plain_name)]
 """A name that may be a folder's."""
-
-
-MOST_NAMED = 20
-"""Input files of which each is looked at by itself, once some of them are others."""
 
 
 class Ahead(NamedTuple):
@@ -128,6 +125,20 @@ class Project(NamedTuple):
         return self.features[name]
 
 
+class Differences(NamedTuple):
+    """What is another one than what finished files were made of."""
+
+    changes: Sequence[Change] = ()
+    """Keys of the config."""
+    others: Sequence[str] = ()
+    """Input files, but for those that are gone; or the files themselves, once they were changed."""
+
+    @property
+    def told(self) -> str:
+        """In words; "" if there are none."""
+        return told(self.changes) or ", ".join(self.others)
+
+
 class Made(NamedTuple):
     """Files that a step makes together, for one thing in the config."""
 
@@ -136,8 +147,7 @@ class Made(NamedTuple):
     files: Sequence[str]
     """What Snakemake is asked for. The last one is written last; status shows it."""
     made_of: Sequence[str]
-    """Input files. If one of them is newer, the files are outdated, unless `is_other` finds that
-    its content is the same."""
+    """Input files. If the content of one of them is another one, the files are outdated."""
     logs: Sequence[str]
     """Logs of the jobs that make it, in order."""
     removable: Sequence[str]
@@ -145,13 +155,12 @@ class Made(NamedTuple):
     killed job left in a folder."""
     progress: Callable[[], str] = str
     """Returns the progress in a few words while it is made; "" if unknown."""
-    is_other: Callable[[Sequence[str]], bool] | None = None
-    """Returns whether files of `made_of` differ from what the files were made of, by the digests
-    that these have. It gets those that were written or came there since: a copy may be older."""
     asked: Mapping[str, Any] = MappingProxyType({})
-    """What the config asks for, by key, as far as the finished files list it."""
-    made_by: Callable[[], Mapping[str, Any]] = dict
-    """Returns the same, as the finished files list it."""
+    """What the config asks for, by key."""
+    card: Callable[[], State] = State
+    """Returns what the finished files list themselves of that and of their input files, by
+    `stated`: it counts as long as the file `state` is not there. Of input files that they do not
+    list, the time decides."""
     figures: Callable[[], Mapping[str, int]] = dict
     """Returns counts of the finished files, such as fragments."""
     on_report_of: str = ""
@@ -170,57 +179,43 @@ class Made(NamedTuple):
     def stands(self) -> Literal["no", "yes", "older"]:
         """Return whether all files exist; "older" if an input has changed since, or if the config
         asks for something else."""
-        if self.missing():
-            return "no"
-        return "older" if self.changes() or self.others() else "yes"
+        return "no" if self.missing() else "older" if any(self.differences()) else "yes"
 
     def missing(self) -> list[str]:
         """Return the files that do not exist."""
         return [path for path in self.files if not Path(path).exists()]
 
-    def known(self) -> State | None:
-        """Return what is written down of the files; None where that is about others."""
+    def noted(self) -> State | None:
+        """Return the file `state`; None unless it is about the files as they are."""
         path = Path(self.state)
         found = State.find(path) if self.state and path.is_file() else None
         return found if found and found.is_of(self.files, path.parent) else None
 
-    def note(self, is_by_config: bool) -> None:
-        """Write down what the files were made of: what the config asks for if they were made just
-        now, and else what they list themselves."""
-        asked = self.asked if is_by_config else {**self.made_by()}
-        kept = {key: value for key, value in asked.items() if key in self.asked}
-        state.note(Path(self.state), self.files, self.made_of, kept)
+    def note(self, is_new: bool) -> None:
+        """Write the file `state`: of files that are `new`, what the config asks for; of others,
+        which stand, what they list themselves."""
+        made_by = self.asked if is_new else self.card().asked
+        asked = {key: value for key, value in made_by.items() if key in self.asked}
+        state.note(Path(self.state), self.files, self.made_of, asked, is_checked=not is_new)
 
-    def changes(self) -> list[Change]:
-        """Return what the config asks for otherwise than what the files were made by."""
+    def differences(self, at: Path = Path()) -> Differences:
+        """Return what of the config and of the input files, whose paths are seen from `at`, is
+        another one than what the files were made of. Without all files there is none."""
         if self.missing():
-            return []
-        found = self.known()
-        made_by = {**self.made_by(), **(found.asked if found else {})}
+            return Differences()
+        known, changed = self.noted(), list[str]()
+        if known is None:
+            card, changed = self.card(), state.damaged(self.files)
+            made_of = card.made_of or dict.fromkeys(self.made_of, Seen(sha256=""))
+            finished = Path(self.files[-1]).stat().st_mtime
+            known = card.model_copy(update={"made_of": made_of, "finished": finished})
         changes = [
-            Change(key, made_by[key], value)
+            Change(key, known.asked[key], value)
             for key, value in self.asked.items()
-            if key in made_by and made_by[key] != value
+            if key in known.asked and known.asked[key] != value
         ]
-        if found and found.sources and found.sources != [*self.made_of]:
-            changes.append(Change("made of", found.sources, self.made_of))
-        return changes
-
-    def others(self) -> list[str]:
-        """Return the input files that differ from what the files were made of, and the files that
-        were changed since, as far as that is known; those that are gone do not."""
-        if found := self.known():
-            return found.others(Path(self.state).parent)
-        if changed := state.damaged(self.files):
-            return changed
-        made = Path(self.files[-1]).stat().st_mtime
-        existing = [path for path in self.made_of if Path(path).exists()]
-        if self.is_other is None:
-            return [path for path in existing if Path(path).stat().st_mtime > made]
-        late = [path for path in existing if came_at(Path(path)) > made]
-        if not self.is_other(late):
-            return []
-        return [p for p in late[:MOST_NAMED] if self.is_other([p])] or late or [*self.made_of]
+        others = changed or known.others(self.made_of, Path(self.state).parent, at)
+        return Differences(changes, others)
 
 
 class Command(NamedTuple):

@@ -10,7 +10,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -42,33 +42,22 @@ ONCE = FORCING | {
 ONCE_ALONE = {"--forceall", "-F", "--force", "-f", "--touch", "-t", "--conda-create-envs-only"}
 RERUNNING = {RERUN, "--ri"}
 VARIABLE = re.compile(r"[A-Z_]+=")
-RESULTS = "--results"
-"""The option of `featuremill run` that Snakemake does not get."""
+RESULTS, GPUS, DEVICES = OWN = ("--results", "--gpus", "--devices")
+"""Options of `featuremill run` with a value that Snakemake does not get."""
+STRICT = "--strict"
+"""The same without a value."""
 NAMING = {"--configfile", "--configfiles", "--config", "-C"}
 """Options whose values may look like targets."""
 NAMING_ONE = {
     *("--directory", "-d", "--snakefile", "-s", "--profile", "--workflow-profile"),
-    RESULTS,
+    *OWN,
 }
 """The same for options with one value."""
 
 
 def remember(words: Sequence[str]) -> None:
-    """Hand `words`, the typed command, to the Snakemake that replaces this process. The variables
-    that its parent set come first."""
-    process, _, before = TYPED.value().partition(" ")
-    variables = shlex.split(before) if process == str(os.getppid()) else []
-    words = [*variables[: _num_variables(variables)], *words]
+    """Hand `words`, the typed command, to the Snakemake that replaces this process."""
     TYPED.set(f"{os.getpid()} {shlex.join(words)}")
-
-
-def told_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the `variables` for a `featuremill run` that this process starts, and one more that
-    hands them to `remember`."""
-    if not variables:
-        return {}
-    words = [f"{name}={value}" for name, value in variables.items()]
-    return {**variables, TYPED.name: f"{os.getpid()} {shlex.join(words)}"}
 
 
 def _num_variables(words: Sequence[str]) -> int:

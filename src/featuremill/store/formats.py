@@ -36,7 +36,7 @@ RECORD = ".featuremill.jsonl"
 LINK = ".featuremill.link"
 """A file of a folder with results on another disk: the path of the link to it."""
 KNOWN = ".known_digests.json"
-"""The digests of large files of others (`store.known_digests`)."""
+"""The digests of large files of others (`store.state`)."""
 BESIDE = {OF_SNAKEMAKE, RECORD, LINK, KNOWN}
 """Files in a folder that are no part of a result."""
 Kind = Literal["pooled", "per_residue", "table"]

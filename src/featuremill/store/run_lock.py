@@ -12,9 +12,8 @@ import json
 import os
 import platform
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from featuremill.base.errors import UserError
@@ -46,10 +45,6 @@ class Owner(NamedTuple):
     """The pattern of rule names there; another workflow that imports this one changes them."""
     config: str = ""
     """The config's file, seen from the folder of results/<run>; empty where there is none."""
-    asked: Mapping[str, Any] = MappingProxyType({})
-    """The part of the config that determines the results, by `asked_by` in flow.preflight."""
-    weights: str = ""
-    """The weights file that the run needs, such as weights/<name>.json; empty for none."""
     is_imported: bool = False
     """Whether another workflow imports this one there."""
 
@@ -155,9 +150,9 @@ def config_of(run_folder: Path) -> Path:
 
 
 def _owner_in(path: Path) -> Owner | None:
-    fields = read_json(path)
-    needed = set(Owner._fields) - set(Owner._field_defaults)
-    return Owner(**fields) if fields and needed <= set(fields) <= set(Owner._fields) else None
+    fields = read_json(path) or {}
+    known = {name: fields[name] for name in Owner._fields if name in fields}
+    return Owner(**known) if {*Owner._fields} - {*Owner._field_defaults} <= {*known} else None
 
 
 def living(folder: Path) -> list[Owner]:
@@ -203,7 +198,7 @@ def sign(file: TextIO, command: str, **about: Any) -> None:
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     me = Owner(platform.node(), _boot_id(), os.getpid(), started, command)._replace(**about)
     file.truncate(0)
-    file.write(json.dumps(me._asdict() | {"asked": dict(me.asked)}))
+    file.write(json.dumps(me._asdict()))
     file.flush()
 
 

@@ -84,6 +84,12 @@ class OptionalAttributes:
         return ()
 
     @staticmethod
+    def spreads(options: Any) -> bool:  # noqa: ARG004
+        """Whether `load` can spread the model over several GPUs. If not, `gpus_per_job: 2` is
+        refused."""
+        return True
+
+    @staticmethod
     def published(
         source: Path,  # noqa: ARG004
         fasta: Path,  # noqa: ARG004

@@ -21,8 +21,6 @@ import zlib
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
-
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_of_folder, files_below, sha256_of
 from featuremill.store.weights_file import CheckpointFile, FileOfWeights, WeightsFile
@@ -178,6 +176,8 @@ def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
 
 
 def _is_of_objects(stream: IO[bytes]) -> bool:
+    import numpy as np  # here: few commands need it
+
     try:
         version = np.lib.format.read_magic(stream)
         read = (

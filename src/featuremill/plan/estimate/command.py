@@ -168,7 +168,7 @@ def _slots(arguments: argparse.Namespace, config: Run, *, is_gpu: bool) -> list[
     if is_gpu and min(slots) < config.gpus:
         raise UserError(
             f"--gpus {min(slots)}: one job of this config needs {config.gpus}; give at least as "
-            "many, or lower gpus: in the config."
+            "many, or lower gpus_per_job: in the config."
         )
     if not is_gpu and max(slots) > num_cores():
         raise UserError(

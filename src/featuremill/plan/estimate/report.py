@@ -268,8 +268,8 @@ class Case:
             yield f"{too_large[0].upper()}{too_large[1:]}"
         elif has_mb and mb > gpus * has_mb:
             yield (
-                f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set gpus: "
-                f"{math.ceil(mb / has_mb)} or more, or take larger ones."
+                f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set "
+                f"gpus_per_job: {math.ceil(mb / has_mb)} or more, or take larger ones."
             )
 
     def _asked(self, slots: int) -> Asked:

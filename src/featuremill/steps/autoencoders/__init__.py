@@ -11,7 +11,7 @@ from pydantic import Field
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Name, Project, Section, Several
+from featuremill.step import Command, Made, Name, Project, Section, Several, State, stated
 from featuremill.steps.autoencoders import variables
 from featuremill.steps.autoencoders.progress import LOCK
 from featuremill.steps.autoencoders.variables import PACKAGES as PACKAGES
@@ -71,7 +71,7 @@ class Autoencoder(Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Number type of matrix products; weights and sums are fp32."""
     gpus: Count = 1
-    """Devices, with a process each: 1, 2, 4 or 8; on CPUs the number of processes."""
+    """Devices, with a process each: 1 to 8; on CPUs the number of processes."""
     device: Literal["auto", "cuda", "cpu"] = "auto"
     """Device of the training."""
     threads: Count = 1
@@ -163,7 +163,7 @@ def made(asked: Mapping[str, Autoencoder], project: Project) -> Sequence[Made]:
                 [folder],
                 partial(_progress, Path(folder)),
                 asked=_options(one),
-                made_by=partial(_made_by, Path(folder)),
+                card=partial(_listed, Path(folder)),
                 lock=f"{folder}/{LOCK}",
             )
         )
@@ -183,14 +183,14 @@ def _options(asked: Autoencoder) -> Mapping[str, Any]:
     from featuremill.steps.autoencoders.command import OPTIONS
 
     settled = Options.of({key: getattr(asked, key) for key in OPTIONS}).model_dump(mode="json")
-    return {**asked.model_dump(mode="json", exclude={"of", "encode"}), **settled}
+    return {**asked.model_dump(mode="json", exclude={"of", "encode", "gpus"}), **settled}
 
 
-def _made_by(folder: Path) -> Mapping[str, Any]:
+def _listed(folder: Path) -> State:
     from featuremill.steps.autoencoders.card import CARD, Card
 
     found = Card.find(folder / CARD)
-    return found.options.model_dump(mode="json") if found else {}
+    return stated(found.options.model_dump(mode="json") if found else {})
 
 
 def _progress(folder: Path) -> str:

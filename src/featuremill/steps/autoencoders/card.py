@@ -24,10 +24,8 @@ CHECKPOINT = "checkpoint.safetensors"
 PAGE, FEATURES = "report.html", "features.tsv"
 FILES = {CARD, CONFIG, WEIGHTS, CHECKPOINT, LOCK, PAGE, FEATURES, TRAINING}
 SLICES = 8
-"""Pieces in which a batch is computed, for any number of ranks. Their sums are added in pairs, so
-1, 2, 4 and 8 ranks get the same bits."""
-DIVISORS = [number for number in range(1, SLICES + 1) if SLICES % number == 0]
-"""Numbers of ranks that can share the slices."""
+"""Pieces in which a batch is computed. Their sums are added in pairs, in an order that does not
+depend on the number of ranks, so 1 to 8 ranks get the same bits."""
 
 
 class Needs(WorkloadOptions):
@@ -140,11 +138,30 @@ class Card(JsonFile):
 
 def refuse_other_count(num_ranks: int) -> None:
     """Raise UserError if so many ranks cannot share a batch."""
-    if num_ranks not in DIVISORS:
+    if not 1 <= num_ranks <= SLICES:
         raise UserError(
-            f"--gpus {num_ranks}: a batch is computed in {SLICES} equal slices, which "
-            f"{listed(map(str, DIVISORS))} devices can share; give one of these numbers."
+            f"--gpus {num_ranks}: a batch is computed in {SLICES} equal slices, which 1 to "
+            f"{SLICES} devices can share; give one of these numbers."
         )
+
+
+def slices_of(rank: int, num_ranks: int) -> range:
+    """Return the slices of a rank; the numbers of two ranks differ by 1 at most."""
+    return range(SLICES * rank // num_ranks, SLICES * (rank + 1) // num_ranks)
+
+
+def pairs_of(slices: range) -> list[range]:
+    """Return the longest ranges within `slices` whose sums stand in the order of pairs: of 1, 2, 4
+    or 8 slices, each from a multiple of its length on."""
+    found: list[range] = []
+    start = slices.start
+    while start < slices.stop:
+        size = SLICES
+        while start % size or start + size > slices.stop:
+            size //= 2
+        found.append(range(start, start + size))
+        start += size
+    return found
 
 
 def identity(options: Options, source: Source) -> dict[str, Any]:

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from featuremill.kit.devices import HELP_OF_DEVICES, GpuOptions
+from featuremill.kit.errors import UserError
+
 if TYPE_CHECKING:
     from featuremill.steps.autoencoders.card import Options
 
@@ -134,11 +137,10 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--gpus",
-        type=int,
-        default=1,
         metavar="N",
-        help="devices, with a process each: 1, 2, 4 or 8 (default 1); on CPUs, so many processes",
+        help="how many, with a process each: 1 to 8 (default 1); on CPUs, so many processes",
     )
+    add("--devices", metavar="LIST", help=HELP_OF_DEVICES)
 
 
 def _add_watch(acts: Acts) -> argparse.ArgumentParser:
@@ -213,6 +215,11 @@ def run(arguments: argparse.Namespace) -> int:
         from featuremill.steps.autoencoders import progress
 
         return progress.watch(arguments.sae, arguments.once, arguments.json, arguments.every)
+    if arguments.act in ("train", "estimate"):
+        gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
+        gpus.check()
+        if gpus.devices and getattr(arguments, "device", "") == "cpu":
+            raise UserError(f"--devices {gpus.devices}: --device cpu takes no GPU; drop one.")
     if arguments.act == "train":
         from featuremill.steps.autoencoders import train
 
@@ -222,7 +229,8 @@ def run(arguments: argparse.Namespace) -> int:
                 arguments.vectors,
                 arguments.output,
                 _options(arguments),
-                arguments.gpus,
+                gpus.of_all() or 1,
+                gpus.devices,
                 arguments.device,
                 max(1, arguments.threads),
                 arguments.checkpoint_minutes,
@@ -236,7 +244,7 @@ def run(arguments: argparse.Namespace) -> int:
             arguments.run_folder,
             arguments.vectors,
             _options(arguments),
-            arguments.gpus,
+            gpus.of_all() or 1,
             arguments.json,
         )
     elif arguments.act == "encode":

@@ -14,7 +14,13 @@ from typing import NamedTuple
 from featuremill import features
 from featuremill.features import Parts
 from featuremill.kit.text import human_bytes
-from featuremill.steps.autoencoders.card import SLICES, Options, refuse_other_count
+from featuremill.steps.autoencoders.card import (
+    SLICES,
+    Options,
+    pairs_of,
+    refuse_other_count,
+    slices_of,
+)
 
 FLOAT = 4
 HOST_BYTES = 460 * 2**20
@@ -69,8 +75,9 @@ def needed(
     parameters = 2 * width * num_features + num_features + width
     if options.kind == "jumprelu":
         parameters += num_features
-    pairs = SLICES // num_ranks // 2
-    num_buffers = max(1, pairs.bit_length()) + (num_ranks > 1)
+    shares = [pairs_of(slices_of(rank, num_ranks)) for rank in range(num_ranks)]
+    depths = [n + max(1, (len(e) // 2).bit_length()) for of in shares for n, e in enumerate(of)]
+    num_buffers = max(depths) + (num_ranks > 1)
     # Autograd makes each gradient before it is added: the largest have half the parameters.
     copies = 3 + num_buffers + 1
     rows = options.batch // SLICES

@@ -21,8 +21,8 @@ MOST_RECORDS = 5
 """Records that are listed for each feature."""
 
 
-Strongest: TypeAlias = tuple[npt.NDArray[Any], ...]
-"""The first three fields of `Top`, and the first bytes of the records' sha256."""
+Strongest: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any]]"
+"""The first three fields of `Top`."""
 
 
 class Held(NamedTuple):
@@ -126,14 +126,12 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
         np.zeros((options.features, 0), np.float32),
         np.zeros((options.features, 0), object),
         np.zeros((options.features, 0), np.int32),
-        np.zeros((options.features, 0), np.uint64),
     )
     counts_M, num_vectors = np.zeros(options.features), 0
     for block in encoder.blocks():
         counts_M += np.bincount(block.feature_N.numpy(), minlength=options.features)
         num_vectors += len(block.vectors_VD)
-        hash_R = vectors.hash_of_row[block.rows]
-        strongest = _strongest(strongest, block, hash_R, options.features)
+        strongest = _strongest(strongest, block, options.features)
         is_held_R = held_out[block.rows]
         held_V = torch.from_numpy(np.repeat(is_held_R, block.counts))
         if not held_V.any():
@@ -150,27 +148,22 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
             f"{vectors.root}: none of its records was held out of the training (a share of "
             f"{options.held_out}), so nothing can judge it; train with a larger --held-out."
         )
-    values_MT, ids_MT, places_MT, _ = strongest
+    values_MT, ids_MT, places_MT = strongest
     frequency_M = counts_M / max(1, num_vectors)
     return sums.held(), Top(values_MT, ids_MT, places_MT, frequency_M)
 
 
-def _strongest(
-    earlier: Strongest, block: Encoded, hash_R: npt.NDArray[np.uint64], num_features: int
-) -> Strongest:
+def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
     """Return the strongest records of each feature among the earlier ones and those of a block; on
-    a tie, the first by sha256, and of equal sequences by id."""
-    ids_R = np.array(block.ids, object)
-    order_R = np.lexsort((ids_R, hash_R))
+    a tie, the earlier one."""
     highest_RM = block.highest(num_features)
-    keep = order_R[np.argsort(-highest_RM[order_R], axis=0, kind="stable")[:MOST_RECORDS].T]
-    found: Strongest = (
+    keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
+    found = (
         np.take_along_axis(highest_RM.T, keep, 1),
-        ids_R[keep],
+        np.array(block.ids, object)[keep],
         np.take_along_axis(block.where(highest_RM).T, keep, 1),
-        hash_R[keep],
     )
     both = [np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True)]
-    values_MT, ids_MT, _, hashes_MT = both
-    best = np.lexsort((ids_MT, hashes_MT, -values_MT), axis=1)[:, :MOST_RECORDS]
-    return tuple(np.take_along_axis(each, best, 1) for each in both)
+    best = np.argsort(-both[0], axis=1, kind="stable")[:, :MOST_RECORDS]
+    values, ids, places = (np.take_along_axis(each, best, 1) for each in both)
+    return values, ids, places

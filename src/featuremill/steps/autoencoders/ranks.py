@@ -29,6 +29,7 @@ from featuremill.kit.errors import (
 )
 from featuremill.kit.processes import INTERRUPTS, die_with_parent
 from featuremill.steps.autoencoders import variables
+from featuremill.steps.autoencoders.card import SLICES, pairs_of, slices_of
 
 LOST = 75
 """Exit status of a rank that lost another one; that one has the reason."""
@@ -58,27 +59,74 @@ class Ranks:
         if self.count > 1:
             distributed.init_process_group("nccl" if kind == "cuda" else "gloo")
 
-    def add(self, ours: Tensor, theirs: Tensor) -> None:
-        """Replace `ours` by the sum over all ranks, added in pairs, with the same bits on every
-        rank; `theirs` is a buffer of its size.
+    def add(self, ours: Sequence[Tensor], theirs: Tensor) -> None:
+        """Replace the first of `ours` by the sum over all ranks, added in pairs, with the same bits
+        on every rank and for every number of ranks; `theirs` is a buffer of its size.
+
+        `ours` has a tensor for each of `card.pairs_of` this rank's slices, and may have more.
 
         Raises:
             LostRank: another rank is gone.
         """
+        if self.count & (self.count - 1) == 0:
+            self._add_by_halves(ours[0], theirs)
+            return
+        try:
+            self._add_to_first(ours, theirs, range(SLICES))
+            self._share(ours[0])
+        except RuntimeError as error:
+            raise LostRank(f"another rank is gone ({error_text(error)})") from error
+
+    def _add_to_first(
+        self, ours: Sequence[Tensor], theirs: Tensor, slices: range
+    ) -> tuple[int, int]:
+        """Add up the sums of `slices` at the rank of the first one; return that rank, and which of
+        its tensors has the sum."""
+        rank = next(r for r in range(self.count) if slices.start in slices_of(r, self.count))
+        shares = pairs_of(slices_of(rank, self.count))
+        (place,) = (n for n, share in enumerate(shares) if slices.start in share)
+        if slices.stop <= shares[place].stop:
+            return rank, place
+        middle = slices.start + len(slices) // 2
+        self._add_to_first(ours, theirs, range(slices.start, middle))
+        other, its = self._add_to_first(ours, theirs, range(middle, slices.stop))
+        if self.number == rank:
+            if other != rank:
+                self._receive(theirs, other)
+            ours[place].add_(ours[its] if other == rank else theirs)
+        elif self.number == other:
+            self._send(ours[its], rank)
+        return rank, place
+
+    def _add_by_halves(self, ours: Tensor, theirs: Tensor) -> None:
+        """Do this for 2, 4 or 8 ranks: each exchanges its sum with another one."""
         distance = 1
         while distance < self.count:
             peer = self.number ^ distance
-            orders = [
-                distributed.P2POp(distributed.isend, ours, peer),
-                distributed.P2POp(distributed.irecv, theirs, peer),
-            ]
             try:
-                for order in distributed.batch_isend_irecv(orders):
-                    order.wait()
+                self._exchange(ours, theirs, peer)
             except RuntimeError as error:
                 raise LostRank(f"rank {peer} is gone ({error_text(error)})") from error
             ours += theirs
             distance *= 2
+
+    def _send(self, ours: Tensor, rank: int) -> None:
+        distributed.send(ours, rank)
+
+    def _receive(self, theirs: Tensor, rank: int) -> None:
+        distributed.recv(theirs, rank)
+
+    def _share(self, ours: Tensor) -> None:
+        """Replace `ours` by that of the first rank."""
+        distributed.broadcast(ours, 0)
+
+    def _exchange(self, ours: Tensor, theirs: Tensor, rank: int) -> None:
+        orders = [
+            distributed.P2POp(distributed.isend, ours, rank),
+            distributed.P2POp(distributed.irecv, theirs, rank),
+        ]
+        for order in distributed.batch_isend_irecv(orders):
+            order.wait()
 
     def close(self) -> None:
         """Disconnect from the other ranks."""

@@ -47,6 +47,9 @@ class Asked(NamedTuple):
     output: Path
     options: Options
     gpus: int
+    """Number of ranks."""
+    devices: str
+    """The GPUs to take them from, with commas between them; "" for any."""
     device: Choice
     threads: int
     checkpoint_minutes: float
@@ -77,7 +80,8 @@ def train(asked: Asked) -> None:
     with locked(asked.output / LOCK, lambda: _refuse_second(asked.output)):
         if _is_done(asked, vectors):
             return
-        with lease(asked.device, Request.from_environment(num_gpus=asked.gpus)) as held:
+        named = {"devices": asked.devices or None}
+        with lease(asked.device, Request.from_environment(named, asked.gpus)) as held:
             for name, value in held.environment.items():
                 environment.Variable(name).set(value)
             kind = held.devices[0].kind

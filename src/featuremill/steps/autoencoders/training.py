@@ -1,4 +1,4 @@
-"""The training: steps that 1, 2, 4 or 8 ranks compute to the same bits, and checkpoints.
+"""The training: steps that 1 to 8 ranks compute to the same bits, and checkpoints.
 
 Every rank holds all parameters. A batch is computed in eight slices, by any rank. Their gradients
 are added in pairs, first within a rank and then between ranks, so the sum has one order. Counts of
@@ -33,7 +33,9 @@ from featuremill.steps.autoencoders.card import (
     CHECKPOINT,
     SLICES,
     Options,
+    pairs_of,
     refuse_other,
+    slices_of,
 )
 from featuremill.steps.autoencoders.order import Order
 from featuremill.steps.autoencoders.ranks import Ranks
@@ -182,8 +184,7 @@ class Trainer:
         return self.step % every == 0 or self.step == self.options.steps
 
     def _slices(self) -> range:
-        share = SLICES // self._ranks.count
-        return range(self._ranks.number * share, (self._ranks.number + 1) * share)
+        return slices_of(self._ranks.number, self._ranks.count)
 
     def _read(self, step: int, number: int) -> Tensor:
         size = self.options.batch // SLICES
@@ -196,9 +197,12 @@ class Trainer:
 
     def _add_slice(self, number: int, x_BD: Tensor) -> None:
         """Add a slice's gradients and counts to those of the slices before it, in pairs of pairs:
-        after the sum of four slices in one buffer, the next two are in the second one."""
-        place = number - self._slices().start
-        level = bin(place & ~1).count("1")
+        after the sum of four slices in one buffer, the next two are in the second one. Sums that
+        only another rank's complete stay in a buffer each."""
+        shares = pairs_of(self._slices())
+        (before,) = (count for count, share in enumerate(shares) if number in share)
+        place = number - shares[before].start
+        level = before + bin(place & ~1).count("1")
         if level == len(self._buffers):
             self._buffers.append(Buffers(self._shapes, self.device))
         buffers = self._buffers[level]
@@ -251,7 +255,7 @@ class Trainer:
         if self._ranks.count > 1:
             if self._received is None:
                 self._received = torch.empty_like(self._sum.flat)
-            self._ranks.add(self._sum.flat, self._received)
+            self._ranks.add([buffers.flat for buffers in self._buffers], self._received)
         for name, tensor in self.tensors.items():
             tensor.grad = sums_of[name]
         weights_MD, gradient_MD = self.tensors["W_dec"], sums_of["W_dec"]

@@ -14,7 +14,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.tables import are_there, id_columns_of, listed_in, stands, words_of
 from featuremill.kit.text import clipped, counted, listed
-from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several
+from featuremill.step import Ahead, Command, Made, Name, Project, Section, Several, State, stated
 
 KEY = "heads"
 ABOUT = (
@@ -412,7 +412,6 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                     made_of,
                     [f"{project.logs}/{KEY}/{name}.train.log"],
                     [folder],
-                    is_other=partial(_is_other, Path(card), head.labels),
                     asked={
                         "column": head.column,
                         "id_column": head.id_column,
@@ -423,7 +422,7 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
                         "kind": _kind(head),
                         "threshold": head.threshold_told,
                     },
-                    made_by=partial(_made_by, Path(card)),
+                    card=partial(_listed, Path(card), head.labels, made_of),
                 )
             )
         for table, runs in predicted(name, head, project).items():
@@ -446,30 +445,24 @@ def made(asked: Mapping[str, Head], project: Project) -> Sequence[Made]:
     return every
 
 
-def _is_other(card: Path, labels: str | None, late: Sequence[str]) -> bool:
-    """Return whether a head was trained on other features, or on labels that have changed since."""
-    from featuremill.kit.files import sha256_of
-    from featuremill.steps.heads.card import Card
-
-    others = [Path(path) for path in late if path != labels]
-    if any(path.stat().st_mtime > card.stat().st_mtime for path in others):
-        return True
-    earlier = Card.find(card) if labels in late else None
-    if earlier is None or labels is None:
-        return False
-    return not (earlier.labels and earlier.labels.sha256 == sha256_of(Path(labels)))
-
-
-def _made_by(card: Path) -> Mapping[str, str | None]:
+def _listed(card: Path, labels: str | None, made_of: Sequence[str]) -> State:
+    """Return what a head lists of itself: the digest of its labels, and none of its features."""
     from featuremill.steps.heads.card import Card
 
     found = Card.find(card)
     if not (found and found.labels):
-        return {}
-    column, group = found.labels.column or None, _grouped(found.labels.group)
+        return stated({})
     cut = found.threshold.told if found.threshold else ""
-    told = {"task": found.task, "mask": found.mask, "kind": found.kind, "threshold": cut}
-    return {"column": column, "group": group, **told}
+    made_by = {
+        "column": found.labels.column or None,
+        "group": _grouped(found.labels.group),
+        "task": found.task,
+        "mask": found.mask,
+        "kind": found.kind,
+        "threshold": cut,
+    }
+    digests = dict.fromkeys(made_of, "")
+    return stated(made_by, digests | ({labels: found.labels.sha256} if labels else {}))
 
 
 def _kind(head: Head) -> str:

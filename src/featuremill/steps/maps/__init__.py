@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field
 
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Made, Project, Section, State, stated
 from featuremill.steps.maps.limits import FILE as FILE
 from featuremill.steps.maps.limits import PERPLEXITY
 
@@ -64,9 +64,8 @@ def made(section: Maps, project: Project) -> Sequence[Made]:
             [f"{folder}/manifest.json"],
             [f"{folder}/logs/{KEY}.log"],
             [f"{folder}/{FILE}"],
-            is_other=partial(_is_other, Path(folder)),
             asked={"seed": section.seed, "perplexity": section.perplexity},
-            made_by=partial(_made_by, Path(folder)),
+            card=partial(_listed, Path(folder)),
             on_report_of=folder,
         )
         for name, folder in project.features.items()
@@ -80,13 +79,12 @@ def figure(shown: Shown) -> Figure:
     return draw(shown)
 
 
-def _made_by(folder: Path) -> Mapping[str, Any]:
-    from featuremill.steps.maps.keep import read_card
-
-    return read_card(folder)
-
-
-def _is_other(folder: Path, late: Sequence[str]) -> bool:
+def _listed(folder: Path) -> State:
+    """Return what a map lists of itself: a digest of the values, which decides here whether those
+    of now are the same."""
+    from featuremill.kit.files import sha256_of
     from featuremill.steps.maps.keep import made_of, read_card
 
-    return bool(late) and read_card(folder).get("made_of") != made_of(folder)
+    card, manifest = read_card(folder), folder / "manifest.json"
+    is_same = card.get("made_of") == made_of(folder)
+    return stated(card, {str(manifest): sha256_of(manifest) if is_same else "another one"})

@@ -6,11 +6,11 @@ import contextlib
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
-from featuremill.step import Command, Made, Project, Section
+from featuremill.step import Command, Made, Project, Section, State, stated
 from featuremill.steps.translate.names import (
     FRAGMENTS,
     KINDS,
@@ -126,9 +126,8 @@ def made(asked: SECTION, project: Project) -> Sequence[Made]:
             [f"{project.logs}/{KEY}.log"],
             [folder],
             lock=f"{folder}/{LOCK}",
-            is_other=lambda late: _is_other(Path(folder), inputs, late),
-            asked={"by": asked.by, **options},
-            made_by=lambda: _made_by(Path(folder)),
+            asked={"by": asked.by, "method": asked.method, **options},
+            card=lambda: _listed(Path(folder)),
             figures=lambda: _figures(Path(folder)),
         )
     ]
@@ -157,20 +156,14 @@ def _inputs(project: Project) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _is_other(folder: Path, inputs: Sequence[str], late: Sequence[str]) -> bool:
+def _listed(folder: Path) -> State:
     from featuremill.steps.translate.folder import Translation
 
     found = Translation.find(folder / SUMMARY)
-    if found is None or found.method != METHODS.get(found.by, 1):
-        return True
-    return not found.is_of_files(folder, inputs, late)
-
-
-def _made_by(folder: Path) -> Mapping[str, Any]:
-    from featuremill.steps.translate.folder import Translation
-
-    found = Translation.find(folder / SUMMARY)
-    return {"by": found.by, **found.options} if found else {}
+    if found is None:
+        return stated({})
+    digests = {entry.path: entry.sha256 for entry in found.inputs}
+    return stated({"by": found.by, "method": found.method, **found.options}, digests)
 
 
 def _figures(folder: Path) -> Mapping[str, int]:

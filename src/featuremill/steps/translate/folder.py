@@ -25,7 +25,6 @@ from featuremill.kit.files import (
     discard,
     is_beside,
     is_temporary,
-    known_sha256_of,
     remove,
     sha256_of,
     vacate,
@@ -117,19 +116,6 @@ class Translation(JsonFile):
     def is_of(self, about: Mapping[str, Any]) -> bool:
         """Return whether the fields `about` have these values."""
         return all(getattr(self, name) == value for name, value in about.items())
-
-    def is_of_files(self, folder: Path, paths: Sequence[str], late: Sequence[str]) -> bool:
-        """Return whether that in `folder` was made of the files `paths` as they are, of which those
-        in `late` were written since; those that are gone may be."""
-        wanted, late = ([str(Path(path)) for path in some] for some in (paths, late))
-        if [entry.path for entry in self.inputs] != wanted:
-            return False
-        there = [entry for entry in self.inputs if Path(entry.path).exists()]
-        return all(Path(entry.path).stat().st_size == entry.bytes for entry in there) and all(
-            known_sha256_of(Path(entry.path), folder) == entry.sha256
-            for entry in there
-            if entry.path in late
-        )
 
     def damaged(self, folder: Path, names: Iterable[str] = FILES) -> Iterator[Path]:
         """Yield those of the files `names` in `folder` that are not what this was written for."""

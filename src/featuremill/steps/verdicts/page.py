@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import os
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -12,15 +13,51 @@ from typing import Any, NamedTuple
 import altair as alt
 import numpy as np
 
+from featuremill.kit import text
 from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.processes import command_again
+from featuremill.kit.runs import Accounts, FailedGroup, Results, failed_groups
 from featuremill.kit.text import clipped, count, counted, listed, one_line
 from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
-from featuremill.steps.verdicts.brief import brief
 from featuremill.steps.verdicts.choices import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
 from featuremill.steps.verdicts.trained_on import Judged, Trained
+
+
+class Brief(NamedTuple):
+    """One finished run."""
+
+    folder: str
+    report: str
+    """Its page, seen from the one that says this."""
+    counts: Accounts
+    devices: str
+    duration: str
+    """How long devices were at work."""
+    groups: Sequence[FailedGroup]
+    """Why records have no features, and how many."""
+
+
+def brief(folder: Path, seen_from: Path) -> Brief:
+    """Return what a page in the folder `seen_from` says of the run in `folder`.
+
+    Raises:
+        UserError: when it is not finished.
+    """
+    delivery = Results(folder).read_delivery()
+    names = {device.name for receipt in delivery.receipts for device in receipt.devices}
+    seconds = sum(receipt.seconds.get("run", 0) for receipt in delivery.receipts)
+    listed = folder / "failed.tsv"
+    return Brief(
+        str(folder),
+        os.path.relpath(folder / "report.html", seen_from),
+        delivery.counts,
+        text.listed(sorted(names)),
+        text.duration(seconds),
+        failed_groups(listed).groups if listed.exists() else (),
+    )
+
 
 TEMPLATE = Path(__file__).parent / "assets" / "verdict.html"
 MOST_POINTS = 200

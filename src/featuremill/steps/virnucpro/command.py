@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import yaml
 
 from featuremill.kit import environment
+from featuremill.kit.devices import HELP_OF_DEVICES, GpuOptions
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import delivering
 from featuremill.kit.locks import run_alone
-from featuremill.kit.processes import told_variables
 from featuremill.kit.text import counted, listed
 from featuremill.kit.workloads import (
     ahead_of,
@@ -147,7 +147,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what features are computed in; VirNucPro has fp32 (default auto: bf16, where the "
         "device has it)",
     )
-    add("--gpus", metavar="N,N", help="GPUs by number, as in 0,1 (default: all that may be used)")
+    add("--gpus", metavar="N", help="how many, or which, as in 0,1 (default: all that may be used)")
+    add("--devices", metavar="LIST", help=HELP_OF_DEVICES)
     add("--device", "-d", default="auto", help="auto (default), cpu, cuda, or a GPU's number")
     add(
         "--threads",
@@ -201,10 +202,10 @@ def run(arguments: argparse.Namespace) -> int:
     for flag, why in dict.fromkeys(arguments.ignored):
         log.warning("%s: no effect, as %s.", flag, why)
     _write_config(folder, asked)
-    words, variables = _typed(arguments, folder)
-    shown = [*(f"{name}={value}" for name, value in variables.items()), shlex.join(words)]
-    variables = told_variables(variables)
-    log.info("this computes it:\n%s", " ".join(shown))
+    words, variables = _typed(arguments, folder), dict[str, str]()
+    if (arguments.gpus or "").isdecimal():
+        log.info("--gpus is the number of GPUs; --devices %s names one.", arguments.gpus)
+    log.info("this computes it:\n%s", shlex.join(words))
     inside = f"cd {shlex.quote(str(folder))} && featuremill"
     log.info("watch it from another terminal:\n%s", f"{inside} top {CONFIG}")
     if arguments.quiet:
@@ -360,22 +361,21 @@ def _card(head: Path) -> Card:
 
 
 def _device(given: argparse.Namespace) -> str:
-    """Return the config's device; `--gpus` and a number mean that there must be GPUs."""
-    if given.device not in ("auto", "cpu", "cuda") and not _gpus(given):
+    """Return the config's device; `--gpus` and `--devices` mean that there must be GPUs."""
+    gpus, asks_for_gpus = _gpus(given), given.gpus or given.devices
+    if given.device not in ("auto", "cpu", "cuda") and not gpus.devices:
         raise UserError(f"--device {given.device}: give auto, cpu, cuda or a GPU, as in cuda:1.")
-    if given.gpus and given.device == "cpu":
-        raise UserError("--device cpu: --gpus asks for GPUs; leave one of them out.")
-    return "cuda" if _gpus(given) else str(given.device)
+    if asks_for_gpus and given.device == "cpu":
+        raise UserError("--device cpu: --gpus and --devices ask for GPUs; leave one of them out.")
+    return "cuda" if asks_for_gpus or gpus.devices else str(given.device)
 
 
-def _gpus(given: argparse.Namespace) -> list[str]:
-    """Return the GPUs that were asked for by their numbers."""
-    if given.gpus is None:
-        number = re.fullmatch(r"(?:cuda:)?(\d+)", given.device)
-        return [number[1]] if number else []
-    if not re.fullmatch(r"\d+(,\d+)*", given.gpus):
-        raise UserError(f"--gpus {given.gpus}: give numbers as nvidia-smi has them, as in 0,1.")
-    return list(dict.fromkeys(given.gpus.split(",")))
+def _gpus(given: argparse.Namespace) -> GpuOptions:
+    """Return the GPUs that were asked for; `--device 1` names one as well."""
+    is_named = re.fullmatch(r"(?:cuda:)?(\d+)", given.device) and not (given.gpus or given.devices)
+    gpus = GpuOptions.parse(given.gpus, given.device if is_named else given.devices)
+    gpus.check()
+    return gpus
 
 
 def _esm(model: str) -> str:
@@ -448,17 +448,18 @@ def _write_config(folder: Path, asked: Mapping[str, Any]) -> None:
                 temporary.write_text(text, "utf-8")
 
 
-def _typed(given: argparse.Namespace, folder: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the command, which may be typed anywhere, and the variables that stand before it."""
+def _typed(given: argparse.Namespace, folder: Path) -> list[str]:
+    """Return the command, which may be typed anywhere."""
     gpus = _gpus(given)
     words = ["featuremill", "run", str((folder / CONFIG).absolute())]
     words += ["--directory", str(folder.absolute())]
     words += ["--cores", str(given.threads or "all")]
-    words += ["--resources", f"gpu={len(gpus)}"] if gpus else []
+    words += ["--gpus", str(gpus.number)] if gpus.number else []
+    words += ["--devices", gpus.devices] if gpus.devices else []
     words += ["--forceall"] if given.force else []
     words += ["--printshellcmds"] if given.verbose else []
     words += ["--quiet", "all"] if given.quiet else []
-    return words, {environment.CUDA_VISIBLE_DEVICES.name: ",".join(gpus)} if gpus else {}
+    return words
 
 
 def _status_of(words: Sequence[str], variables: Mapping[str, str], log_file: Path | None) -> int:

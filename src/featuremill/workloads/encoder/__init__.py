@@ -72,6 +72,7 @@ __all__ = [
     "run",
     "schema",
     "spans",
+    "spreads",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -439,8 +440,6 @@ def network(
 
     from featuremill.workloads.encoder import check
 
-    if len(devices) > 1:
-        raise UserError("gpus: an encoder computes on one GPU; set gpus: 1.")
     is_cuda = devices[0].kind == "cuda"
     if is_cuda:
         networks.forbid_short_cuts()
@@ -448,6 +447,11 @@ def network(
     device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
     tokens = None if example is None else torch.from_numpy(example)
     return architectures.load(folder, device, check.DTYPES[dtype], tokens)
+
+
+def spreads(options: Options) -> bool:
+    """Whether the model can be spread over several GPUs."""
+    return False
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

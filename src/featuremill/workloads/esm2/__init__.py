@@ -230,7 +230,8 @@ def load(
     assert weights is not None
     if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):
         raise UserError(
-            "gpus: a process can use one MIG slice only; set gpus: 1, or take whole GPUs."
+            "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "
+            "whole GPUs."
         )
     if devices[0].kind == "cuda":
         networks.forbid_short_cuts()

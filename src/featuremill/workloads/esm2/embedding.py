@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, overload
 
 import featuremill
 from featuremill.inputs import residues
@@ -18,9 +20,65 @@ if TYPE_CHECKING:
 
     from featuremill.workloads.esm2.options import Pool
 
-    Features = npt.NDArray[np.float32] | list[npt.NDArray[np.floating[Any]]]
-    """Vectors of sequences as one array, or for each sequence an array of vectors of its
-    residues."""
+    Pooled = npt.NDArray[np.float32]
+    """Vectors of sequences."""
+    PerResidue = list[npt.NDArray[np.floating[Any]]]
+    """For each sequence an array of vectors of its residues."""
+    Features = Pooled | PerResidue
+OF_A_CONFIG = re.compile(r"\boptions\.(?=\w+: )")
+"""The prefix of an option in messages about a config."""
+
+
+class Other(TypedDict, total=False):
+    """The arguments that do not change the kind of the result."""
+
+    output_dtype: Literal["float16", "float32"]
+    dtype: Literal["auto", "bf16", "fp16", "fp32"]
+    long: Literal["truncate", "full", "chunk"]
+    max_residues: int
+    chunk_overlap: int
+    batch_tokens: int | None
+    device: str
+    gpus: int | str | Sequence[int | str] | None
+    workers: int | None
+    lease: bool
+    progress: Callable[[int, int], object] | None
+
+
+@overload
+def embed(
+    sequences: Sequence[str],
+    model: str = ...,
+    *,
+    layers: int = ...,
+    pool: Literal["mean", "max", "std", "bos"] = ...,
+    per_residue: Literal[False] = ...,
+    **other: Unpack[Other],
+) -> Pooled: ...
+
+
+@overload
+def embed(
+    sequences: Sequence[str],
+    model: str = ...,
+    *,
+    layers: int = ...,
+    pool: Literal["none"],
+    per_residue: Literal[True],
+    **other: Unpack[Other],
+) -> PerResidue: ...
+
+
+@overload
+def embed(
+    sequences: Sequence[str],
+    model: str = ...,
+    *,
+    layers: int | Sequence[int] = ...,
+    pool: Pool | Sequence[Pool] = ...,
+    per_residue: bool = ...,
+    **other: Unpack[Other],
+) -> Features | dict[str, Features]: ...
 
 
 def embed(
@@ -36,7 +94,10 @@ def embed(
     max_residues: int = 1022,
     chunk_overlap: int = 256,
     batch_tokens: int | None = None,
-    device: Literal["auto", "cuda", "cpu"] = "auto",
+    device: str = "auto",
+    gpus: int | str | Sequence[int | str] | None = None,
+    workers: int | None = None,
+    lease: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> Features | dict[str, Features]:
     """Return the features of sequences by an ESM-2, in order: `compute` without ids and a table.
@@ -48,7 +109,9 @@ def embed(
     `output_dtype`. If `layers` or `pool` is a list, or both kinds are wanted: a dictionary of these
     by the names of result columns, such as `mean_layer_6`, `residues_layer_6`.
 
-    The numbers are those of a run with the same options (config/README.md) on the same device.
+    `device`, `gpus`, `workers`, `lease` and `progress` are those of `compute`: gpus="all" computes
+    on every GPU. The numbers are those of a run with the same options (config/README.md) on the
+    same device.
     Sequences are cleaned as in a run: lower case, white space, a '*' at the end, J. Equal ones are
     computed once. Only the first `max_residues` residues of a sequence count, unless `long` is set;
     a warning counts the truncated sequences.
@@ -73,7 +136,9 @@ def embed(
         "chunk_overlap": chunk_overlap,
         "batch_tokens": batch_tokens,
     }
-    engine = featuremill.engine("esm2", options, device=device)
+    where: dict[str, Any] = {"device": device, "gpus": gpus, "workers": workers, "lease": lease}
+    with _naming_arguments():
+        engine = featuremill.engine("esm2", options, "embed", **where)
     payloads = _payloads(sequences)
     num_cut = sum(long == "truncate" and len(payload) > max_residues for payload in payloads)
     if num_cut:
@@ -82,13 +147,23 @@ def embed(
             "truncated; long='full' or 'chunk' computes them whole.",
             stacklevel=2,
         )
-    computed = engine.compute(payloads, _refusing(payloads), progress)
+    with _naming_arguments():
+        computed = engine.compute(payloads, _refusing(payloads), progress)
     for text in computed.warnings:
         warnings.warn(text, stacklevel=2)
     features = {
         field.name: _together(field.type, computed.cells(field.name)) for field in computed.schema
     }
     return next(iter(features.values())) if is_one and len(features) == 1 else features
+
+
+@contextlib.contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Name arguments in messages of options: they are keys of a config elsewhere."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(OF_A_CONFIG.sub("", str(error))) from None
 
 
 def _together(kind: pa.DataType, arrays: list[npt.NDArray[Any]]) -> Features:

@@ -174,6 +174,8 @@ def opened(path: Path, counts: str, gene_column: str) -> Iterator[Cells]:
     try:
         with open_whole(path) as file:
             yield Cells(file, path, counts, gene_column)
+    except UserError:
+        raise
     except (OSError, KeyError, ValueError, TypeError, IndexError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: this .h5ad cannot be read ({one_line(str(error)).strip()[:120]}); copy or "

@@ -60,6 +60,7 @@ __all__ = [
     "resolve",
     "run",
     "schema",
+    "spreads",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -284,6 +285,11 @@ def batch_cost(options: Options, device: Device) -> int:
     return TURNS * (options.batch_rows or most) * (USUAL_PROMPT + options.max_tokens)
 
 
+def spreads(options: Options) -> bool:
+    """Whether the model can be spread over several GPUs."""
+    return bool(options.engine == "vllm")
+
+
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     """Return the model on its devices, its tokenizer, and the check of its replies."""
     import torch
@@ -301,10 +307,6 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
         _refuse_missing("vllm", "options.engine", "transformers")
         engine = engines.Vllm(weights.path, options, len(devices), document)
     else:
-        if len(devices) > 1:
-            raise UserError(
-                "gpus: transformers computes on one GPU; set gpus: 1, or options.engine: vllm."
-            )
         if options.quantize != "none":
             _refuse_missing("bitsandbytes", "options.quantize", "none")
         if is_cuda:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,7 @@ __all__ = [
     "COST_UNIT",
     "ENVIRONMENT",
     "LENGTH_UNIT",
+    "OBJECTS",
     "REASONS",
     "SHARD_COST",
     "SPEED_OPTIONS",
@@ -53,11 +54,13 @@ __all__ = [
     "run",
     "schema",
     "weights",
+    "write_object",
 ]
 
 VERSION = "3"
 COST_UNIT = LENGTH_UNIT = "samples"
 TAKES_FILES = True
+OBJECTS = "an array of signals, (records, channels, samples), with options.sampling_rate_hz"
 SHARD_COST = 50_000_000
 VERSIONS_OF = ("scipy",)
 SPEED_OPTIONS = ("phase_bands", "amplitude_bands", "permutations", "cycles", "passes")
@@ -96,6 +99,18 @@ class Prepared(NamedTuple):
 def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the segments of the channels of `inputs`."""
     return segments(inputs, options)
+
+
+def write_object(inputs: Any, stem: Path) -> Path | None:
+    """Write an array of NumPy, or a tensor of torch, of shape (records, channels, samples),
+    (channels, samples) or (samples,)."""
+    if hasattr(inputs, "detach"):  # torch's
+        inputs = inputs.detach().cpu().numpy()
+    if not isinstance(inputs, np.ndarray) or not np.issubdtype(inputs.dtype, np.number):
+        return None
+    path = stem.with_suffix(".npy")
+    np.save(path, inputs)
+    return path
 
 
 def cost(payload: bytes, options: Options) -> int:

@@ -1,0 +1,220 @@
+"""Values of payloads from several jobs at once, each in a process of its own, without a run.
+
+A job is the command `extract` on one shard. So a record that ends its worker fails alone, a device
+that fails is replaced, and two programs never meet on one GPU, by the code of a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from featuremill.base import environment, log, this_process
+from featuremill.base.devices import DeviceChoice
+from featuremill.base.errors import error_of
+from featuremill.plan.shard_cost import UNKNOWN_COST
+from featuremill.plan.shards import cuts, write_new
+from featuremill.store import journal_log
+from featuremill.store.parts import Part, open_part
+from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
+from featuremill.store.results import Results
+from featuremill.store.shard_file import SHARD
+from featuremill.store.weights_file import WeightsFile
+
+MOST_SHARDS_A_JOB = 4
+"""More shards even out devices of different speed, and each loads the model once more."""
+MOST_KILLS = 3
+"""Jobs of one shard that something kills before the call fails."""
+POLL_SECONDS = 0.05
+PATIENCE_SECONDS = 30.0
+"""How long a stopped job may take to end its worker."""
+WAITING = re.compile(r": (waiting for .*)")
+
+
+class Work(NamedTuple):
+    """What is computed."""
+
+    settings: Settings
+    execution: dict[str, Any]
+    """Options that do not change the values."""
+    cost_unit: str
+    weights: WeightsFile | None
+    payloads: Sequence[bytes]
+    """Distinct ones, in the order of their sha256."""
+    costs: Sequence[int]
+
+
+class Jobs(NamedTuple):
+    """The processes that compute."""
+
+    number: int
+    """How many at once."""
+    device: DeviceChoice
+    devices: str = ""
+    """GPUs to choose among, with commas between them; empty for all."""
+
+
+def parts(
+    folder: Path,
+    work: Work,
+    jobs: Jobs,
+    recipe: str,
+    progress: Callable[[int], object],
+    report: Callable[[str], object],
+) -> Iterator[Part]:
+    """Compute `work` in an empty `folder`, and yield the part of each shard once all are there.
+
+    `progress` gets the number of computed payloads, `report` a sentence about each wait.
+
+    Raises:
+        UserError: the request cannot be met.
+        DeviceError: no device is left.
+        WorkloadError: the workload fails outside a record.
+    """
+    results = Results(folder)
+    plan = _planned(results, work, jobs, recipe)
+    _Running(results, plan, jobs, progress, report).finish()
+    for shard in plan.shards:
+        part = open_part(results, plan, shard)
+        assert part
+        yield part
+
+
+def _planned(results: Results, work: Work, jobs: Jobs, recipe: str) -> Plan:
+    """Write shards and plan.json."""
+    results.store.mkdir()
+    if work.weights:
+        work.weights.write(results.root / "weights.json")
+    cost, number = sum(work.costs), len(work.payloads)
+    rounds = min(MOST_SHARDS_A_JOB, max(1, cost // (UNKNOWN_COST * jobs.number)))
+    num_shards = max(1, min(number, rounds * jobs.number))
+    digests = [hashlib.sha256(payload).digest() for payload in work.payloads]
+    table = pa.table([digests, work.payloads], schema=SHARD)
+    costs = [(0, np.array(work.costs, np.int64))]
+    shards = [
+        write_new(results, table.slice(piece.start, piece.end - piece.start), piece.cost)
+        for (piece,) in cuts(costs, cost, number, cost / num_shards)
+    ]
+    settings = work.settings
+    plan = Plan(
+        run=results.root.name,
+        workload=settings.workload,
+        workload_version=settings.version,
+        cost_unit=work.cost_unit,
+        recipe=recipe,
+        settings=settings,
+        execution=work.execution,
+        device=jobs.device,
+        slots=jobs.number,
+        weights=str(results.root / "weights.json") if work.weights else None,
+        inputs=[],
+        counts=Counts(input=number, refused=0, duplicate=0, planned=number, unique=number),
+        lengths=Lengths(total=0, longest=0),
+        records_sha256="",
+        shards=shards,
+    )
+    plan.write(results.plan)
+    return plan
+
+
+class _Running:
+    """The jobs of a plan, until all shards are computed."""
+
+    def __init__(
+        self,
+        results: Results,
+        plan: Plan,
+        jobs: Jobs,
+        progress: Callable[[int], object],
+        report: Callable[[str], object],
+    ) -> None:
+        self._results, self._plan, self._jobs = results, plan, jobs
+        self._progress, self._report = progress, report
+        self._waiting = list(plan.shards)
+        self._running: dict[str, tuple[subprocess.Popen[bytes], PlannedShard]] = {}
+        self._kills = dict.fromkeys((shard.shard for shard in plan.shards), 0)
+        self._num_finished = self._num_told = 0
+        self._said = set[str]()
+
+    def finish(self) -> None:
+        try:
+            while self._waiting or self._running:
+                while self._waiting and len(self._running) < self._jobs.number:
+                    self._start(self._waiting.pop(0))
+                time.sleep(POLL_SECONDS)
+                for process, shard in list(self._running.values()):
+                    if process.poll() is not None:
+                        self._ended(process.returncode, shard)
+                self._tell()
+        finally:
+            for process, _ in self._running.values():
+                process.terminate()
+            for process, _ in self._running.values():
+                try:
+                    process.wait(PATIENCE_SECONDS)
+                except subprocess.TimeoutExpired:  # its worker dies with it
+                    process.kill()
+                    process.wait()
+
+    def _log(self, shard: PlannedShard) -> Path:
+        return self._results.logs / f"{shard.shard}.log"
+
+    def _start(self, shard: PlannedShard) -> None:
+        threads = max(1, this_process.num_cores() // self._jobs.number)
+        command = [sys.executable, "-m", "featuremill", "extract", str(self._results.root)]
+        command += [shard.shard, "--threads", str(threads), "--log-file", str(self._log(shard))]
+        variables = {environment.DIE_WITH_PARENT.name: this_process.name_of_process()}
+        if self._jobs.devices:
+            variables[environment.DEVICES.name] = self._jobs.devices
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=environment.of_child(variables),
+        )
+        self._running[shard.shard] = process, shard
+
+    def _ended(self, status: int, shard: PlannedShard) -> None:
+        del self._running[shard.shard]
+        if status == 0:
+            self._num_finished += shard.records
+            return
+        self._kills[shard.shard] += status < 0
+        if status < 0 and self._kills[shard.shard] < MOST_KILLS:
+            self._waiting.append(shard)  # what it computed is in its journal
+            return
+        path = self._log(shard)
+        said = log.last_error(path) or f"a job ended with status {status}"
+        error = error_of(status, said.partition("; see ")[0])
+        if path.exists():
+            error.add_note(path.read_text("utf-8", "replace"))
+        raise error
+
+    def _tell(self) -> None:
+        num_done = self._num_finished
+        for _, shard in self._running.values():
+            journal = self._results.journal(self._plan.recipe, shard.shard)
+            rows = journal_log.num_rows_in(journal)
+            num_done += rows
+            if not rows and self._log(shard).exists():
+                self._tell_waiting(self._log(shard).read_text("utf-8", "replace"))
+        # A job ends a moment after its journal became a part.
+        if num_done > self._num_told:
+            self._num_told = num_done
+            self._progress(num_done)
+
+    def _tell_waiting(self, text: str) -> None:
+        for sentence in WAITING.findall(text):
+            if sentence not in self._said:
+                self._said.add(sentence)
+                self._report(sentence)
