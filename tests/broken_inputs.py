@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import gzip
 import io
 import os
 import random
@@ -501,6 +502,23 @@ BROKEN: list[Case] = [
         "ok",
     ),
     Case(
+        "csv with a comment of as many cells",
+        _file(f"# of a tool, v2\nid,sequence\nP1,{UBIQUITIN}\n", "in.csv"),
+        "ok",
+    ),
+    Case(
+        "csv with a sentence above quoted names",
+        _file(
+            f"# by x, v2, 2026\n'entry',\"Sequence\"\nP1,{UBIQUITIN}\n".replace("'", '"'), "in.csv"
+        ),
+        "ok",
+    ),
+    Case(
+        "csv whose header is a comment, with an id like a name",
+        _file(f"#entry,sequence\nid,{UBIQUITIN}\n", "in.csv"),
+        "ok",
+    ),
+    Case(
         "tsv whose header is a comment",
         _file(f"## v2\n#ID\tSeq\tNote\nP1\t{UBIQUITIN}\n", "in.tsv"),
         "ok",
@@ -525,6 +543,19 @@ BROKEN: list[Case] = [
         "error",
         "this Parquet file cannot be read",
     ),
+    Case(
+        "feather 1 by name",
+        _file(b"FEA1\0\0\0\0", "in.feather"),
+        "error",
+        "Feather file of version",
+    ),
+    Case(
+        "feather.gz",
+        _file(gzip.compress(b"ARROW1\0\0"), "in.feather.gz"),
+        "error",
+        "unpack it first",
+    ),
+    Case("text named arrow", _file(GOOD, "in.arrow"), "error", "this is no Parquet or Arrow file"),
     Case("arrow of none", _file("ARROW1\0\0", "in.arrow"), "error", "this Arrow file cannot be"),
     Case("feather 1", _file(b"FEA1\0\0\0\0"), "error", "is a Feather file of version 1"),
     Case("arrow stream named fa", _file(b"\xff" * 4 + b"\0" * 9), "error", "name it .arrow"),

@@ -15,7 +15,6 @@ from gpu_local import PACKAGE, Machine, processes_in
 from leases import NOBODY
 from programs import PATIENCE_SECONDS, wait_for
 from test_containers import stand_in_for_conda
-from test_demo import DATA, SNAKEMAKE, Demo
 from test_gpu_local import LONG
 from test_gpu_workflow import GpuWorkflow, finish_held
 
@@ -360,16 +359,4 @@ def test_featuremills_own_rules_compute_the_same(with_and_without, tmp_path, dev
         return workflow.data(), json.loads(workflow.run_folder.plan.read_text())
 
     default, under_ours = with_and_without(3, run)
-    assert default == under_ours
-
-
-def test_the_demo_computes_the_same(with_and_without):
-    """On the CPU, as no simulated GPU computes; the real model, and jobs that see no GPU."""
-
-    def run(folder, environment, node, words):
-        demo = Demo(folder, {**environment, **node.environment}, every=10)
-        demo.type(*SNAKEMAKE, *words, "--config", "device=cpu")
-        return {name: (demo.results / name).read_bytes() for name in DATA}
-
-    default, under_ours = with_and_without(2, run)
     assert default == under_ours

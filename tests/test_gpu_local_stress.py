@@ -12,7 +12,7 @@ import uuid
 from collections import defaultdict
 
 import pytest
-from gpu_local import OPTIONS, PACKAGE, Machine, processes_in
+from gpu_local import PACKAGE, Machine, processes_in
 from nvml_node import SOURCES
 from programs import wait_for
 from test_gpu_local import FOREIGN
@@ -96,7 +96,8 @@ def test_a_thousand_jobs_on_eight_gpus(machine_of, witness):
     machine = machine_of(8)
     machine.write(JOBS.format(count=1000, command=command(10)))
     start = time.monotonic()
-    machine("--quiet", "rules", "progress")
+    process = machine.start("--quiet", "rules", "progress")
+    assert process.wait(1500) == 0, process.log.read_text()
     spans = spans_on_each_gpu(log)
     assert sum(map(len, spans.values())) == 1000
     assert sorted(spans) == machine.node.uuids
@@ -134,47 +135,57 @@ def test_fifty_kills(machine_of, witness):
 def seconds_of(machine, words):
     """Return elapsed seconds, and CPU seconds of Snakemake and its jobs."""
     shutil.rmtree(machine.folder / ".snakemake", ignore_errors=True)
+    log = machine.folder / "log"
     start = time.monotonic()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "snakemake", *words, "--nocolor"],
-        cwd=machine.folder,
-        env=machine.leases.environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    _, status, usage = os.wait4(process.pid, 0)
+    with log.open("w") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "snakemake", *words, "--nocolor"],
+            cwd=machine.folder,
+            env=machine.leases.environment,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+        )
+        _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
-    assert process.returncode == 0
+    assert process.returncode == 0, log.read_text()
     return time.monotonic() - start, usage.ru_utime + usage.ru_stime
 
 
 def test_what_a_job_costs(machine_of):
-    """Jobs of `true`, 200 of each executor in five runs, one executor after the other."""
+    """Jobs of `true`: 200 of either executor in five runs, one after the other, and 8 with a
+    process each. A run with one job is taken off."""
     machine = machine_of(4)
-    count = 40
     ways = {
-        "local": ["--executor", "local", "--cores", "4"],
-        "gpu-local": [*OPTIONS[:2], "--cores", "4"],
-        "gpu-local, a process each": [*OPTIONS[:2], "--cores", "4", "--gpu-local-spawn"],
+        "local": (40, ["--executor", "local"]),
+        "gpu-local": (40, ["--executor", "gpu-local"]),
+        "gpu-local --gpu-local-spawn": (8, ["--executor", "gpu-local", "--gpu-local-spawn"]),
     }
     costs = defaultdict(list)
-    empty = defaultdict(list)
-    for _ in range(5):
-        for name, words in ways.items():
-            machine.write(JOBS.format(count=count, command="true"))
-            costs[name].append(seconds_of(machine, [*words, "--forceall"]))
-        machine.write(JOBS.format(count=1, command="true"))
-        empty["local"].append(seconds_of(machine, [*ways["local"], "--forceall"]))
+    for number in range(5):
+        for name, (count, words) in ways.items():
+            if number and "spawn" in name:
+                continue
+            words = [*words, "--cores", "4", "--forceall"]
+            machine.write(JOBS.format(count=1, command="true"))
+            alone = seconds_of(machine, words)
+            machine.write(JOBS.format(count=count + 1, command="true"))
+            pairs = zip(seconds_of(machine, words), alone, strict=True)
+            costs[name].append([(many - one) / count for many, one in pairs])
     for name, pairs in costs.items():
-        wall = statistics.median(seconds for seconds, _ in pairs) / count
-        cpu = statistics.median(seconds for _, seconds in pairs) / count
-        print(f"{name}: {wall:.3f} s and {cpu:.3f} CPU seconds a job")
+        wall, cpu = map(statistics.median, zip(*pairs, strict=True))
+        print(f"{name}: {wall * 1000:.0f} ms and {cpu * 1000:.0f} ms of CPU a job")
     over = [
-        (ours - theirs) / count
+        ours - theirs
         for (_, ours), (_, theirs) in zip(costs["gpu-local"], costs["local"], strict=True)
     ]
     print(f"more than local: {statistics.median(over) * 1000:.0f} ms of CPU a job (paired)")
     assert statistics.median(over) < 0.25
+
+
+def size(folder):
+    """Return the bytes of the files in a folder but for bytecode."""
+    files = (path for path in folder.rglob("*") if path.suffix != ".pyc" and not path.is_symlink())
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 @pytest.mark.parametrize("requirement", ["snakemake==9.11.*", "snakemake"])
@@ -187,13 +198,18 @@ def test_in_a_fresh_environment(gpu_node, environment, tmp_path, requirement):
     if subprocess.run([*pip, requirement], check=False).returncode:
         pytest.skip("pip could not install Snakemake")
     freeze = [python, "-m", "pip", "freeze"]
-    before = set(subprocess.check_output(freeze, text=True).splitlines())
+    before, bytes_before = (
+        set(subprocess.check_output(freeze, text=True).splitlines()),
+        size(folder),
+    )
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(build, cwd=PACKAGE, check=True, capture_output=True)
     subprocess.run([*pip, next(tmp_path.glob("*.whl"))], check=True)
     after = set(subprocess.check_output(freeze, text=True).splitlines())
     added = {line.partition("==")[0].partition(" @")[0] for line in after - before}
     assert added == {"nvidia-ml-py", "snakemake-executor-plugin-gpu-local"}
+    more = (size(folder) - bytes_before) / 1e6
+    print(f"{requirement}: {len(before)} packages before, {len(added)} more, {more:.1f} MB")
     machine = Machine(tmp_path, gpu_node(4), environment, str(python))
     machine.leases.environment.pop("PYTHONPATH")
     machine.leases.environment["PATH"] = f"{python.parent}:{machine.leases.environment['PATH']}"

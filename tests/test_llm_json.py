@@ -2,6 +2,7 @@
 
 import csv
 import gc
+import inspect
 import json
 import os
 import re
@@ -305,8 +306,13 @@ def test_any_network_replies_what_it_does_where_it_keeps_nothing(place, caplog, 
     assert found[1] == found[3] and all(row["reason"] is None for row in found[1])
     for asked_one, row in zip(llm_json.prepare(model, given, 1), found[1], strict=True):
         assert reply_without_state(model, asked_one) == row["json"]
+    from featuremill.workloads.llm_json import slots
+
     engine = model.engine
-    assert KEPT[name] == (engine._keeps if engine._is_alone else "several rows at once")
+    kept = KEPT[name]
+    if kept in slots.STATES and "cache" in inspect.signature(engine._network.forward).parameters:
+        kept = "cache"  # of transformers 5.24 and newer
+    assert kept == (engine._keeps if engine._is_alone else "several rows at once")
     assert ("keeps nothing of a text" in caplog.text) == (KEPT[name] == "")
 
 

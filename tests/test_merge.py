@@ -482,7 +482,7 @@ def test_failed_records_that_are_no_sequences_leave_the_fasta_empty(verbs, monke
 def test_a_failed_row_of_another_record_is_never_listed(verbs, monkeypatch):
     verbs.extract(verbs.plan([("bad", "RAISEA"), ("good", "MKV"), ("fine", "MKL")], "poison"))
     monkeypatch.setattr(accounts, "order_of", lambda sha256: np.roll(order_of(sha256), 1))
-    with pytest.raises(IntegrityError, match="a row is not that of its record"):
+    with pytest.raises(IntegrityError, match=r"arrows: a row of this part is not that of"):
         merge(verbs.run_folder, ["parquet"], 1)
 
 

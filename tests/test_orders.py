@@ -49,7 +49,7 @@ def prepared(name, folder, monkeypatch):
     """Write the inputs of a workload and its config with several shards; return the config."""
     made, more = CASES[name]
     monkeypatch.chdir(folder)
-    records = [(f"p{n}", text) for n, text in enumerate(demo_proteins(18, 40))]
+    records = [(f"p{n}", text[: 24 + n]) for n, text in enumerate(demo_proteins(18, 300))]
     (folder / "in.fa").write_text(fasta([*records, ("twin", records[4][1])]))
     about = {"workload": name, "run": "my", "device": "cpu", "order": "input", "max_failed": 9}
     if name == "esmc":

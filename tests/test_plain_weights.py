@@ -1,11 +1,13 @@
 """Weights of a workload that converts none: a file or a folder, taken as it is."""
 
 import gzip
+import io
 import json
 import lzma
 import os
 import pickle
 import shutil
+import tarfile
 import zipfile
 
 import numpy as np
@@ -153,13 +155,41 @@ def pickled(protocol, value=OBJECT, opened=open):
     return write
 
 
+def in_tar(mode, name, content):
+    def write(path):
+        with tarfile.open(path, mode) as archive:
+            about = tarfile.TarInfo(name)
+            about.size = len(content)
+            archive.addfile(about, io.BytesIO(content))
+
+    return write
+
+
+def older_torch_like(path):
+    """Write what torch.save wrote before PyTorch 0.1.10."""
+    in_tar("w:", "pickle", pickle.dumps(OBJECT, protocol=2))(path)
+
+
+def in_many_layers(path):
+    content = pickle.dumps(OBJECT)
+    for _ in range(20):
+        content = gzip.compress(content)
+    path.write_bytes(content)
+
+
 def by_joblib(path):
     pytest.importorskip("joblib").dump(OBJECT, path, compress=3)
 
 
+def zipped(name):
+    with io.BytesIO() as content:
+        with zipfile.ZipFile(content, "w") as archive:
+            archive.writestr(name, "anything")
+        return content.getvalue()
+
+
 def with_capitals(path):
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("net/data.PKL", "anything")
+    path.write_bytes(zipped("net/data.PKL"))
 
 
 @pytest.mark.parametrize(
@@ -182,6 +212,11 @@ def with_capitals(path):
         ("objects.npy", lambda path: np.save(path, np.array([OBJECT]), allow_pickle=True)),
         ("objects.npz", lambda path: np.savez(path, a=np.ones(2), b=np.array([OBJECT]))),
         ("net.zip", with_capitals),
+        ("net.tar", older_torch_like),
+        ("net.0.tar", in_tar("w", "net/weights", pickle.dumps(OBJECT, 0))),
+        ("net.tar.gz", in_tar("w:gz", "net/data.pkl", b"anything")),
+        ("zip.tar.xz", in_tar("w:xz", "net.npz", zipped("data.PKL"))),
+        ("net.gz.gz", in_many_layers),
     ],
 )
 def test_a_pickle_is_refused_unless_the_workload_reads_it_safely(steps, tmp_path, name, write):
@@ -223,7 +258,11 @@ def test_a_zip_file_and_numbers_are_no_pickles(tmp_path):
         archive.writestr("x.npy", b"\x93NUMPY")
     (tmp_path / "b.safetensors").write_bytes(os.urandom(7) + b"\0{}")
     (tmp_path / "c.zip").write_bytes(b"PK no zip file")
-    assert len(plain_weights.look(str(tmp_path), False, 1).files) == 3
+    in_tar("w", "x.npy", b"\x93NUMPY")(tmp_path / "d.tar")
+    in_tar("w:gz", "vocab.txt", b"cls\npad\n")(tmp_path / "e.tar.gz")
+    (tmp_path / "f.tar").write_bytes((tmp_path / "d.tar").read_bytes()[:700])
+    (tmp_path / "zeros.bin").write_bytes(b"\0" * 4096)
+    assert len(plain_weights.look(str(tmp_path), False, 1).files) == 7
 
 
 def test_an_empty_folder_is_no_network(tmp_path):

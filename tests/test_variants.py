@@ -328,6 +328,26 @@ def test_words_for_missing_values_beside_a_variant_are_empty_cells(write):
     assert "mutated sequences" not in record.note
 
 
+@pytest.mark.parametrize("word", ["NA", "nan", "NULL", "<NA>", "None", "n/a"])
+def test_a_word_for_a_missing_variant_is_an_empty_cell(write, word):
+    fasta = write("in.fa", f">a\n{PROTEIN}\n")
+    for rows in (["K2A", "{}", "T3V"], ["", "K2A", "T3V"]):
+        listed = write("v.csv", "\n".join(["variant", *rows, ""]).format(word))
+        (record,) = read(fasta, variants_file=str(listed))
+        assert [row.text for row in variants.rows_of(record.payload)] == ["K2A", "T3V"]
+        assert not record.note
+    table = write("t.csv", f"id,sequence,variant\na,{PROTEIN},K2A\na,{PROTEIN},{word}\n")
+    (record,) = read(table)
+    assert [row.text for row in variants.rows_of(record.payload)] == ["K2A"]
+
+
+def test_a_peptide_is_no_word_for_a_missing_variant(write):
+    listed = write("v.csv", "mutated_sequence\nNAT\nNA\nnan\nMAV\n")
+    (record,) = read(write("in.fa", ">a\nMAT\n"), variants_file=str(listed), marginals="pseudo")
+    found = [(row.text, bool(row.variant)) for row in variants.rows_of(record.payload)]
+    assert found == [("NAT", True), ("MAV", True)]
+
+
 def test_the_first_residue_may_have_another_number(write):
     fasta = write("in.fa", ">a\nMKTAYI\n>b\nMIVEQC\n")
     listed = write("v.csv", "id,variant,start\na,K25A,\nb,I3V,2\na,p.Thr26Gly:A27C,24\n")

@@ -13,6 +13,8 @@ from featuremill.base.text import plain
 BEGIN = "begin: "
 """The first line of a command in a log file: each attempt of a job writes behind the last one."""
 LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+ (\w+) +featuremill[.\w]*: (.*)")
+FIRST = re.compile(rf"\d{{4}}-\d\d-\d\d [\d:,]+ \w+ +featuremill[.\w]*: {BEGIN}")
+"""The beginning of a log file of a command."""
 TAIL_BYTES = 64 * 2**10
 
 
@@ -55,14 +57,13 @@ def last_error(path: Path) -> str:
     return " ".join(found)
 
 
-def is_log(path: Path) -> bool:
-    """Return whether the file at `path` begins as a log file of a command does."""
+def is_log(path: Path, first: re.Pattern[str] = FIRST) -> bool:
+    """Return whether the file at `path` begins with `first`, as log files of commands do."""
     try:
         with path.open("rb") as file:
-            found = LINE.match(file.readline(TAIL_BYTES).decode("utf-8", "replace"))
+            return bool(first.match(file.readline(TAIL_BYTES).decode("utf-8", "replace")))
     except OSError:
         return False
-    return found is not None and found[2].startswith(BEGIN)
 
 
 def keeps_details() -> bool:

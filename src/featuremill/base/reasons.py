@@ -135,6 +135,8 @@ MISSING_WORDS = frozenset(
 )
 """What R, pandas, Python, SQL, JSON and spreadsheets write for a missing value, in small
 letters."""
+PEPTIDES = ("NAN", "NAT")
+"""Words for missing values that no program writes in capitals, and that can be peptides."""
 OF_THE_CORE = (PENDING, MISSING, ERROR, CRASH, HANG, CONFLICT)
 """What only the core finds out."""
 OF_RECORDS = (
@@ -162,6 +164,11 @@ def is_missing(text: str) -> bool:
     """Return whether a whole cell is a word that programs write for a missing value, in capital or
     small letters."""
     return text.strip().lower() in MISSING_WORDS
+
+
+def is_missing_sequence(text: str) -> bool:
+    """Return whether a whole cell of sequences is such a word, and no peptide."""
+    return is_missing(text) and text.strip() not in PEPTIDES
 
 
 def learn(kinds: Sequence[Kind]) -> None:

@@ -26,7 +26,7 @@ STAGES = ("wait", "load", "prepare", "run", "write")
 log = logging.getLogger("featuremill")
 
 
-ENTRY = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  [a-z]+ ")
+ENTRY = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  [a-z]+ ")
 """The beginning of a line."""
 
 
@@ -53,15 +53,6 @@ def line(root: Path, verb: str, shard: str = "") -> Iterator[Line]:
         raise
     finally:
         _append(root, verb, shard, entry, time.monotonic() - begun)
-
-
-def is_log(path: Path) -> bool:
-    """Return whether the file at `path` begins as the log of a run does."""
-    try:
-        with path.open("rb") as file:
-            return bool(ENTRY.match(file.readline(MOST_LETTERS)))
-    except OSError:
-        return False
 
 
 def of_shard(facts: Mapping[str, Any], reasons: Mapping[str, int]) -> str:

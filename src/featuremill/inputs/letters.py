@@ -19,8 +19,6 @@ SPECIAL_TOKEN = re.compile("(?i)<(?:na|mask|unk|pad|cls|eos|bos|sep|null_[0-9]+|
 """As users of language models write them among the letters; and pandas' missing value."""
 MOST_OF_A_WORD = 12
 """Longer sequences are not looked at for words."""
-PEPTIDES = ("NAN", "NAT")
-"""Words for missing values that no program writes in capitals, and that can be peptides."""
 WORD_AS_ID = "the id is a word for a missing value"
 LATIN_1 = "header read as Latin-1"
 
@@ -53,7 +51,7 @@ def maker(clean: Callable[[str], Cleaned]) -> Make:
         payload, reason, fixed = clean(letters)
         if len(letters) < MOST_OF_A_WORD:
             word = letters.translate(NO_WHITESPACE)
-            if reasons.is_missing(word) and word not in PEPTIDES:
+            if reasons.is_missing_sequence(word):
                 payload, reason, fixed = b"", reasons.ABSENT.reason(word), ""
         if "\0" in letters or "\0" in id or "\0" in description:
             raise has_nul(source, line, letters if "\0" in letters else "\0 in a header")

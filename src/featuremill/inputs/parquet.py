@@ -23,6 +23,7 @@ BUFFER_SIZE = 2**20
 """Bytes of a column that are held at a time; without it, Arrow holds a row group of any size."""
 ARROW_FILE, ARROW_STREAM = b"ARROW1", b"\xff\xff\xff\xff"
 """How Arrow's file format and its stream begin (Arrow's columnar format, "IPC")."""
+PARQUET, FEATHER_1 = b"PAR1", b"FEA1"
 Batches: TypeAlias = Callable[[Sequence[int]], Iterator[pa.RecordBatch]]
 """Yields rows of the columns at these positions."""
 
@@ -30,16 +31,43 @@ Batches: TypeAlias = Callable[[Sequence[int]], Iterator[pa.RecordBatch]]
 def read(path: Path, kind: Kind) -> Iterator[Record]:
     """Stream the rows of a Parquet or Arrow table."""
     source.check(path)
-    format = "Arrow" if _start(path).startswith((ARROW_FILE, ARROW_STREAM)) else "Parquet"
+    with _opened(path) as (names, batches):
+        taken = kind.taken(path, names)
+        row = 0
+        for batch in batches(taken.places):
+            yield from _records(path, batch, taken, row)
+            row += batch.num_rows
+
+
+def names_of(path: Path) -> list[str]:
+    with _opened(path) as (names, _):
+        return names
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
+    """Yield the names of the columns, and what reads them.
+
+    Raises:
+        UserError: the file is no such table, or its content cannot be read.
+    """
+    with path.open("rb") as file:
+        start = file.read(len(ARROW_FILE))
     if source.compression_of(path):
-        raise UserError(f"{path}: a compressed {format} file is not read; unpack it first.")
+        raise UserError(f"{path}: a table of this format is not read compressed; unpack it first.")
+    if start.startswith(FEATHER_1):
+        raise UserError(
+            f"{path}: this is a Feather file of version 1, which is not read; write version 2."
+        )
+    format = "Arrow" if start.startswith((ARROW_FILE, ARROW_STREAM)) else "Parquet"
+    if format == "Parquet" and not start.startswith(PARQUET):
+        raise UserError(
+            f"{path}: this is no Parquet or Arrow file, whatever its name says; give it the name "
+            "of its format, or write it again."
+        )
     try:
-        with _opened(path) as (names, batches):
-            taken = kind.taken(path, names)
-            row = 0
-            for batch in batches(taken.places):
-                yield from _records(path, batch, taken, row)
-                row += batch.num_rows
+        with _reader(path, start) as found:
+            yield found
     except MemoryError as error:
         raise UserError(
             f"{path}: this {format} file unpacks to more than there is memory ({error}); look what "
@@ -52,20 +80,8 @@ def read(path: Path, kind: Kind) -> Iterator[Record]:
         ) from None
 
 
-def names_of(path: Path) -> list[str]:
-    with _opened(path) as (names, _):
-        return names
-
-
-def _start(path: Path) -> bytes:
-    with path.open("rb") as file:
-        return file.read(len(ARROW_FILE))
-
-
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
-    """Yield the names of the columns, and what reads them."""
-    start = _start(path)
+def _reader(path: Path, start: bytes) -> Iterator[tuple[list[str], Batches]]:
     if start.startswith(ARROW_FILE):
         with pa.OSFile(str(path)) as file, pa.ipc.open_file(file) as reader:
             count = reader.num_record_batches

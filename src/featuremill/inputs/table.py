@@ -1,7 +1,8 @@
 """CSV and TSV tables, row by row.
 
 Lines of a comment (#) above the header are skipped, as is Excel's `sep=`. The last line with a #
-that has no fewer cells than the line below it is the header. Cells stay as they are written: an id
+that has no fewer cells than the line below it is the header, unless the names of columns are below.
+Cells stay as they are written: an id
 `NA` or `001` is that. A record's line is the first of its row. Wholly blank rows are skipped, and
 missing cells at the end of a row are empty.
 
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from featuremill.base.errors import UserError
-from featuremill.inputs import source
+from featuremill.inputs import columns, source
 from featuremill.inputs.kinds import Kind
 from featuremill.workload import Record
 
@@ -97,7 +98,7 @@ def _head(path: Path) -> tuple[int, str, list[str]]:
                 num_before, chosen, line = 1, excel[1], text.readline()
             while line.startswith("#") and (following := text.readline()):
                 separator = chosen or _separator_of(following)
-                if following[0] != "#" and following.count(separator) <= line.count(separator):
+                if following[0] != "#" and _is_header(line, following, separator):
                     break
                 num_before, line = num_before + 1, following
         except UnicodeDecodeError as error:
@@ -109,6 +110,17 @@ def _head(path: Path) -> tuple[int, str, list[str]]:
     separator = chosen or _separator_of(line)
     lines = _Lines(path, iter([line]), separator, 0)
     return num_before, separator, lines.cells_of(next(lines)) if line.strip() else []
+
+
+def _is_header(line: str, following: str, separator: str) -> bool:
+    """Return whether a line with a # is the header, and not a comment above it: it has no fewer
+    cells than the line below, and that has no usual name of an id where this one has none."""
+    has_id = [columns.has_id(_names(text, separator)) for text in (line, following)]
+    return following.count(separator) <= line.count(separator) and has_id != [False, True]
+
+
+def _names(line: str, separator: str) -> list[str]:
+    return [cell.strip().strip(MARK) for cell in line.split(separator)]
 
 
 def _separator_of(line: str) -> str:

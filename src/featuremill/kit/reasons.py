@@ -8,6 +8,7 @@ from featuremill.base.reasons import (
     Kind,
     head_of,
     is_missing,
+    is_missing_sequence,
     kind_of,
 )
 
@@ -19,5 +20,6 @@ __all__ = [
     "Kind",
     "head_of",
     "is_missing",
+    "is_missing_sequence",
     "kind_of",
 ]

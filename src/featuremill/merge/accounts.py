@@ -116,7 +116,7 @@ def payloads_of(
         )
     records = read_verified(path).take(pa.array(rows))
     if not np.array_equal(digests(records["sha256"]), sha256):
-        raise IntegrityError(f"{part.path}: a row is not that of its record; please report this.")
+        raise part.has_wrong_row()
     return pa.concat_arrays([pa.nulls(0, pa.large_binary()), *records["payload"].chunks])
 
 

@@ -251,7 +251,7 @@ def _is_own(folder: Results, path: Path, is_ours: Callable[[Path], bool]) -> boo
     if first in ("receipts", folder.store.name):
         return stored.is_stored(folder, path)
     if inside == Path(run_log.NAME):
-        return run_log.is_log(path)
+        return is_log(path, run_log.ENTRY)
     if first == folder.logs.name and path.suffix == ".log" and is_log(path):
         return True
     return is_ours(folder.root / first) or (inside != Path(first) and is_ours(path))

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from featuremill.base import run_log
 from featuremill.base.arrays import digests
-from featuremill.base.errors import IntegrityError, UserError
+from featuremill.base.errors import UserError
 from featuremill.base.id_columns import ID
 from featuremill.base.progress import Progress
 from featuremill.base.this_process import num_cores
@@ -279,9 +279,7 @@ class _Shard:
         """The row of each record in the part."""
         named = digests(pa.chunked_array([records.column("sha256")]))
         if not np.array_equal(sha256[self._rows], named):
-            raise IntegrityError(
-                f"{part.path}: a row is not that of its record; please report this."
-            )
+            raise part.has_wrong_row()
         self._is_ok = np.asarray(self._reasons.is_null())[self._rows]
 
     def list_failures(self, folder: Results) -> int:

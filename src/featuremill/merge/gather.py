@@ -328,12 +328,13 @@ class Gatherer:
         positions = found.column("ordinal").to_numpy() - self.survey.edges[number]
         identity = rows.take(pa.array(positions)).select(IDENTITY.names).cast(IDENTITY)
         own = pa.chunked_array([found.column("sha256")])
-        if (np.diff(positions) <= 0).any() or not np.array_equal(
-            digests(identity["sha256"]), digests(own)
-        ):
-            raise IntegrityError(
-                "merge: a part's row is not that of its record; please report this."
-            )
+        is_other = digests(identity["sha256"]) != digests(own)
+        is_other[1:] |= np.diff(positions) <= 0
+        if is_other.any():
+            ordinal = found.column("ordinal")[int(np.argmax(is_other))].as_py()
+            numbered = ((n, part) for n, part in enumerate(self.parts) if part)
+            part = next(part for n, part in numbered if ordinal in self.places_in(n)["ordinal"])
+            raise part.has_wrong_row()
         values = found.columns[NUM_SHUFFLED:]
         return pa.table([*identity.columns, *values], schema=pa.schema([*IDENTITY, *self.values]))
 

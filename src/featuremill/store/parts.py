@@ -59,6 +59,13 @@ class Part(NamedTuple):
         """Return each row's sha256 and its reason (null if it did not fail), without the values."""
         return read_columns(self.path)
 
+    def has_wrong_row(self) -> IntegrityError:
+        """Return the error that a row is not that of its record."""
+        return IntegrityError(
+            f"{self.path}: a row of this part is not that of its record; please report this. To "
+            "have the part computed anew, delete it and run the same command again."
+        )
+
 
 def open_part(
     folder: Results, plan: Plan, shard: PlannedShard, only_look: bool = False

@@ -7,6 +7,7 @@ the workload has READS_PICKLES.
 from __future__ import annotations
 
 import bz2
+import contextlib
 import gzip
 import hashlib
 import io
@@ -14,6 +15,7 @@ import itertools
 import lzma
 import pickletools
 import re
+import tarfile
 import zipfile
 import zlib
 from pathlib import Path
@@ -37,6 +39,8 @@ SIZES = {
 }
 """Bytes in which an argument of variable length has its length."""
 OPCODES = {opcode.code.encode("latin-1"): opcode for opcode in pickletools.opcodes}
+MOST_LAYERS = 8
+"""Archives and compressions around a pickle that are opened."""
 ENOUGH_OPCODES = 100_000
 """No other file has so many bytes in a row that read as a pickle."""
 BLOCK_BYTES = 2**20
@@ -124,34 +128,50 @@ def _refuse_pickle(file: Path) -> None:
         )
 
 
-def _pickle_in(stream: IO[bytes], name: str) -> str | None:
+def _pickle_in(stream: IO[bytes], name: str, layer: int = 0) -> str | None:
     """Return which pickle `stream` is or holds, in words ("" for a plain one), by its name or
-    content; None for none."""
+    content; None for none. `layer` counts the archives around it."""
     if any(suffix in PICKLES for suffix in map(str.lower, Path(name).suffixes)):
         return ""
+    if layer == MOST_LAYERS:
+        return "or may be one: it is in too many archives"
     start = stream.read(16)
     stream.seek(0)
     try:
         if start.startswith(b"PK"):
-            return _pickle_in_archive(stream)
+            return _pickle_in_zip(stream, layer)
         if start.startswith(b"\x93NUMPY"):
             return "an array of Python objects" if _is_of_objects(stream) else None
         if unpack := next((UNPACKERS[head] for head in UNPACKERS if start.startswith(head)), None):
-            return "compressed" if _is_pickle(unpack(stream)) else None
+            found = _pickle_in(unpack(stream), "", layer + 1)
+            return found if found is None else found or "compressed"
         if start[:1] == b"\x78" and int.from_bytes(start[:2]) % 31 == 0:  # the header of zlib
             unpacked = zlib.decompressobj().decompress(stream.read(BLOCK_BYTES), BLOCK_BYTES)
             return "compressed" if _is_pickle(io.BytesIO(unpacked)) else None
+        if (found := _pickle_in_tar(stream, layer)) is not None:
+            return found
+        stream.seek(0)
         return "" if _is_pickle(stream) else None
     except (EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, gzip.BadGzipFile):
         return None
 
 
-def _pickle_in_archive(stream: IO[bytes]) -> str | None:
+def _pickle_in_zip(stream: IO[bytes], layer: int) -> str | None:
     with zipfile.ZipFile(stream) as archive:
         for name in archive.namelist():
             with archive.open(name) as member:
-                if (found := _pickle_in(member, name)) is not None:
+                if (found := _pickle_in(member, name, layer + 1)) is not None:
                     return ", ".join(filter(None, (f"in {name!r}", found)))
+    return None
+
+
+def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
+    """Return the same of a tar, which PyTorch's files before 0.1.10 are, too."""
+    with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:") as archive:
+        for member in archive:
+            file = archive.extractfile(member) if member.isfile() else None
+            if file and (found := _pickle_in(file, member.name, layer + 1)) is not None:
+                return ", ".join(filter(None, (f"in {member.name!r}", found)))
     return None
 
 

@@ -10,6 +10,7 @@ Jobs without GPUs inherit an empty CUDA_VISIBLE_DEVICES from this process.
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import shlex
 import shutil
@@ -239,7 +240,8 @@ class Runner:
         def stop(number: int, frame: Any) -> None:
             self._stop.set()
             if callable(earlier):
-                earlier(number, frame)
+                # Snakemake's takes a lock that this thread may hold (9.27): never wait for it here.
+                _thread.start_new_thread(earlier, (number, frame))
 
         signal.signal(signal.SIGTERM, stop)
 

@@ -26,8 +26,14 @@ KINDS = {"full_attention", "sliding_attention"}
 """Kinds of layers whose state are keys and values of each token."""
 
 
-STATES = ("past_key_values", "cache_params", "state")
-"""What networks call that which they keep of a text: keys and values, or states."""
+STATES = ("cache", "past_key_values", "cache_params", "state")
+"""What networks call that which they keep of a text: keys and values, or states. From transformers
+5.24 on, it is `cache` for all."""
+
+
+def keys_and_values(network: Any) -> str:
+    """Return the name under which a network takes keys and values."""
+    return "cache" if "cache" in inspect.signature(network.forward).parameters else STATES[1]
 
 
 class Beginning(NamedTuple):
@@ -52,9 +58,11 @@ def beginning_of(network: Any, tokens: Sequence[int]) -> Beginning:
 class Alone:
     """One row at a time, with what a network itself keeps of the tokens before."""
 
-    def __init__(self, network: Any, keeps: str = "past_key_values") -> None:
-        """`keeps` is what the network calls its state, as `kept_by` has it."""
-        self._network, self._keeps = network, keeps
+    def __init__(self, network: Any, keeps: str | None = None) -> None:
+        """`keeps` is what the network calls its state, as `kept_by` has it; if not given, keys and
+        values."""
+        self._network = network
+        self._keeps = keys_and_values(network) if keeps is None else keeps
         self._tokens: list[int] = []
         self._state: Any = None
         named = inspect.signature(network.forward).parameters
@@ -89,7 +97,8 @@ def kept_by(network: Any) -> str:
     what it is in the whole text, which is then computed anew for each."""
     row, bound = [2, 1, 3, 1, 2], MOST_OFF[network.dtype]
     whole = Alone(network, "").give(0, row)
-    for name in STATES:
+    named = inspect.signature(network.forward).parameters
+    for name in filter(named.__contains__, STATES):
         alone = Alone(network, name)
         with contextlib.suppress(Exception):  # whatever a network does with what is not its state
             alone.give(0, row[:3])
@@ -112,6 +121,7 @@ class Slots(Cache):  # type: ignore[misc]
         self._kinds = set(kinds) if kinds else None
         self._window: int | None = getattr(text, "sliding_window", None)
         self._network, self._shape, self._beginning = network, (num_slots, num_tokens), beginning
+        self._keeps = keys_and_values(network)
         self._lengths = torch.zeros(num_slots, dtype=torch.long, device=network.device)
         self.num_rows = 0
         self.longest = 0
@@ -152,9 +162,9 @@ class Slots(Cache):  # type: ignore[misc]
             input_ids=torch.tensor([[token] for token in tokens], device=lengths_R1.device),
             position_ids=lengths_R1,
             attention_mask=self._masks(sees_R11T, numbers_T),
-            past_key_values=self,
             use_cache=True,
             logits_to_keep=1,
+            **{self._keeps: self},
         )
         self._lengths[: self.num_rows] += 1
         logits_RV: Tensor = state.logits[:, -1]
@@ -232,9 +242,9 @@ def prefill(network: Any, tokens: Sequence[int], cache: DynamicCache) -> Tensor:
     """Compute the tokens of a prompt into `cache`; return the logits (V) of the one behind them."""
     state = network(
         input_ids=torch.tensor([list(tokens)], device=network.device),
-        past_key_values=cache,
         use_cache=True,
         logits_to_keep=1,
+        **{keys_and_values(network): cache},
     )
     logits_V: Tensor = state.logits[0, -1]
     return logits_V

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from featuremill.inputs import NamedColumns, columns, names_in_table, rows
 from featuremill.kit.errors import UserError
-from featuremill.kit.reasons import is_missing
+from featuremill.kit.reasons import is_missing, is_missing_sequence
 from featuremill.kit.text import clipped
 from featuremill.workloads.scores.options import MEASURED, MEASURED_CLASS, Options
 
@@ -151,14 +151,15 @@ def with_columns(options: Options) -> Options:
 def cell(
     values: Mapping[str, Any], found: Columns, options: Options, path: Path, line: int
 ) -> Cell | None:
-    """Return what a row has of variants; None where its cell is empty.
+    """Return what a row has of variants; None where its cell is empty, or a word for that.
 
     Raises:
         UserError: a number in it is none.
     """
     from featuremill.inputs.labels import text  # has pyarrow, which no check of a config needs
 
-    if not (variant := text(values.get(found.variant))):
+    variant = text(values.get(found.variant))
+    if not variant or (is_missing_sequence if found.is_of_sequences else is_missing)(variant):
         return None
     where = f"{path}:{line}"
     first = options.first_residue
@@ -171,7 +172,7 @@ def cell(
             )
         first = int(told.removesuffix(".0"))
     mutated = text(values[found.mutated]) if found.mutated else ""
-    mutated = "" if is_missing(mutated) else mutated
+    mutated = "" if is_missing_sequence(mutated) else mutated
     others = [
         _measured(text(values[name]), name, options, where) or None for name in options.carried
     ]

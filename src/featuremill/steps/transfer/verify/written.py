@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+from xxhash import xxh3_64_intdigest
 
 from featuremill.features.records import Record, Records
 from featuremill.features.table import Table
@@ -24,6 +26,8 @@ from featuremill.kit.runs import (
 )
 
 TABLES = ("parquet", "parquet_dataset")
+MOST_NAMED = 20
+"""Ids that the problems of a table list."""
 
 
 class Rows(Records):
@@ -98,17 +102,36 @@ def _counted(folder: Results, delivery: Delivery, records: Rows) -> Iterator[str
     if delivery.records_sha256 not in (None, sha256_of(folder.records)):
         yield f"{folder.records}: its bytes are not those that manifest.json names"
     states: Counter[str] = Counter()
-    digests: dict[str, str] = {}
+    keys = [np.empty((2, 0), np.uint64)]
     for batch in read_records(folder.records, ["sample", "id", "sha256", "status"]):
         states.update(batch["status"].to_pylist())
-        pairs = zip(whole_ids(batch).to_pylist(), batch["sha256"].to_pylist(), strict=True)
-        digests |= {id: sha256.hex() for id, sha256 in pairs if sha256 is not None}
+        digests = (sha256.hex() if sha256 else "0" for sha256 in batch["sha256"].to_pylist())
+        keys.append(_keys(zip(whole_ids(batch).to_pylist(), digests, strict=True), len(batch)))
     if sum(states.values()) != counts.input or states["refused"] != counts.refused:
         yield f"{folder.records}: it has {dict(states)}, and manifest.json counts {counts.told}"
-    seen: set[str] = set()
-    for id, sha256 in records.digests():
-        if id in seen:
-            yield f"{records.table.path}: {id!r} has several rows"
-        seen.add(id)
-        if digests.get(id) != sha256:
-            yield f"{records.table.path}: {id!r} has the sequence of another record"
+    planned, rows = np.concatenate(keys, axis=1), _keys(records.digests(), records.num_rows)
+    planned = planned[:, np.argsort(planned[0], kind="stable")]
+    places = np.searchsorted(planned[0], rows[0]).clip(max=max(0, planned.shape[1] - 1))
+    is_other = (planned[:, places] != rows).any(axis=0) if planned.size else rows[0] >= 0
+    others = np.flatnonzero(is_other)
+    yield from _named(records, others, "has the sequence of another record")
+    order = np.argsort(rows[0], kind="stable")
+    twins = order[1:][rows[0][order][1:] == rows[0][order][:-1]]
+    yield from _named(records, twins, "has several rows")
+
+
+def _keys(rows: Iterable[tuple[str, str]], num_rows: int) -> npt.NDArray[np.uint64]:
+    """Return a hash of each id and the first eight bytes of each digest, shape (2, rows)."""
+    keys = (
+        number
+        for id, sha256 in rows
+        for number in (xxh3_64_intdigest(id.encode()), int(sha256[:16], 16))
+    )
+    return np.fromiter(keys, np.uint64, 2 * num_rows).reshape(num_rows, 2).T
+
+
+def _named(records: Rows, rows: npt.NDArray[Any], what: str) -> Iterator[str]:
+    for id in records.ids_of(rows[:MOST_NAMED].astype(np.int64)) if len(rows) else ():
+        yield f"{records.table.path}: {id!r} {what}"
+    if len(rows) > MOST_NAMED:
+        yield f"{records.table.path}: so it is with {len(rows) - MOST_NAMED:,} more"
