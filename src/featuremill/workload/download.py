@@ -87,7 +87,7 @@ def _complete(url: str, partial: Path) -> None:
 
 def _receive(url: str, partial: Path, shown: Progress) -> int | None:
     """Append to `partial` what a connection brings; return the size of the whole file, if the
-    server tells it."""
+    server names it."""
     start, tag = _size(partial), _tag(partial)
     headers = {"User-Agent": "featuremill", "Accept-Encoding": "identity"}
     if start and tag.exists():
