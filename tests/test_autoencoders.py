@@ -381,7 +381,7 @@ def test_of_made_up_vectors_few_features_are_active_and_leave_little_unexplained
     options = options_of(
         **(KINDS[kind] | {"sparsity": 1.0}), features=24, steps=250, learning_rate=1e-2
     )
-    trainer = Trainer(options, made, 20, Together(0, 1, {}, None))
+    trainer = Trainer(options, made, 20, Together(0, 1, {}))
     trainer.begin()
     first, *_, last = (row for row in trainer.run() if row)
     weights = trainer.finished()["W_dec"].numpy()
