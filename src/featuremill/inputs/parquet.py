@@ -62,7 +62,7 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
     format = "Arrow" if start.startswith((ARROW_FILE, ARROW_STREAM)) else "Parquet"
     if format == "Parquet" and not start.startswith(PARQUET):
         raise UserError(
-            f"{path}: this is no Parquet or Arrow file, whatever its name says; give it the name "
+            f"{path}: this is no Parquet or Arrow file, whatever its name is; give it the name "
             "of its format, or write it again."
         )
     try:
