@@ -1,11 +1,14 @@
 """Downloads from a server that cuts, lies and stalls."""
 
 import hashlib
+import logging
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from featuremill.base import progress
 from featuremill.workload import download as module
 from featuremill.workload.download import download
 
@@ -101,6 +104,13 @@ def test_other_bytes_and_endless_failures_are_errors_and_leave_no_file(server, t
     with pytest.raises(OSError, match="503"):
         download(server.url, path)
     assert not path.exists() and len(server.seen) == 1 + module.ATTEMPTS
+
+
+def test_it_says_how_far_it_is(server, tmp_path, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
+    download(server.url, tmp_path / "model.pt")
+    assert "downloading 5 of 10 MB" in re.sub(r"[:,] ", " ", caplog.text), caplog.text
 
 
 def test_a_proxy_of_the_environment_is_used(server, tmp_path, monkeypatch):

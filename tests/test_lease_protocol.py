@@ -123,4 +123,4 @@ def test_the_source_is_complete_in_itself(both, tmp_path):
     end(holder)
     none = {**more, "CUDA_VISIBLE_DEVICES": ""}
     out, _ = new.python(code, variables=none).communicate(timeout=PATIENCE_SECONDS)
-    assert out.endswith("; `nvidia-smi` shows why, or give --device cpu.\n")
+    assert out.endswith("; `nvidia-smi` shows why, or ask for none.\n")

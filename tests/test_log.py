@@ -2,7 +2,6 @@
 
 import json
 import logging
-import threading
 
 import pytest
 from conftest import PLUGINS
@@ -178,25 +177,3 @@ def test_an_error_that_nobody_foresaw_is_in_the_log_with_its_traceback(
     for said in (path.read_text(), capsys.readouterr().err):
         assert "KeyError: 'nobody knows \\x1b[2J'; please report this." in said
         assert "in stumble" in said and "\x1b" not in said
-
-
-def test_a_download_says_how_far_it_is(tmp_path, monkeypatch, caplog):
-    pytest.importorskip("torch")
-    from featuremill.workloads.esm2 import sources
-
-    caplog.set_level(logging.INFO)
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.0)
-    said, seen = threading.Event(), []
-    monkeypatch.setattr(Progress, "_say", lambda self, *facts: (seen.append(facts[0]), said.set()))
-
-    def fetch(url, path, progress):
-        half = tmp_path / "esm2_t6_8M_UR50D.pt.0123.partial"
-        half.write_bytes(b"x" * 7_000_000)
-        assert not progress
-        assert said.wait(30)
-        half.rename(path)
-
-    monkeypatch.setattr("torch.hub.download_url_to_file", fetch)
-    source = sources.locate("esm2_t6_8M_UR50D")._replace(path=tmp_path / "esm2_t6_8M_UR50D.pt")
-    sources.download(source, 0.03)
-    assert seen[0] == "7 of 30 MB"
