@@ -39,7 +39,7 @@ from featuremill.steps.translate import names as names_of
 from featuremill.steps.translate.command import translate
 from featuremill.steps.translate.folder import Translation, fragments, untranslated, whole
 from featuremill.steps.verdicts.write import write
-from featuremill.store import files
+from featuremill.store import files, state
 from featuremill.store.results import Results
 
 SAMPLES = "abcdef"
@@ -364,14 +364,14 @@ def test_a_sheet_named_in_another_way_is_the_same(tmp_path, monkeypatch):
     """Else status would ask for ever for what a run does not do."""
     done = translated(tmp_path)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / ".state").mkdir()
     paths = [f"./{entry.path}" for entry in done.inputs]
-    assert done.is_of_files(tmp_path, paths, [])
-    assert not done.is_of_files(tmp_path, paths[1:], [])
+    listed = state.stated({}, {entry.path: entry.sha256 for entry in done.inputs})
+    assert listed.others(paths, tmp_path / ".state") == []
+    assert listed.others(paths[1:], tmp_path / ".state") == [done.inputs[0].path]
     letters = (tmp_path / "a.fa").read_text()
     (tmp_path / "a.fa").write_text(letters[:-2] + "G" + letters[-1])
-    assert done.is_of_files(tmp_path, paths, []) and not done.is_of_files(
-        tmp_path, paths, ["./a.fa"]
-    )
+    assert listed.others(paths, tmp_path / ".state") == ["a.fa"]
 
 
 def test_an_edited_sheet_translates_what_is_new(tmp_path):
