@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .errors import UserError
 
 ALL = "all"
-DEVICE = re.compile(r"(?:cuda:)?(\d+)|((?:GPU|MIG)-\S+)")
+DEVICE = re.compile(r"(?:cuda:)?(\d+)|((?:GPU|MIG)-\S*)")
 """A number of nvidia-smi, also as torch writes it, or the start of a UUID or of a MIG name."""
 HELP_OF_DEVICES = "only these GPUs: numbers, UUIDs or MIG names, as in 0,2"
 
