@@ -4,7 +4,6 @@ and the digest that are known. Proxies are those of the environment (`https_prox
 
 from __future__ import annotations
 
-import hashlib
 import http.client
 import logging
 import re
@@ -12,11 +11,10 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import IO, Any
 
 from featuremill.base.locking import locked
 from featuremill.base.progress import Progress
-from featuremill.store.files import sync
+from featuremill.store.files import sha256_of, sync
 
 ATTEMPTS = 4
 """Connections in a row that may bring nothing new."""
@@ -46,7 +44,7 @@ def download(url: str, path: Path, sha256: str = "") -> None:
         with locked(lock):
             if not path.exists():
                 _complete(url, partial)
-                if sha256 and (found := _digest(partial)) != sha256:
+                if sha256 and (found := sha256_of(partial)) != sha256:
                     partial.unlink()
                     raise OSError(f"its sha256 is {found[:12]}… and not {sha256[:12]}…")
                 sync(partial)
@@ -96,29 +94,19 @@ def _receive(url: str, partial: Path, shown: Progress) -> int | None:
     opener = urllib.request.build_opener()  # with the proxies of now
     with opener.open(request, timeout=STALL_SECONDS) as answer:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("Content-Range", ""))
-        is_rest = answer.status == http.client.PARTIAL_CONTENT and span and int(span[1]) == start
-        if is_rest:
-            total = int(span[2]) if span else None
+        if answer.status == http.client.PARTIAL_CONTENT and span and int(span[1]) == start:
+            total: int | None = int(span[2])
         else:
             length = answer.headers.get("Content-Length")
             total = int(length) if length else None
             partial.unlink(missing_ok=True)
             tag.write_text(answer.headers.get("ETag", ""), "utf-8")
         with partial.open("ab") as file:
-            _copy(answer, file, total, shown)
+            while block := answer.read(BLOCK):
+                file.write(block)
+                shown.at(file.tell() // 10**6, total and total // 10**6)
     return total
-
-
-def _copy(answer: Any, file: IO[bytes], total: int | None, shown: Progress) -> None:
-    while block := answer.read(BLOCK):
-        file.write(block)
-        shown.at(file.tell() // 10**6, total and total // 10**6)
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -153,6 +153,18 @@ def refuse_adapter(folder: Path) -> None:
         )
 
 
+def _parts_of(index: Path) -> list[str]:
+    """Return the names of the files that an index of weights names.
+
+    Raises:
+        UserError: it names none.
+    """
+    parts = json_of(index).get("weight_map")
+    if not isinstance(parts, dict) or not parts:
+        raise UserError(f"{index}: it maps no weights to files; download it again.")
+    return sorted({Path(str(part)).name for part in parts.values()})
+
+
 def checkpoint_files(folder: Path) -> list[Path]:
     """Return the checkpoint's files in `folder`: safetensors, else pickles.
 
@@ -165,10 +177,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
             continue
         if not name.endswith(INDEX):
             return [path]
-        parts = json_of(path).get("weight_map")
-        if not isinstance(parts, dict) or not parts:
-            raise UserError(f"{path}: it maps no weights to files; download it again.")
-        files = [folder / Path(str(part)).name for part in sorted(set(map(str, parts.values())))]
+        files = [folder / part for part in _parts_of(path)]
         if missing := [file.name for file in files if not file.is_file()]:
             raise UserError(f"{path}: it names {missing[0]}, which is not there; download it too.")
         return files

@@ -237,13 +237,13 @@ def download(source: Checkpoint) -> Path:
     folder, problem = hub_folder() / source.name, ""
     endpoint = (environment.HF_ENDPOINT.text() or HUGGING_FACE).rstrip("/")
     address = f"{endpoint}/{OWNER}{source.name}/resolve/main"
-    for url, path in ((address, folder), (source.location, source.path)):
+    for fetch, url, path in (
+        (download_model, address, folder),
+        (download_file, source.location, source.path),
+    ):
         _log.info("downloading %s → %s", url, path)
         try:
-            if path == folder:
-                download_model(url, folder)
-            else:
-                download_file(url, path)
+            fetch(url, path)
             return path
         except OSError as error:  # urllib's errors are among them
             problem += f"; {url}: {getattr(error, 'reason', error)}"

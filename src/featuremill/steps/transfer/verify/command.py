@@ -12,6 +12,8 @@ import random
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import counted
 from featuremill.steps.transfer.verify.again import Column, Drawn, again
@@ -80,11 +82,11 @@ def _draw(stored: Stored, arguments: argparse.Namespace) -> Drawn:
         row_of = records.rows_named(arguments.ids)
         if missing := [id for id in arguments.ids if id not in row_of]:
             raise UserError(f"{records.name}: {missing[0]!r}: the results have no such id.")
-        return Drawn(None, records.records_at(sorted({*row_of.values()})))
+        return Drawn(None, records.records_of(np.array([*row_of.values()])))
     seed = random.SystemRandom().randrange(2**32) if arguments.seed is None else arguments.seed
     number = min(arguments.recompute, records.num_rows)
-    rows = sorted(random.Random(seed).sample(range(records.num_rows), number))  # noqa: S311
-    return Drawn(seed, records.records_at(rows))
+    rows = random.Random(seed).sample(range(records.num_rows), number)  # noqa: S311
+    return Drawn(seed, records.records_of(np.array(rows, np.int64)))
 
 
 def _print(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from xxhash import xxh3_64_intdigest
 
-from featuremill.features.records import Record, Records
+from featuremill.features.records import Records
 from featuremill.features.table import Table
 from featuremill.kit.errors import IntegrityError, UserError
 from featuremill.kit.files import sha256_of
@@ -30,21 +30,12 @@ MOST_NAMED = 20
 """Ids that the problems of a table list."""
 
 
-class Rows(Records):
-    """The rows of a table of results, by record."""
-
-    def records_at(self, rows: Sequence[int]) -> dict[int, Record]:
-        """Return what `rows` are, in this order."""
-        found = self.records_of(np.array(rows, np.int64))
-        return {row: found[row] for row in rows}
-
-
 class Stored(NamedTuple):
     """Results, and what is wrong with their files."""
 
     folder: Results
     delivery: Delivery
-    records: Rows | None
+    records: Records | None
     """The rows of the table; None where there is none that can be read."""
     num_files: int
     """Results that were compared with manifest.json."""
@@ -81,14 +72,14 @@ def written(root: Path) -> Stored:
     records = None
     if table is not None and table.exists():
         try:
-            records = Rows(folder, Table(table))
+            records = Records(folder, Table(table))
             problems += _counted(folder, delivery, records)
         except (pa.ArrowInvalid, IntegrityError, OSError) as error:
             problems.append(f"{table}: it cannot be read: {error}")
     return Stored(folder, delivery, records, len(files), len(here), problems)
 
 
-def _counted(folder: Results, delivery: Delivery, records: Rows) -> Iterator[str]:
+def _counted(folder: Results, delivery: Delivery, records: Records) -> Iterator[str]:
     """Yield what the counts and digests of manifest.json, records.parquet and the table differ
     in."""
     counts = delivery.counts
@@ -130,7 +121,7 @@ def _keys(rows: Iterable[tuple[str, str]], num_rows: int) -> npt.NDArray[np.uint
     return np.fromiter(keys, np.uint64, 2 * num_rows).reshape(num_rows, 2).T
 
 
-def _named(records: Rows, rows: npt.NDArray[Any], what: str) -> Iterator[str]:
+def _named(records: Records, rows: npt.NDArray[Any], what: str) -> Iterator[str]:
     for id in records.ids_of(rows[:MOST_NAMED].astype(np.int64)) if len(rows) else ():
         yield f"{records.table.path}: {id!r} {what}"
     if len(rows) > MOST_NAMED:
