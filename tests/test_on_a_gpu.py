@@ -23,6 +23,7 @@ import yaml
 from bench import elders
 from conftest import ROOT
 from esm2_models import demo_proteins
+from gpu_local import OPTIONS, PACKAGE
 from programs import NO_REPORT, Desk, Verbs, random_records, wait_for
 from safetensors.torch import load_file
 
@@ -206,7 +207,8 @@ def test_a_workload_equals_its_cpu_twin(case, device, tmp_path, record_property)
             continue
         asked = options | ({"dtype": dtype} if dtype else {})
         try:
-            found = featuremill.compute(inputs, workload, asked, device=device)
+            # Tests side by side compute on one GPU, and a lease lasts as long as its process.
+            found = featuremill.compute(inputs, workload, asked, device=device, lease=False)
         finally:
             featuremill.forget_model()
         l2 = differences(found, expected)
@@ -313,3 +315,91 @@ def test_two_ranks_on_one_gpu_end_in_one_sentence(vectors, environment, record_p
     record_property("said", said[-600:])
     assert status and "Traceback" not in said
     assert len([line for line in said.splitlines() if "error: " in line]) == 1
+
+
+FROM_PYTHON = """
+import json, sys
+import numpy as np
+import featuremill
+
+if __name__ == "__main__":
+    where, cores, slots, proteins = json.loads(sys.argv[1])
+    options = {"model": "mill_t6_8M", "pool": ["mean", "max"]}
+    here = featuremill.compute(proteins, "esm2", options, device=where)
+    jobs = featuremill.compute(proteins, "esm2", options, device=where if slots is None else "auto",
+        **({"workers": 2} if slots is None else {"gpus": slots}))
+    folder = featuremill.run({"run": "asked", "inputs": "in.fasta", "workload": "esm2",
+        "options": options, "device": where, "outputs": "parquet"}, cores=cores, gpus=slots)
+    ran = featuremill.load(folder).loc[here.index]
+    columns = [name for name in here if name.startswith(("mean", "max"))]
+    assert columns
+    def stacked(table):
+        return np.stack([np.concatenate(row) for row in table[columns].to_numpy()])
+    first = stacked(here)
+    print(json.dumps([float(np.abs(stacked(each) - first).max()) for each in (jobs, ran)]))
+"""
+
+
+@ON_BOTH
+def test_python_gives_what_a_run_gives(device, tmp_path, environment, record_property):
+    """`compute` in this process, in processes of its own, and `featuremill.run`."""
+    proteins = dict(list(PROTEINS.items())[:8])
+    (tmp_path / "in.fasta").write_text("".join(f">{n}\n{r}\n" for n, r in proteins.items()))
+    (tmp_path / "script.py").write_text(FROM_PYTHON)
+    words = json.dumps([device, 2, 1 if device == "cuda" else None, proteins])
+    done = subprocess.run(
+        [sys.executable, "script.py", words],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    differences = json.loads(done.stdout)
+    record_property("differences", differences)
+    assert max(differences) <= (0 if device == "cuda" else 1e-5)
+
+
+FOREIGN = """
+rule all:
+    input: "none", expand("{number}.gpu", number=range(4))
+
+rule one:
+    output: "{number}.gpu"
+    resources: gpu=1, gpu_slots=2
+    shell: "python3 gpu.py > {output}"
+
+rule none:
+    output: "none"
+    shell: "python3 gpu.py > {output}"
+"""
+ON_ITS_GPU = """
+import torch
+if torch.cuda.is_available():
+    assert float(torch.ones(8, 8, device="cuda").sum()) == 64
+    assert torch.cuda.device_count() == 1
+    print(torch.cuda.get_device_properties(0).uuid)
+"""
+
+
+@pytest.mark.gpu
+def test_jobs_of_any_workflow_get_a_gpu(tmp_path, environment):
+    """The executor gpu-local with torch itself in the jobs: two at once on one GPU, and a job
+    without `gpu` sees none. Its twin on simulated GPUs is in test_gpu_local.py."""
+    (tmp_path / "Snakefile").write_text(FOREIGN)
+    (tmp_path / "gpu.py").write_text(ON_ITS_GPU)
+    paths = os.pathsep.join([str(PACKAGE / "src"), environment.get("PYTHONPATH", "")])
+    only = devices.cuda_devices()[0].uuid
+    words = [*OPTIONS, "--resources", "gpu=4", "--gpu-local-devices", only]
+    done = subprocess.run(
+        [sys.executable, "-m", "snakemake", *words],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "none").read_text() == ""
+    for number in range(4):
+        assert only.endswith((tmp_path / f"{number}.gpu").read_text().strip())
+    assert done.stderr.count(" has GPU ") == 4
