@@ -64,8 +64,10 @@ class Processes:
         """The number of processes that are there, apart from this one."""
         return len(self._processes)
 
-    def start(self) -> None:
-        for _ in range(self._num_processes if self._num_processes > 1 else 0):
+    def start(self, at_most: int = MAX_PROCESSES) -> None:
+        """Start the helpers, `at_most` so many."""
+        number = min(self._num_processes, at_most)
+        for _ in range(number if number > 1 else 0):
             with _unbroken():  # or a process half started would say what it misses
                 self._processes.append(_Process())
             self._idle.put(self._processes[-1])

@@ -43,6 +43,8 @@ log = logging.getLogger("featuremill.plan")
 Lot = TypeVar("Lot", Chunk, Pieces, Chunk | Pieces)
 ROWS_AT_ONCE = 3_000_000
 """Rows that are sorted at once, by however many processes; some 200 bytes of memory each."""
+BYTES_A_PROCESS = 2**24
+"""Of input files. A process spools so many in the second that it takes to start."""
 
 
 class Spooled:
@@ -125,7 +127,8 @@ def read_records(
     chunks = with_progress(_chunks(config, options, folder, sheet))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
-        processes.start()
+        num_bytes = sum(path.stat().st_size for path in _files(config, sheet))
+        processes.start(max(2, num_bytes // BYTES_A_PROCESS))
     folders = [folder / str(number) for number in range(processes.num_started or 1)]
     settled = options.model_dump_json()
     tasks = [(each, config.workload, settled) for each in folders]
@@ -136,12 +139,16 @@ def read_records(
     return Spooled(config.named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
+def _files(config: Run, sheet: Sheet | None) -> list[Path]:
+    files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
+    return list(map(Path, files))
+
+
 def _chunks(
     config: Run, options: Any, folder: Path, sheet: Sheet | None
 ) -> Iterator[Chunk | Pieces]:
-    files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
-    read = list(map(Path, files))
-    records = plugin_errors.records_of(config.workload, config.module, read, options)
+    files = _files(config, sheet)
+    records = plugin_errors.records_of(config.workload, config.module, files, options)
     if not (sheet and sheet.shared):
         owners = {row.file: row.owner for row in sheet.rows} if sheet else {}
         found = records.pieces() if isinstance(records, Stream) else records
