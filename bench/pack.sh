@@ -15,7 +15,8 @@ names="$($python -m bench.needs) snakemake argparse-dataclass conda-inject confi
   snakemake-interface-report-plugins snakemake-interface-scheduler-plugins
   snakemake-interface-storage-plugins rich altair psutil wrapt tabulate jinja2 markupsafe requests
   python-dateutil tzdata mdurl markdown-it-py narwhals certifi idna urllib3 charset-normalizer anndata
-  legacy-api-wrap array-api-compat natsort llguidance tokenizers transformers"
+  legacy-api-wrap array-api-compat natsort zarr numcodecs donfig google-crc32c llguidance tokenizers
+  transformers"
 rm -rf .dev && mkdir -p .dev/wheels .dev/own .dev/site/bin
 $python -m pip download -qq --no-deps --only-binary=:all: -c constraints.txt $names \
   --implementation cp --python-version "${PACK_PYTHON:-3.12}" $platforms -d .dev/wheels

@@ -518,12 +518,12 @@ def test_the_worker_that_is_killed_is_one_that_computes():
             process.communicate(b"\n")
 
 
-def test_stacks_of_a_test_that_hung_are_kept(tmp_path):
+def test_the_logs_of_a_test_that_hung_are_kept(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "job.log").write_text(
         "Current thread 0x1 (most recent call first):\n  File x"
     )
-    (tmp_path / "b.log").write_text("nothing")
+    (tmp_path / "b.txt").write_text("nothing")
     (text,) = gpu_tests.stacks(tmp_path)
     assert text.endswith("File x")
 

@@ -109,6 +109,15 @@ def test_bytes_are_compared_with_their_digests(sent):
     assert [part.name in each for each in sent.verify(status=1)["problems"]] == [True]
 
 
+def test_a_damaged_shard_is_a_problem_beside_others(sent):
+    (shard,) = (sent.run_folder.store / "shards").glob("*.arrow")
+    shard.write_bytes(shard.read_bytes()[:-8])
+    problems = sent.verify(status=1)["problems"]
+    assert problems == [
+        f"{shard.relative_to(sent.folder)}: its bytes are not those that were written"
+    ]
+
+
 def test_without_the_store_the_input_says_what_was_computed(sent):
     shutil.rmtree(sent.run_folder.store)
     assert sent.verify("--input", "in.fa", status=0)["columns"][0]["same"] == 13

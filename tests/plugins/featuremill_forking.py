@@ -92,7 +92,7 @@ def _use_cuda_in_a_child():
     _use_cuda()
 
 
-HANGING_SECONDS = 15
+HANGING_SECONDS = 5
 
 
 def _use_cuda():

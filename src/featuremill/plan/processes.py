@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -48,12 +47,7 @@ class Processes:
     def __enter__(self) -> Processes:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._kill()
         for process in self._processes:
             process.close()
@@ -64,10 +58,8 @@ class Processes:
         """The number of processes that are there, apart from this one."""
         return len(self._processes)
 
-    def start(self, at_most: int = MAX_PROCESSES) -> None:
-        """Start the helpers, `at_most` so many."""
-        number = min(self._num_processes, at_most)
-        for _ in range(number if number > 1 else 0):
+    def start(self, at_most: int) -> None:
+        for _ in range(min(self._num_processes, at_most) if self._num_processes > 1 else 0):
             with _unbroken():  # or a process half started would say what it misses
                 self._processes.append(_Process())
             self._idle.put(self._processes[-1])

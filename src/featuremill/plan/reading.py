@@ -44,7 +44,7 @@ Lot = TypeVar("Lot", Chunk, Pieces, Chunk | Pieces)
 ROWS_AT_ONCE = 3_000_000
 """Rows that are sorted at once, by however many processes; some 200 bytes of memory each."""
 BYTES_A_PROCESS = 2**24
-"""Of input files. A process spools so many in the second that it takes to start."""
+"""What one spools in the second that it takes to start."""
 
 
 class Spooled:
@@ -124,10 +124,12 @@ def read_records(
 ) -> Spooled:
     """Spool every record of the config's inputs, or of its `sheet` of samples, below `folder`, as
     the settled `options` say; the processes are started if it takes more than a chunk."""
-    chunks = with_progress(_chunks(config, options, folder, sheet))
+    names = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
+    files = list(map(Path, names))
+    chunks = with_progress(_chunks(config, files, options, folder, sheet))
     beginning = list(itertools.islice(chunks, 2))
     if len(beginning) > 1:
-        num_bytes = sum(path.stat().st_size for path in _files(config, sheet))
+        num_bytes = sum(path.stat().st_size for path in files)
         processes.start(max(2, num_bytes // BYTES_A_PROCESS))
     folders = [folder / str(number) for number in range(processes.num_started or 1)]
     settled = options.model_dump_json()
@@ -139,15 +141,9 @@ def read_records(
     return Spooled(config.named, folders, tally, optional(config.module, "LENGTH_UNIT"))
 
 
-def _files(config: Run, sheet: Sheet | None) -> list[Path]:
-    files = dict.fromkeys(row.file for row in sheet.rows) if sheet else config.inputs
-    return list(map(Path, files))
-
-
 def _chunks(
-    config: Run, options: Any, folder: Path, sheet: Sheet | None
+    config: Run, files: list[Path], options: Any, folder: Path, sheet: Sheet | None
 ) -> Iterator[Chunk | Pieces]:
-    files = _files(config, sheet)
     records = plugin_errors.records_of(config.workload, config.module, files, options)
     if not (sheet and sheet.shared):
         owners = {row.file: row.owner for row in sheet.rows} if sheet else {}

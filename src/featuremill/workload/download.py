@@ -88,8 +88,9 @@ def _receive(url: str, partial: Path, shown: Progress) -> int | None:
     server names it."""
     start, tag = _size(partial), _tag(partial)
     headers = {"User-Agent": "featuremill", "Accept-Encoding": "identity"}
-    if start and tag.exists():
-        headers |= {"Range": f"bytes={start}-", "If-Range": tag.read_text("utf-8")}
+    etag = tag.read_text("utf-8") if tag.exists() else ""
+    if start and etag and not etag.startswith("W/"):  # a weak one does not mean equal bytes
+        headers |= {"Range": f"bytes={start}-", "If-Range": etag}
     request = urllib.request.Request(url, headers=headers)  # noqa: S310  (an address of ours)
     opener = urllib.request.build_opener()  # with the proxies of now
     with opener.open(request, timeout=STALL_SECONDS) as answer:

@@ -25,9 +25,10 @@ def payloads_of(
         UserError: they are nowhere.
     """
     wanted = {record.sha256 for record in records.values()}
-    found = {} if inputs else dict(_of_shards(stored, wanted))
-    if wanted <= found.keys():
-        return found, []
+    damaged: list[str] = []
+    found = {} if inputs else dict(_of_shards(stored, wanted, damaged))
+    if wanted <= found.keys() or damaged:
+        return found, damaged
     plan, rows = stored.folder.find_plan(), stored.records
     if not inputs and plan and rows and not rows.id_columns.keys:
         inputs = [stored.folder.placed(entry.path) for entry in plan.inputs]
@@ -39,13 +40,19 @@ def payloads_of(
     return _of_files(stored, records, inputs)
 
 
-def _of_shards(stored: Stored, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
+def _of_shards(
+    stored: Stored, wanted: set[str], damaged: list[str]
+) -> Iterator[tuple[str, bytes]]:
     sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
     for shard in stored.delivery.parts:
         path = stored.folder.shard(shard)
         if not path.is_file():
             continue
-        table = read_shard(path)
+        try:
+            table = read_shard(path)
+        except pa.ArrowInvalid:
+            damaged.append(f"{path}: its bytes are not those that were written")
+            continue
         for payload in table.filter(pc.is_in(table["sha256"], sought))["payload"].to_pylist():
             yield hashlib.sha256(payload).hexdigest(), payload
 
