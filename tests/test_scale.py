@@ -136,7 +136,7 @@ def test_a_signal_waits_until_a_process_is_whole_and_then_ends_it(monkeypatch):
     before = signal.signal(signal.SIGTERM, leave)
     try:
         with pytest.raises(SystemExit), processes.Processes(2) as both:
-            both.start()
+            both.start(2)
         assert signal.getsignal(signal.SIGTERM) is leave
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -18,6 +18,7 @@ from featuremill.status.project import ProjectReader
 from featuremill.steps.groups import Groups
 from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
+from featuremill.store import state
 from featuremill.store.results import Results
 from featuremill.store.run_file import RunFile
 
@@ -239,6 +240,30 @@ def test_status_is_not_done_once_a_file_that_was_made_is_not_whole(desk, way):
         (desk.folder / "kept").rename(path)
     assert not wrong
     assert look()[0] == 0
+
+
+def test_the_order_of_what_was_read_counts(tmp_path):
+    folder, made, one, two = (tmp_path / name for name in (".state", "made", "one", "two"))
+    for path in (one, two, made):
+        path.write_text(path.name)
+    state.note(folder / "it.json", [made], [str(one), str(two)], {})
+    noted = state.State.find(folder / "it.json")
+    assert noted.others([str(one), str(two)], folder) == []
+    assert noted.others([str(two), str(one)], folder) == [str(two), str(one)]
+    two.unlink()
+    assert noted.others([str(one), str(two)], folder) == [], "what is gone is left out"
+
+
+def test_a_head_from_elsewhere_whose_tensors_change_is_no_head_any_more(desk):
+    """Its card, by which it is named, is as before: a run that did nothing would keep silent."""
+    path = desk.folder / "H" / "head.safetensors"
+    content = path.read_bytes()
+    path.write_bytes(content[:-4] + bytes([content[-4] ^ 1]) + content[-3:])  # a number's last bit
+    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", "-n").text
+    assert "predictions.k: H/head.safetensors changed since this was made. A run makes it" in said
+    said = desk.type("featuremill", "run", "my.yaml", "-c", "2", status=None).text
+    assert "H/head.safetensors: it is gone, or its digest is not that in head.json" in said
+    assert look()[0] == 1
 
 
 def test_run_makes_again_what_snakemake_has_no_record_of(desk):

@@ -255,10 +255,8 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
         last = Path(made.files[-1])
         if changes and not others:
             make_older_for(workflow, made.label, last, changes)
-        elif others:
-            late = (path.stat().st_mtime for path in map(Path, others) if path.exists())
-            if not any(time > last.stat().st_mtime for time in late):  # else Snakemake sees it
-                make_older_for(workflow, made.label, last, others=others)
+        elif others:  # newer ones, too: no rule may name them
+            make_older_for(workflow, made.label, last, others=others)
         elif not (made.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
                 made.note(is_new=False)
@@ -289,11 +287,7 @@ def make_older_for(
     if is_dry and changes:
         log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
     elif others:
-        again = (
-            "A run makes it again, which a dry run does not show."
-            if is_dry
-            else "This is made again."
-        )
+        again = "A run makes it again." if is_dry else "This is made again."
         log.warning(f"{label}: {listed(others)} changed since this was made. {again}")
     if not is_dry:
         with refusing():

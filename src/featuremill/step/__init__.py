@@ -147,7 +147,8 @@ class Made(NamedTuple):
     files: Sequence[str]
     """What Snakemake is asked for. The last one is written last; status shows it."""
     made_of: Sequence[str]
-    """Input files. If the content of one of them is another one, the files are outdated."""
+    """Input files. If the content of one of them is another one, or they are in another order, the
+    files are outdated."""
     logs: Sequence[str]
     """Logs of the jobs that make it, in order."""
     removable: Sequence[str]

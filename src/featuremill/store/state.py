@@ -108,14 +108,16 @@ class State(JsonFile):
         )
 
     def others(self, made_of: Iterable[str], folder: Path, at: Path = Path()) -> list[str]:
-        """Return which of `made_of`, seen from `at`, are not what was read, and what was read
-        besides; what is gone is left out."""
+        """Return which of `made_of`, seen from `at`, are not what was read, or not in that order,
+        and what was read besides; what is gone is left out."""
         known = {str(Path(name)): seen for name, seen in self.made_of.items()}
         named = {str(Path(name)): at / name for name in made_of}
+        order = iter([name for name in known if name in named])
+        moved = {name for name in named if name in known and name != next(order)}
         changed = [
             name
             for name, path in named.items()
-            if path.exists() and not self._is_of(path, known.get(name), folder)
+            if path.exists() and (name in moved or not self._is_of(path, known.get(name), folder))
         ]
         return [*changed, *(name for name in known if name not in named)]
 

@@ -38,13 +38,14 @@ rule autoencoders_train:
     threads: lambda wildcards: autoencoders_asked[wildcards.autoencoder].threads
     resources:
         gpu=lambda wildcards: autoencoders_asked[wildcards.autoencoder].num_gpus,
+        # Also on a CPU. No parameter: more processes do not make another autoencoder.
+        ranks=lambda wildcards: autoencoders_asked[wildcards.autoencoder].gpus,
     params:
         run=subpath(input.manifest, parent=True),
         folder=subpath(output.card, parent=True),
-        gpus=lambda wildcards: autoencoders_asked[wildcards.autoencoder].gpus,
         options=lambda wildcards: autoencoders_asked[wildcards.autoencoder].words,
     shell:
-        "exec featuremill sae train {params.run:q} --output {params.folder:q} --gpus {params.gpus}"
+        "exec featuremill sae train {params.run:q} --output {params.folder:q} --gpus {resources.ranks}"
         " {params.options:q} --log-file {log:q}"
 
 

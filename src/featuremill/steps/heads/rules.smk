@@ -33,6 +33,12 @@ def heads_folder_of(wildcards):
     return heads.folder_of(name, heads_asked[name], mill.project)
 
 
+def heads_tensors_of(wildcards):
+    """Return the file beside the card that another project may change by itself."""
+    head = heads_asked[heads_predicted[wildcards.table][0]]
+    return [f"{head.folder}/head.safetensors"] if head.folder else []
+
+
 def heads_runs_of(wildcards, input):
     """Return where features are, behind the prefix of a module too."""
     return [str(Path(path).parent) for path in input.manifests]
@@ -82,6 +88,7 @@ rule heads_train:
 rule heads_predict:
     input:
         card=lambda wildcards: f"{heads_folder_of(wildcards)}/head.json",
+        tensors=heads_tensors_of,
         manifests=lambda wildcards: [
             f"{run}/manifest.json" for run in heads_predicted[wildcards.table][1]
         ],

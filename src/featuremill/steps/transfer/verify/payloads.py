@@ -40,9 +40,7 @@ def payloads_of(
     return _of_files(stored, records, inputs)
 
 
-def _of_shards(
-    stored: Stored, wanted: set[str], damaged: list[str]
-) -> Iterator[tuple[str, bytes]]:
+def _of_shards(stored: Stored, wanted: set[str], damaged: list[str]) -> Iterator[tuple[str, bytes]]:
     sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
     for shard in stored.delivery.parts:
         path = stored.folder.shard(shard)
