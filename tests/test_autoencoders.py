@@ -555,6 +555,30 @@ def test_a_few_vectors_that_make_most_of_the_variance_are_told_apart():
     assert even.held().fvu == pytest.approx(even.held().fvu_near, rel=1e-6)
 
 
+@pytest.mark.parametrize("size", [1, 4, 40])
+def test_of_records_that_are_equally_strong_the_first_ids_are_shown(size):
+    """In whatever order, and blocks, a run has them."""
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 3, (40, 2)).astype(np.float32)
+    ids = np.array([f"p{number}" for number in range(40)], object)
+    found = []
+    for rows_now in (np.arange(40), rng.permutation(40)):
+        strongest = tuple(np.zeros((2, 0), kind) for kind in (np.float32, object, np.int32))
+        for first in range(0, 40, size):
+            rows = rows_now[first : first + size]
+            block = SimpleNamespace(
+                ids=list(ids[rows]),
+                highest=lambda _, rows=rows: values[rows],
+                where=lambda highest, rows=rows: np.stack([rows, rows], 1).astype(np.int32),
+            )
+            strongest = measured._strongest(strongest, block, 2)
+        found.append(strongest)
+    for one, other in zip(*found, strict=True):
+        assert np.array_equal(one, other)
+    expected = sorted(range(40), key=lambda row: (-values[row, 0], ids[row]))
+    assert list(found[0][2][0]) == expected[: measured.MOST_RECORDS]
+
+
 def test_the_report_judges_by_records_that_training_did_not_see(run, trained, tmp_path, capfd):
     page = tmp_path / "page.html"
     sae("report", run, "--sae", trained, "--output", page)

@@ -155,15 +155,19 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
 
 def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
     """Return the strongest records of each feature among the earlier ones and those of a block; on
-    a tie, the earlier one."""
+    a tie, those whose ids sort first, so that the order of the run's rows does not count."""
     highest_RM = block.highest(num_features)
-    keep = np.argsort(-highest_RM, axis=0, kind="stable")[:MOST_RECORDS].T
+    ids_R = np.array(block.ids, object)
+    by_id_R = np.argsort(ids_R, kind="stable")
+    keep = by_id_R[np.argsort(-highest_RM[by_id_R], axis=0, kind="stable")[:MOST_RECORDS].T]
     found = (
         np.take_along_axis(highest_RM.T, keep, 1),
-        np.array(block.ids, object)[keep],
+        ids_R[keep],
         np.take_along_axis(block.where(highest_RM).T, keep, 1),
     )
-    both = [np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True)]
-    best = np.argsort(-both[0], axis=1, kind="stable")[:, :MOST_RECORDS]
-    values, ids, places = (np.take_along_axis(each, best, 1) for each in both)
+    values, ids, places = (np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True))
+    by_id = np.argsort(ids, axis=1, kind="stable")
+    best = np.argsort(-np.take_along_axis(values, by_id, 1), axis=1, kind="stable")
+    best = np.take_along_axis(by_id, best[:, :MOST_RECORDS], 1)
+    values, ids, places = (np.take_along_axis(each, best, 1) for each in (values, ids, places))
     return values, ids, places
