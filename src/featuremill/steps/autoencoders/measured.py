@@ -116,8 +116,7 @@ class _Spread:
 
 @torch.no_grad()
 def look(encoder: Encoder) -> tuple[Held, Top]:
-    """Encode all records; return the figures of the held-out ones, and the strongest records of
-    each feature."""
+    """Return the figures of the held-out records, and the strongest records of each feature."""
     options, vectors = encoder.card.options, encoder.vectors
     held_out = is_held_out(vectors, options.held_out, options.seed)
     sums = _Sums(vectors.column.width, options.features)
@@ -148,9 +147,7 @@ def look(encoder: Encoder) -> tuple[Held, Top]:
             f"{vectors.root}: none of its records was held out of the training (a share of "
             f"{options.held_out}), so nothing can judge it; train with a larger --held-out."
         )
-    values_MT, ids_MT, places_MT = strongest
-    frequency_M = counts_M / max(1, num_vectors)
-    return sums.held(), Top(values_MT, ids_MT, places_MT, frequency_M)
+    return sums.held(), Top(*strongest, counts_M / max(1, num_vectors))
 
 
 def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Strongest:
@@ -166,8 +163,7 @@ def _strongest(earlier: Strongest, block: Encoded, num_features: int) -> Stronge
         np.take_along_axis(block.where(highest_RM).T, keep, 1),
     )
     values, ids, places = (np.concatenate(pair, 1) for pair in zip(earlier, found, strict=True))
-    by_id = np.argsort(ids, axis=1, kind="stable")
-    best = np.argsort(-np.take_along_axis(values, by_id, 1), axis=1, kind="stable")
-    best = np.take_along_axis(by_id, best[:, :MOST_RECORDS], 1)
+    place_of_id = np.unique(ids, return_inverse=True)[1].reshape(ids.shape)
+    best = np.lexsort((place_of_id, -values), axis=1)[:, :MOST_RECORDS]
     values, ids, places = (np.take_along_axis(each, best, 1) for each in (values, ids, places))
     return values, ids, places
