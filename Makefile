@@ -10,7 +10,7 @@ WHEELS_PYTHON ?= 3.12
 WHEELS ?=
 # Of make bench-gpu, in the order of bench/README.md, each at most four minutes; small,large is one after the
 # other.
-PART ?= tests,small,workloads,large,slots,faults,bits
+PART ?= tests,small,residues,workloads,large,slots,faults,bits
 # Tests side by side, by files. Most wait for processes that they start, so one more than 2 cores have.
 WORKERS ?= 3
 BIN := .venv/bin

@@ -65,12 +65,14 @@ GPU_PARTS = {
         Step(FORKING, needs_seconds=30, at_most_seconds=75),
     ),
     "small": (
-        Step("compare", "8M", "mean", 30, 60),
+        Step("compare", "8M", "mean", 60, 110),
+        Step("compare", "150M", "mean", 60, 110),
         Step("kernels", "8M", needs_seconds=5, at_most_seconds=20),
-        Step("compare", "650M", "per_residue", 30, 90),
-        Step("compare", "150M", "mean", 30, 60),
         Step("kernels", "150M", needs_seconds=5, at_most_seconds=20),
-        Step("compare", "35M", "mean", 30, 60),
+    ),
+    "residues": (
+        Step("compare", "650M", "per_residue", 60, 130),
+        Step("compare", "35M", "mean", 60, 110),
     ),
     "workloads": (
         Step("scores", needs_seconds=15, at_most_seconds=60),

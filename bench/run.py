@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 SAMPLE = HERE / "ecoli.fasta.gz"
 SCRATCH = HERE / ".scratch"
 """Beside the code and not in /tmp, which may be memory: engines are to write to a disk."""
-PARTS = ("tests", "small", "workloads", "large", "slots", "faults", "bits")
+PARTS = ("tests", "small", "residues", "workloads", "large", "slots", "faults", "bits")
 MINUTES = {"cpu": 30.0, "gpu": 4.0, "rehearsal": 60.0}
 
 
