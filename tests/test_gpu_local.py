@@ -98,6 +98,62 @@ def test_a_foreign_workflow_gets_its_gpus_unchanged(machine_of):
     assert not list((machine.folder / "tmp").iterdir())
 
 
+WITHOUT = """
+    rule one:
+        output: "out"
+        retries: 2
+        resources: gpu=lambda wildcards, attempt: attempt % 2
+        shell:
+            "echo [$CUDA_VISIBLE_DEVICES] >> seen;"
+            "test $(wc -l < seen) = 3;"
+            "touch {output}"
+"""
+
+
+def test_a_later_attempt_without_gpus_sees_none(machine_of):
+    """With a GPU, then without, then with one again."""
+    machine = machine_of(1)
+    machine.write(WITHOUT)
+    machine("--resources", "gpu=1")
+    (uuid,) = machine.node.uuids
+    assert machine.text("seen").split() == [f"[{uuid}]", "[]", f"[{uuid}]"]
+
+
+LOST = """
+    rule all:
+        input: "both", "one"
+
+    rule both:
+        output: "both"
+        resources: gpu=2
+        shell: "touch {output}"
+
+    rule late:
+        output: "late"
+        shell: "while test ! -e go; do sleep 0.02; done; touch {output}"
+
+    rule one:
+        input: "late"
+        output: "one"
+        resources: gpu=1
+        shell: "echo $CUDA_VISIBLE_DEVICES > {output}"
+"""
+
+
+def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
+    """Its Snakemake goes on, with other jobs."""
+    machine = machine_of(Gpu(), Gpu(used_mb=5000))
+    machine.write(LOST)
+    process = machine.start("--keep-going")
+    machine.wait_for_line(process, "waiting for 2")
+    machine.node.gpus[1].lost = True
+    machine.node.write()
+    machine.wait_for_line(process, "GPU 1 .*lost|left")
+    (machine.folder / "go").touch()
+    assert process.wait(PATIENCE_SECONDS) == 1
+    assert machine.text("one").strip() == machine.node.uuids[0]
+
+
 MISTAKES = """
     rule all:
         input:

@@ -213,6 +213,8 @@ def _lease(
     for slot in taken:
         slot.note(command=command)
     if request.index_mode and any(device.uuid.startswith("MIG") for device in chosen):
+        for slot in taken:
+            slot.close()
         raise UserError("a MIG slice has no number; leave --index-mode out.")
     names = [str(d.number) if request.index_mode else d.uuid for d in chosen]
     environment = {

@@ -60,17 +60,22 @@ class Chooser:
         barred: dict[str, str] = {}
         cooling = self._cooling()
         leased = 0
-        for place, device in enumerate(self._devices):
-            if device.uuid in cooling:
-                barred[device.label] = cooling[device.uuid]
-                continue
-            device_slot, why = self._try(device, place)
-            if device_slot:
-                free.append(device_slot)
-            else:
-                barred[device.label] = why
-                leased += why.startswith("held by")
-        self._check()
+        try:
+            for place, device in enumerate(self._devices):
+                if device.uuid in cooling:
+                    barred[device.label] = cooling[device.uuid]
+                    continue
+                device_slot, why = self._try(device, place)
+                if device_slot:
+                    free.append(device_slot)
+                else:
+                    barred[device.label] = why
+                    leased += why.startswith("held by")
+            self._check()
+        except BaseException:
+            for taken in free:  # a process with other jobs goes on
+                taken.slot.close()
+            raise
         free.sort(key=self._rank)
         num_gpus = self._request.num_gpus
         chosen = free[:num_gpus] if len(free) >= num_gpus else []

@@ -51,9 +51,16 @@ def find() -> Path:
                 f"there is no folder for GPU leases; name a local one in {LEASE_FOLDER}."
             )
         folder = (existing or open_places)[0]
-    with contextlib.suppress(FileExistsError):
+    try:
         folder.mkdir(parents=bool(named))
         folder.chmod(MODE)  # mkdir's own mode is reduced by the umask
+    except FileExistsError:
+        pass
+    except OSError as error:
+        raise UserError(
+            f"{folder}: no folder for GPU leases can be made here ({error.strerror}); name another "
+            f"local one in {LEASE_FOLDER}."
+        ) from None
     _check(folder)
     _check_protocol(folder)
     return folder

@@ -56,7 +56,7 @@ class _Place:
         self._path = path
         self._descriptor = open_lock(path)
         self._number = self._draw()
-        self._waiter: threading.Thread | None = None
+        self._num_users, self._users_lock = 1, threading.Lock()
 
     def _draw(self) -> int:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)  # for microseconds
@@ -94,27 +94,37 @@ class _Place:
 
     def wait(self, deadline: float | None, tick: Callable[[], float]) -> None:
         """Let a thread sleep in the kernel: this one has to call `tick` and watch the deadline."""
-        self._waiter = threading.Thread(target=self._sleep_until_first, daemon=True)
-        self._waiter.start()
-        while self._waiter.is_alive():
+        self._num_users += 1
+        waiter = threading.Thread(target=self._sleep_until_first, daemon=True)
+        waiter.start()
+        while waiter.is_alive():
             seconds = tick()
             if deadline is not None:
                 seconds = min(seconds, deadline - time.monotonic())
                 if seconds <= 0:
                     raise TurnstileTimeoutError
-            self._waiter.join(seconds)
+            waiter.join(seconds)
         if not self.is_first():
             raise OSError("the file system of the lease folder has no locks on ranges of bytes")
 
     def _sleep_until_first(self) -> None:
-        before: int | None = self._number - 1
-        while before is not None:
-            self._call(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, before, 1)
-            self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, before, 1)
-            before = self._someone_before()
+        try:
+            before: int | None = self._number - 1
+            while before is not None:
+                self._call(fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, before, 1)
+                self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, before, 1)
+                before = self._someone_before()
+        finally:
+            self._is_over()
 
     def leave(self) -> None:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._number, 1)
-        if self._waiter is None or not self._waiter.is_alive():
-            os.close(self._descriptor)
-        # else the thread sleeps on; the lock is free, the process's exit ends it
+        self._is_over()
+
+    def _is_over(self) -> None:
+        """Close the file once the thread, which may sleep on for long, and the one that left are
+        both done with it."""
+        with self._users_lock:
+            self._num_users -= 1
+            if not self._num_users:
+                os.close(self._descriptor)

@@ -60,6 +60,8 @@ class Runner:
         self.local = _local_executor(self)(workflow, logger)
         self.is_dry: bool = self._settings.dry
         with _as_workflow_errors():
+            if "" in self._names:
+                raise UserError("--gpu-local-resource: name resources, as in gpu,gpus.")
             self._request(1, {})
         self._waiting = ThreadPoolExecutor(MAX_WAITING, "gpu-local")
         if not self._settings.show_all:
@@ -76,6 +78,9 @@ class Runner:
         except UserError as error:
             self._fail(job, str(error))
             return
+        for member, count in zip(members, counts, strict=True):
+            if not count:
+                self._shells.without_lease(_key(member))
         if not sum(counts):
             self.local.run_job(job)
             return
@@ -163,7 +168,7 @@ class Runner:
                 f"{_title(job)} ended without a use of its GPUs: it started no shell, as when its "
                 "output comes from a cache."
             )
-        elif held and self._settings.watch:
+        elif held and self._settings.watch and not self._stop.is_set():
             if is_success:
                 held.worked()
             else:

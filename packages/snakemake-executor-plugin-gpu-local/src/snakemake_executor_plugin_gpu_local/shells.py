@@ -20,7 +20,7 @@ import struct
 import sys
 import tempfile
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,12 +64,20 @@ class Shells:
         """Return the shell of the job `name`; its lease is offered later."""
         # Snakemake treats bash by its name, so the script has the name of the shell.
         path = self._folder / name / Path(self._shell).name
-        if not path.exists():
-            words = [sys.executable, "-IS", take_over.__file__, self._name, name, self._shell]
-            path.parent.mkdir()
-            path.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
-            path.chmod(0o700)
+        path.parent.mkdir(exist_ok=True)
+        words = [sys.executable, "-IS", take_over.__file__, self._name, name]
+        self._write(path, words)
         return str(path)
+
+    def without_lease(self, name: str) -> None:
+        """Have the shell of the job `name`, if an earlier attempt had GPUs, ask for none."""
+        path = self._folder / name / Path(self._shell).name
+        if path.exists():
+            self._write(path, [])
+
+    def _write(self, path: Path, words: Sequence[str]) -> None:
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([*words, self._shell])} "$@"\n')
+        path.chmod(0o700)
 
     def offer(self, name: str, held: Lease, command: str) -> None:
         """Keep a lease until the job's shell takes it over."""
@@ -105,9 +113,9 @@ class Shells:
         """Send the lease of the job that connects; return whether it has one."""
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
         pid, user, _ = CREDENTIALS.unpack(credentials)
-        name = connection.recv(4096).decode(errors="replace")
         if user != os.getuid():
             return False
+        name = connection.recv(4096).decode(errors="replace")
         with self._lock:
             offer = self._offers.pop(name, None)
         if offer is None:
