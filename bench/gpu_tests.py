@@ -155,7 +155,7 @@ def run(
             yield _summary(seen)
     except processes.ChildError as late:
         error = str(late)
-    found = _summary(seen) | ({"stacks": stacks(base)} if is_alone else {})
+    found = _summary(seen) | ({"stacks": ends_of_logs(base)} if is_alone else {})
     if status not in (None, 0, 1) or not (found["rows"] or found["passed"]):
         error = error or f"pytest ended with {status}{processes.last_words(log)}"
     elif found["failed"]:
@@ -163,7 +163,7 @@ def run(
     yield found | ({"error": error} if error else {})
 
 
-def stacks(folder: Path) -> list[str]:
+def ends_of_logs(folder: Path) -> list[str]:
     """Return the ends of all logs of jobs: of one that hung, with the stack of its worker."""
     logs = (path.read_text("utf-8", "replace") for path in sorted(folder.rglob("*.log")))
     return [text[-TRACE:] for text in logs]

@@ -524,7 +524,7 @@ def test_the_logs_of_a_test_that_hung_are_kept(tmp_path):
         "Current thread 0x1 (most recent call first):\n  File x"
     )
     (tmp_path / "b.txt").write_text("nothing")
-    (text,) = gpu_tests.stacks(tmp_path)
+    (text,) = gpu_tests.ends_of_logs(tmp_path)
     assert text.endswith("File x")
 
 

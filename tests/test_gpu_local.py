@@ -148,7 +148,7 @@ def test_a_job_that_fails_as_a_gpu_is_lost_gives_the_others_back(machine_of):
     machine.wait_for_line(process, "waiting for 2")
     machine.node.gpus[1].lost = True
     machine.node.write()
-    machine.wait_for_line(process, "GPU 1 .*lost|left")
+    machine.wait_for_line(process, "GPU 1 .*: GPU is lost")
     (machine.folder / "go").touch()
     assert process.wait(PATIENCE_SECONDS) == 1
     assert machine.text("one").strip() == machine.node.uuids[0]

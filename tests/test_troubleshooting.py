@@ -221,7 +221,7 @@ def test_a_torch_for_cpus_beside_a_gpu(see, verbs, gpu_node):
         pytest.skip("this torch is a build for CUDA")
     verbs.environment = verbs.environment | gpu_node(1).environment
     plan = verbs.plan(GOOD, "forking", {"where": "load", "harm": "cuda"}, device="cuda")
-    said = verbs.extract(plan, 1, "--log-file", "job.log")
+    said = verbs.extract(plan, 1)
     see(said)
     assert "starting another" not in said
 

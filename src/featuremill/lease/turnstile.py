@@ -115,15 +115,14 @@ class _Place:
                 self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, before, 1)
                 before = self._someone_before()
         finally:
-            self._is_over()
+            self._leave_file()
 
     def leave(self) -> None:
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, self._number, 1)
-        self._is_over()
+        self._leave_file()
 
-    def _is_over(self) -> None:
-        """Close the file once the thread, which may sleep on for long, and the one that left are
-        both done with it."""
+    def _leave_file(self) -> None:
+        """Close the file after its last user: the thread may sleep long after `leave`."""
         with self._users_lock:
             self._num_users -= 1
             if not self._num_users:

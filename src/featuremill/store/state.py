@@ -112,8 +112,9 @@ class State(JsonFile):
         and what was read besides; what is gone is left out."""
         known = {str(Path(name)): seen for name, seen in self.made_of.items()}
         named = {str(Path(name)): at / name for name in made_of}
-        order = iter([name for name in known if name in named])
-        moved = {name for name in named if name in known and name != next(order)}
+        then = [name for name in known if name in named]
+        now = [name for name in named if name in known]
+        moved = {name for name, before in zip(now, then, strict=True) if name != before}
         changed = [
             name
             for name, path in named.items()

@@ -62,21 +62,24 @@ class Shells:
 
     def path(self, name: str) -> str:
         """Return the shell of the job `name`; its lease is offered later."""
-        # Snakemake treats bash by its name, so the script has the name of the shell.
-        path = self._folder / name / Path(self._shell).name
+        path = self._script(name)
         path.parent.mkdir(exist_ok=True)
-        words = [sys.executable, "-IS", take_over.__file__, self._name, name]
-        self._write(path, words)
+        self._write(path, [sys.executable, "-IS", take_over.__file__, self._name, name])
         return str(path)
 
     def without_lease(self, name: str) -> None:
         """Have the shell of the job `name`, if an earlier attempt had GPUs, ask for none."""
-        path = self._folder / name / Path(self._shell).name
+        path = self._script(name)
         if path.exists():
             self._write(path, [])
 
-    def _write(self, path: Path, words: Sequence[str]) -> None:
-        path.write_text(f'#!/bin/sh\nexec {shlex.join([*words, self._shell])} "$@"\n')
+    def _script(self, name: str) -> Path:
+        # Snakemake treats bash by its name, so the script has the name of the shell.
+        return self._folder / name / Path(self._shell).name
+
+    def _write(self, path: Path, program: Sequence[str]) -> None:
+        """Write the script at `path`: it becomes `program`, if there is one, and that the shell."""
+        path.write_text(f'#!/bin/sh\nexec {shlex.join([*program, self._shell])} "$@"\n')
         path.chmod(0o700)
 
     def offer(self, name: str, held: Lease, command: str) -> None:

@@ -27,6 +27,11 @@ def heads_translation_of(wildcards):
     return [f"{folder}/translate.json"] if folder else []
 
 
+def heads_of_table(wildcards):
+    """Return the head of the config that makes a table."""
+    return heads_asked[heads_predicted[wildcards.table][0]]
+
+
 def heads_folder_of(wildcards):
     """Return the folder of the head that makes a table."""
     name, _ = heads_predicted[wildcards.table]
@@ -34,9 +39,9 @@ def heads_folder_of(wildcards):
 
 
 def heads_tensors_of(wildcards):
-    """Return the file beside the card that another project may change by itself."""
-    head = heads_asked[heads_predicted[wildcards.table][0]]
-    return [f"{head.folder}/head.safetensors"] if head.folder else []
+    """Return the tensors of a head from elsewhere: they may change and its card not."""
+    head = heads_of_table(wildcards)
+    return [f"{head.folder}/{heads.DELIVERED[0]}"] if head.folder else []
 
 
 def heads_runs_of(wildcards, input):
@@ -46,7 +51,7 @@ def heads_runs_of(wildcards, input):
 
 def heads_options_of(wildcards):
     """Return the optional words of `featuremill head predict`."""
-    head = heads_asked[heads_predicted[wildcards.table][0]]
+    head = heads_of_table(wildcards)
     return head.words_of_vectors + ["--any-recipe"] * head.any_recipe
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,10 +25,10 @@ def payloads_of(
         UserError: they are nowhere.
     """
     wanted = {record.sha256 for record in records.values()}
-    damaged: list[str] = []
-    found = {} if inputs else dict(_of_shards(stored, wanted, damaged))
-    if wanted <= found.keys() or damaged:
-        return found, damaged
+    if not inputs:
+        found, problems = _of_shards(stored, wanted)
+        if wanted <= found.keys() or problems:
+            return found, problems
     plan, rows = stored.folder.find_plan(), stored.records
     if not inputs and plan and rows and not rows.id_columns.keys:
         inputs = [stored.folder.placed(entry.path) for entry in plan.inputs]
@@ -40,7 +40,8 @@ def payloads_of(
     return _of_files(stored, records, inputs)
 
 
-def _of_shards(stored: Stored, wanted: set[str], damaged: list[str]) -> Iterator[tuple[str, bytes]]:
+def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list[str]]:
+    found, problems = dict[str, bytes](), list[str]()
     sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
     for shard in stored.delivery.parts:
         path = stored.folder.shard(shard)
@@ -49,10 +50,11 @@ def _of_shards(stored: Stored, wanted: set[str], damaged: list[str]) -> Iterator
         try:
             table = read_shard(path)
         except pa.ArrowInvalid:
-            damaged.append(f"{path}: its bytes are not those that were written")
+            problems.append(f"{path}: its bytes are not those that were written")
             continue
         for payload in table.filter(pc.is_in(table["sha256"], sought))["payload"].to_pylist():
-            yield hashlib.sha256(payload).hexdigest(), payload
+            found[hashlib.sha256(payload).hexdigest()] = payload
+    return found, problems
 
 
 def _of_files(
