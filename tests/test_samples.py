@@ -182,7 +182,7 @@ def test_tables_that_name_records_are_held_against_the_files_of_all_samples(tmp_
 
     def records():
         sheet = samples.read(tmp_path / "s.tsv")
-        found = list(reading._chunks(asked, options, tmp_path, sheet))
+        found = list(_chunks(asked, options, tmp_path, sheet))
         assert [chunk.first for chunk in found] == [0, 4, 8]
         return [
             one
@@ -216,7 +216,8 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(scores, "records", _noting(opened, scores.records))
     options = scores.Options(variants="listed", variants_file="v.tsv")
     asked = config.validate({"samples": "s.tsv", "workload": "scores"})
-    chunks = reading._chunks(asked, options, tmp_path, samples.read(tmp_path / "s.tsv"))
+    sheet = samples.read(tmp_path / "s.tsv")
+    chunks = _chunks(asked, options, tmp_path, sheet)
     found = [
         one for chunk in chunks for one in zip(chunk.owners, chunk.sources, chunk.ids, strict=True)
     ]
@@ -227,6 +228,12 @@ def test_a_file_that_samples_share_is_read_once(tmp_path, monkeypatch):
         for id in (file, "p")
     ]
     assert opened == ["s00.fa", "control.fa", *(f"{s}.fa" for s in names[1:])]
+
+
+def _chunks(asked, options, folder, sheet):
+    """Yield the chunks of the files of a sheet."""
+    files = list(map(Path, dict.fromkeys(row.file for row in sheet.rows)))
+    return reading._chunks(asked, files, options, folder, sheet)
 
 
 def _noting(opened, records):
