@@ -4,6 +4,7 @@ NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPU
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -355,6 +356,22 @@ def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
     (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
     assert "esm2_t48_15B_UR50D takes about" in issue["what"]
     assert answer["memory"]["fits"] == []
+
+
+def test_a_model_over_two_gpus_is_asked_for_half_of_its_memory_on_each(doctor):
+    check = doctor(MIXED[1], dataclasses.replace(MIXED[1], uuid="GPU-9"))
+    config = {"inputs": "in.fa", "options": {"model": "esm2_t48_15B_UR50D"}}
+    for gpus, status, fits in ((1, 1, []), (2, 0, ["GPU-1", "GPU-9"])):
+        (check.folder / "my.yaml").write_text(json.dumps({**config, "gpus_per_job": gpus}))
+        answer = check("--json", "--config", "my.yaml", status=status)
+        assert answer["memory"]["fits"] == fits
+        assert ("too-large" in codes(answer)) is (gpus == 1)
+    check = doctor(MIXED[3])
+    answer = check("--json", "--config", "my.yaml", status=1)
+    (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
+    assert re.search(
+        r"takes about \d\d GB of each of 2 GPUs; 8.0 GB is what the largest", issue["what"]
+    )
 
 
 # What it is called: GPU 1's state, what comes of using it, and a word of the remedy.

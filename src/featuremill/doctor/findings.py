@@ -85,6 +85,8 @@ class Findings:
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
     """By UUID, and under "cpu"."""
+    gpus_per_job: int = 1
+    """GPUs over which the run spreads its model."""
     fits_gpus: tuple[str, ...] = ()
     """Of `COMMON`, the sizes that hold the model, where no GPU is here."""
 
@@ -167,8 +169,11 @@ class Findings:
         return str(optional(find_workload(self.workload), "REMEDIES").get("smaller batches", ""))
 
     def need_mb(self, uuid: str | None) -> int:
+        """Return the memory that a job takes of a GPU, or of the host for "cpu"."""
         need = self.needs.get(uuid or "")
-        return need.memory_mb if need else USUAL_MEMORY_MB
+        if not need:
+            return USUAL_MEMORY_MB
+        return need.memory_mb if uuid == "cpu" else -(-need.memory_mb // self.gpus_per_job)
 
     def is_too_small(self, gpu: Gpu) -> bool:
         """Tell whether it has less memory than is wanted, in use or not."""
@@ -186,6 +191,8 @@ class Findings:
     def needed(self, uuid: str | None) -> str:
         """Say what memory is wanted on a device."""
         size = gigabytes(self.need_mb(uuid))
+        if uuid != "cpu" and self.gpus_per_job > 1:
+            size = f"{size} of each of {self.gpus_per_job} GPUs"
         told = f"{self.model} takes about {size}"
         return told if self.model else f"{size} should be there for a usual model"
 
@@ -240,6 +247,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
         needs={k: asked_for.need(weights, device) for k, device in candidates.items()}
         if weights
         else {},
+        gpus_per_job=asked_for.gpus_per_job,
         fits_gpus=asked_for.fitting(weights) if weights and cpu_trial else (),
         leases=leases,
         cooling=cooling,
@@ -252,6 +260,7 @@ class Wanted(NamedTuple):
     """Of the workload; None where no model is named."""
     costliest: int = 0
     """The highest cost of a record, of a run that is planned."""
+    gpus_per_job: int = 1
 
     def weights(self) -> Weights | None:
         """Return what is known of the model before its weights are here.
@@ -274,7 +283,9 @@ class Wanted(NamedTuple):
         if not optional(find_workload(self.workload), "NEEDS_GPU"):
             return ()
         return tuple(
-            each.name for each in COMMON if self.need(weights, each).memory_mb <= each.memory_mb
+            each.name
+            for each in COMMON
+            if self.need(weights, each).memory_mb <= self.gpus_per_job * each.memory_mb
         )
 
     def need(self, weights: Weights, device: Device) -> Need:
@@ -295,7 +306,8 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
             raise UserError("--workload is of --model; leave it out, as the config names one.")
         run = project.read_one(arguments.config, arguments.set)
         plan = Results(arguments.results / run.run).find_plan()
-        return Wanted(run.workload, run.options, plan.lengths.costliest if plan else 0)
+        costliest = plan.lengths.costliest if plan else 0
+        return Wanted(run.workload, run.options, costliest, run.gpus)
     name = arguments.workload or DEFAULT
     if not arguments.model:
         return Wanted(name)

@@ -250,8 +250,10 @@ class Worker:
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""
-            more = len(self.devices) + 1
-            where = f"a GPU with more memory, `gpus_per_job: {more}` (a model spread over several)"
+            where = "a GPU with more memory"
+            if optional(self.workload, "spreads")(self.options):
+                more = len(self.devices) + 1
+                where += f", `gpus_per_job: {more}` (a model spread over several)"
         return (
             f"memory ran out while the model was loaded ({faults.one_line(error)}{free}); "
             f"take {where} or a smaller model"

@@ -27,7 +27,14 @@ from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
-from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, plugin_errors
+from featuremill.workload import (
+    Device,
+    EstimatesMemory,
+    HasCheckpoints,
+    Weights,
+    optional,
+    plugin_errors,
+)
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
@@ -267,10 +274,11 @@ class Case:
         if too_large:
             yield f"{too_large[0].upper()}{too_large[1:]}"
         elif has_mb and mb > gpus * has_mb:
-            yield (
-                f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set "
-                f"gpus_per_job: {math.ceil(mb / has_mb)} or more, or take larger ones."
-            )
+            remedy = "take larger ones"
+            if optional(self.config.module, "spreads")(self.config.options):
+                remedy = f"set gpus_per_job: {math.ceil(mb / has_mb)} or more, or {remedy}"
+            count = counted(gpus, "such GPU")
+            yield f"This model does not fit {count} of {has_mb:,} MB: {remedy}."
 
     def _asked(self, slots: int) -> Asked:
         if self.device.kind == "cuda":
