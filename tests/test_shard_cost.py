@@ -24,9 +24,9 @@ from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Sizing, Work, choose
 from featuremill.plan.shards import cuts, write_new
+from featuremill.store.parts import read_shard
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 from featuremill.workload import find_workload, plugin_errors
 
 CARD = "NVIDIA H100 80GB HBM3"

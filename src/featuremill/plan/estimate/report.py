@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
-from featuremill.base.this_process import num_cores
+from featuremill.base.this_process import nearest_folder, num_cores
 from featuremill.base.words import counted, duration, human_bytes, listed
 from featuremill.config import Run
 from featuremill.plan import needed_memory, speeds
