@@ -32,7 +32,7 @@ from safetensors.torch import save_file
 from featuremill.__main__ import main
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.doctor import checks, findings, host, trial
+from featuremill.doctor import checks, findings, trial
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
@@ -643,7 +643,7 @@ def test_too_few_open_files_and_an_unusable_lock_folder_are_found(doctor, tmp_pa
     ],
 )
 def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
-    fine = host.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
+    fine = findings.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
     assert fine.results == tmp_path
 
     def found(facts):
@@ -661,8 +661,8 @@ def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert host.num_nvidia_cards(tmp_path) == 1
-    assert host.num_nvidia_cards(tmp_path / "none") == 0
+    assert findings.num_nvidia_cards(tmp_path) == 1
+    assert findings.num_nvidia_cards(tmp_path / "none") == 0
 
 
 SPOILED = """

@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
+import resource
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from featuremill.base import devices
-from featuremill.base.environment import DEVICES
+from featuremill.base.environment import DEVICES, LEASE_FOLDER
 from featuremill.base.errors import UserError
+from featuremill.base.this_process import (
+    VERSION,
+    free_memory_mb,
+    installed,
+    nearest_folder,
+    num_cores,
+)
 from featuremill.config import Origin, checked, project
-from featuremill.doctor import host
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
-from featuremill.doctor.host import Host
 from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import folder
 from featuremill.lease.condition import Condition, Failures, used_by_others
@@ -30,6 +41,80 @@ from featuremill.workload import (
     optional,
 )
 from featuremill.workload import weights as weights_verb
+
+NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA = "0x10de"
+DISPLAY_CLASS = "0x03"
+"""PCI's class of graphics and compute cards, as sysfs writes its first byte."""
+
+
+class Host(NamedTuple):
+    open_files: int
+    """How many one process may have."""
+    results: Path
+    """The nearest folder that exists on the way to results/."""
+    results_writable: bool
+    results_free_gb: float
+    lock_folder: str
+    lock_trouble: str
+    """Why leases cannot be kept there; empty when they can."""
+    num_nvidia_cards: int
+    """By the PCI bus, whatever the driver says; 0 where the bus cannot be read."""
+    num_processors: int
+    memory_free_mb: int
+    versions: dict[str, str]
+
+
+def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
+    """Return what is true of this machine now."""
+    nearest = nearest_folder(results.absolute())
+    lock_folder, lock_trouble = _lock_folder()
+    return Host(
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        results=nearest,
+        results_writable=os.access(nearest, os.W_OK | os.X_OK),
+        results_free_gb=shutil.disk_usage(nearest).free / 1e9,
+        lock_folder=lock_folder,
+        lock_trouble=lock_trouble,
+        num_nvidia_cards=num_nvidia_cards(pci),
+        num_processors=num_cores(),
+        memory_free_mb=free_memory_mb(),
+        versions=versions(),
+    )
+
+
+def _lock_folder() -> tuple[str, str]:
+    """Return where leases are kept, and what is wrong with that place."""
+    try:
+        found = folder.find()
+        with tempfile.TemporaryFile(dir=found):
+            return str(found), ""
+    except (UserError, OSError) as error:
+        return LEASE_FOLDER.text() or "their usual folder", str(error).rstrip(".")
+
+
+def num_nvidia_cards(pci: Path) -> int:
+    """Count NVIDIA's graphics and compute cards on the PCI bus."""
+    count = 0
+    for card in pci.iterdir() if pci.is_dir() else ():
+        try:
+            is_nvidia = (card / "vendor").read_text().strip() == NVIDIA
+            count += is_nvidia and (card / "class").read_text().startswith(DISPLAY_CLASS)
+        except OSError:
+            continue
+    return count
+
+
+def versions() -> dict[str, str]:
+    """Return the versions installed here, without importing anything."""
+    found = {
+        "featuremill": VERSION,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    return found | installed(NAMED_PACKAGES)
+
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
@@ -240,7 +325,7 @@ def examine(arguments: argparse.Namespace) -> Findings:
         trials=trials,
         cpu=cpu,
         cpu_trial=cpu_trial,
-        host=host.look(arguments.results),
+        host=look(arguments.results),
         config=str(arguments.config or ""),
         model=weights.name if weights else "",
         workload=asked_for.workload,
@@ -336,7 +421,7 @@ def _leased_and_cooling(gpus: Sequence[Gpu]) -> tuple[dict[str, list[Holder]], d
         for holder in holders(where):
             leases.setdefault(holder.device.partition("@")[0], []).append(holder)
         cooling = {gpu.uuid: Failures(where, gpu.uuid).cooling() for gpu in gpus if gpu.uuid}
-    except (UserError, OSError):  # host.py says what is wrong with the folder
+    except (UserError, OSError):  # py says what is wrong with the folder
         return {}, {}
     return leases, cooling
 
