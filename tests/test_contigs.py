@@ -139,8 +139,8 @@ ESM2 = {"workload": "esm2", "options": {"model": "mill_t6_8M"}, "device": "cpu"}
         ({"inputs": []}, "inputs: "),
         ({"inputs": "gone.fa"}, "inputs: gone.fa: this file does not exist"),
         (
-            {"head": {"labels": "gone.csv", "column": "x"}},
-            "heads.kinds.labels: gone.csv: this file does not exist",
+            {"head": {"labels": "gone.csv", "column": "x", "vectors": "composition"}},
+            "heads.kinds: gone.csv: there is no such file; name what is there.",
         ),
         (
             {"head": {"labels": "kinds.csv", "column": "knd"}},

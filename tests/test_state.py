@@ -19,8 +19,7 @@ from featuremill.steps.groups import Groups
 from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
 from featuremill.store import state
-from featuremill.store.results import Results
-from featuremill.store.run_file import RunFile
+from featuremill.store.results import Results, RunFile
 
 
 def written_run(folder, is_early=False, **keys):
@@ -97,13 +96,16 @@ def finished(tmp_path_factory, environment):
     return folder
 
 
-@pytest.fixture
-def desk(finished, tmp_path, environment, monkeypatch):
-    """Return a desk in a copy of it, whose files have their times."""
-    folder = tmp_path / "desk"
+def copied(finished, folder, environment, monkeypatch):
+    """Return a desk in a copy of the `finished` project, whose files have their times."""
     shutil.copytree(finished, folder)
     monkeypatch.chdir(folder)
     return Desk(folder, environment)
+
+
+@pytest.fixture
+def desk(finished, tmp_path, environment, monkeypatch):
+    return copied(finished, tmp_path / "desk", environment, monkeypatch)
 
 
 def look():
@@ -169,10 +171,12 @@ MADE = (
 
 
 def test_each_key_is_among_the_edits():
-    steps = {"groups": Groups, "transfer": Transfer, "heads": Head}
-    keys = {*config.Config.model_fields}
-    keys |= {f"{name}.{key}" for name, model in steps.items() for key in model.model_fields}
+    keys = {*config.Config.model_fields, *keys_of(groups=Groups, transfer=Transfer, heads=Head)}
     assert keys == {*EDITS} | ELSEWHERE
+
+
+def keys_of(**sections):
+    return {f"{name}.{key}" for name, model in sections.items() for key in model.model_fields}
 
 
 def test_status_is_done_until_a_key_is_another_one(desk):
@@ -207,39 +211,49 @@ def edited(path, way):
         os.utime(path, (times, times))
 
 
-@pytest.mark.parametrize("way", ["newer", "older", "same"])
-def test_status_is_not_done_once_a_file_that_was_read_is_another_one(desk, way):
+def unnoticed(names, way):
+    """Return with which of the files edited status still says that all is done."""
     wrong = []
-    for name in READ:
-        path = desk.folder / name
-        shutil.copy2(path, desk.folder / "kept")
-        edited(path, way)
+    for name in map(Path, names):
+        kept = Path("kept") / name
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, kept)
+        edited(name, way)
         status, said = look()
         if status != 1 or "Nothing to do" in said:
-            wrong.append(name)
-        path.unlink()
-        (desk.folder / "kept").rename(path)
-    assert not wrong
+            wrong.append(str(name))
+        name.unlink(missing_ok=True)
+        kept.rename(name)
+    return wrong
+
+
+def files_made(names, way):
+    """Return the files that status looks into, in whichever way they are damaged."""
+    unseen = {
+        "older": ("embeddings.parquet", "failed.tsv", "report.html"),  # but for `--verify`
+        "away": ("report.html",),  # which is none of the results
+    }
+    paths = [Path("results/my") / name for name in names]
+    return [
+        path
+        for path, name in zip(paths, names, strict=True)
+        if path.stat().st_size and name not in unseen.get(way, ())
+    ]
+
+
+@pytest.mark.parametrize("way", ["newer", "older", "same"])
+def test_status_is_not_done_once_a_file_that_was_read_is_another_one(desk, way):
+    assert unnoticed(READ, way) == []
     assert look()[0] == 0, "with other times, and the same content"
 
 
 @pytest.mark.parametrize("way", ["cut", "older", "away"])
 def test_status_is_not_done_once_a_file_that_was_made_is_not_whole(desk, way):
-    wrong = []
-    for name in MADE:
-        path = desk.folder / "results" / "my" / name
-        is_found_by_verify = way == "older" and name in MADE[:3]  # its size is the same
-        if is_found_by_verify or not path.stat().st_size:
-            continue
-        shutil.copy2(path, desk.folder / "kept")
-        edited(path, way)
-        status, _ = look()
-        if status != 1 and name != "report.html":
-            wrong.append(name)
-        path.unlink(missing_ok=True)
-        (desk.folder / "kept").rename(path)
-    assert not wrong
+    assert unnoticed(files_made(MADE, way), way) == []
     assert look()[0] == 0
+    Path("results/my/report.html").unlink()
+    status, said = look()
+    assert status == 0 and "Type next featuremill run my.yaml" in said
 
 
 def test_the_order_of_what_was_read_counts(tmp_path):

@@ -34,7 +34,7 @@ from featuremill.status import screen as view
 from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
-from featuremill.store.json_file import JsonFile
+from featuremill.store.files import JsonFile
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]

@@ -213,8 +213,7 @@ def problems_of_files(
                     if column := getattr(head, key):
                         _check_column(head, key, column, project)
                 except UserError as error:
-                    is_there = not head.labels or Path(head.labels).is_file()
-                    yield (name, key if is_there else "labels"), str(error)
+                    yield (name, key), str(error)
                     break
             else:
                 if not stands(made({name: head}, project), f"{KEY}.{name}", project):
@@ -345,7 +344,9 @@ def _check_column(head: Head, key: str, column: str, project: Project) -> None:
             sheet.refuse_unknown(column)
         elif not id_columns.keys and Path(first, "manifest.json").exists():
             raise UserError(f"{first} is a run without samples; name a table with labels.")
-    elif key != "group" or not id_columns.keys or (sheet and column not in sheet.about):
+    elif Path(head.labels).exists() and (
+        key != "group" or not id_columns.keys or (sheet and column not in sheet.about)
+    ):
         labels.check(Path(head.labels), column, id_columns, head.id_column or "")
 
 
