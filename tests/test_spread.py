@@ -133,6 +133,23 @@ def test_a_layer_that_is_left_on_another_card_is_noticed(cards, monkeypatch):
             network(torch.arange(5).to(ONE))
 
 
+@torch.inference_mode()
+def test_each_layer_is_computed_where_its_device_is_the_current_one(cards, monkeypatch):
+    """Triton launches on the current device, whatever device its tensors are on."""
+    current, seen = [], []
+    monkeypatch.setattr(spread, "_make_current", lambda device: current.append(device.index))
+    real = Block.forward
+    monkeypatch.setattr(
+        Block, "forward", lambda *a, **k: (seen.append(current[-1]), real(*a, **k))[1]
+    )
+    network = blocks(3)
+    with cards(1, 2) as both:
+        spread.over(network, 3, both.devices)
+        for _ in range(2):
+            network(torch.arange(5).to(ONE))
+    assert seen == [0, 1, 1] * 2 and current[-1] == 0
+
+
 def test_a_network_without_a_list_of_its_layers_is_refused(cards):
     with cards() as both, pytest.raises(UserError, match="a Blocks has no list of its 4 layers"):
         spread.over(blocks(3), 4, both.devices)

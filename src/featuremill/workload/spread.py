@@ -137,10 +137,10 @@ def over(network: nn.Module, num_layers: int, devices: Sequence[torch.device]) -
                     "GPUs; set gpus_per_job: 1."
                 )
             layer.to(device)
-        if numbers and device != devices[0]:
-            _bring_inputs(held[numbers.start : numbers.stop], device, copies)
+        _bring_inputs(held[numbers.start : numbers.stop], device, copies)
 
     def bring_back(_: nn.Module, __: Any, outputs: Any) -> Any:
+        _make_current(devices[0])
         return _each(outputs, lambda tensor: copies.bring(tensor, devices[0]))
 
     held[-1].register_forward_hook(bring_back)
@@ -188,12 +188,19 @@ def _bring_inputs(layers: Sequence[nn.Module], device: torch.device, copies: Cop
         return cast(Tensor, known[tensor])
 
     def bring_all(layer: nn.Module, inputs: Any, named: Any) -> Any:
+        _make_current(device)
         if layer is layers[0]:
             known.clear()
         return _each(inputs, bring), _each(named, bring)
 
     for layer in layers:
         layer.register_forward_pre_hook(bring_all, with_kwargs=True)
+
+
+def _make_current(device: torch.device) -> None:
+    """Make a GPU the one where Triton, in modules of others, launches kernels."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
 
 
 def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
