@@ -34,7 +34,7 @@ class Copies(NamedTuple):
 
     @property
     def noted(self) -> str:
-        """What a receipt says about copies after the name of a device."""
+        """The text about copies after the name of a device in a receipt."""
         return "" if self is DIRECT else f"; copies between GPUs: {self.name}"
 
 
