@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from featuremill.config import validate
 from featuremill.plan.estimate.command import device_called
 from featuremill.plan.estimate.report import Case, Estimate, Row
 from featuremill.plan.estimate.work import Work, look
-from featuremill.plan.speeds import Range
 from featuremill.store.plan import Counts
 from featuremill.store.results import Results
 from featuremill.workload import EstimatesMemory, find_workload
@@ -50,8 +48,10 @@ def main() -> int:
     parser.add_argument("--device", default=DEVICE, help="the GPUs, as nvidia-smi says them")
     device = parser.parse_args().device
     speed = _estimate(RECORDS[0], device).rows[0].speed
-    rate = _ranged(speed.cost_per_second, lambda each: f"{each:,.0f}")
-    print(f"{speed.device}: {rate} tokens a second, {speed.source}\n")
+    rate, uncertainty = speed.cost_per_second, speed.uncertainty
+    print(
+        f"{speed.device}: {rate:,.0f} tokens a second, {speed.source}, within {uncertainty:g} ×\n"
+    )
     print(f"| {' | '.join(HEADINGS)} |")
     print(f"| {' | '.join('---' for _ in HEADINGS)} |")
     disks = []
@@ -71,18 +71,14 @@ def _line(row: Row, around: dict[str, float], num_records: int) -> str:
         f"{row.slots:,}",
         f"{row.best_cost:_}",
         f"{row.shards_left:,}",
-        _ranged(row.hours, _hours),
-        _ranged(row.device_hours, _number),
+        _hours(row.hours),
+        _number(row.device_hours),
         f"{100 * row.startup_share:.0f} %",
         f"{100 * row.idle_share:.0f} %",
         clock(around["plan"]),
         clock(around["merge"]),
     ]
     return f"| {' | '.join(cells)} |"
-
-
-def _ranged(quantity: Range, words: Callable[[float], str]) -> str:
-    return f"{words(quantity.middle)} ({words(quantity.low)} to {words(quantity.high)})"
 
 
 def _number(hours: float) -> str:

@@ -34,9 +34,8 @@ from featuremill.config import validate
 from featuremill.store.files import digest_of, sha256_of, write_json
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.records import READ_ROWS, SCHEMA
-from featuremill.store.results import Results
+from featuremill.store.results import Results, RunFile
 from featuremill.store.row_order import groups_of
-from featuremill.store.run_file import RunFile
 from featuremill.workloads import composition
 
 RECIPE = "0" * 32

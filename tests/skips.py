@@ -25,6 +25,7 @@ MAY_BE_LACKING = {
     "neither unshare": "a container may forbid to mount a small file system",
     "this torch is a build for CUDA": "which pip takes unless told otherwise",
     "needs 40 GB of a GPU's memory": "most GPUs have less",
+    "needs two GPUs": "most machines have fewer",
     "this interpreter cannot count loops": "Triton 3.6 with NumPy 2.4, which conda may have",
     "could not import 'pip'": "uv makes environments without it",
     "sae-lens cannot be had here": "its environment is a download that no other test needs",

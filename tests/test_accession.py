@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from featuremill.base.accession import accession, accessions
+from featuremill.base.id_columns import accession, accessions
 
 CASES = {
     "sp|P12345|AATM_RABIT": "P12345",

@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from featuremill.base.devices import Device
-from featuremill.extract import ahead
+from featuremill.extract import worker
 from featuremill.workload import find_workload, loading, workloads
 from featuremill.workloads.esm2 import triton_cache
 
@@ -69,9 +69,9 @@ def keys(monkeypatch):
 @pytest.mark.parametrize("name", [name for name in workloads() if not name.startswith("_")])
 def test_workloads_of_torch_get_their_contexts_and_those_with_kernels_their_key(driver, keys, name):
     keys.event.set()
-    ahead.start(find_workload(name), CPU)
+    worker.start(find_workload(name), CPU)
     assert not made and not keys.asked, "a job on a CPU needs neither"
-    ahead.start(find_workload(name), GPUS)
+    worker.start(find_workload(name), GPUS)
     for part in ("CUDA", "triton"):
         loading.wait_for(part)
     assert made == ({"CUDA": ["init", 0, 1]} if name in OF_TORCH else {})
@@ -84,7 +84,7 @@ def test_a_machine_without_a_driver_or_triton_meets_that_in_its_load_and_not_her
 
     monkeypatch.setattr(ctypes, "CDLL", refuse)
     monkeypatch.setitem(sys.modules, "triton.runtime.cache", None)
-    ahead.start(find_workload("esm2"), GPUS)
+    worker.start(find_workload("esm2"), GPUS)
     for part in ("CUDA", "triton"):
         loading.wait_for(part)
 
@@ -107,16 +107,16 @@ def test_the_installed_triton_keeps_its_key():
 
 def test_the_weights_are_read_to_their_end(tmp_path, monkeypatch):
     (tmp_path / "weights").write_bytes(bytes(10_000))
-    monkeypatch.setattr(ahead, "PIECE_BYTES", 4096)
-    sent, send = [], ahead.os.sendfile
-    monkeypatch.setattr(ahead.os, "sendfile", lambda *a: sent.append(send(*a)) or sent[-1])
-    ahead.start_reading(tmp_path / "weights")
+    monkeypatch.setattr(worker, "PIECE_BYTES", 4096)
+    sent, send = [], worker.os.sendfile
+    monkeypatch.setattr(worker.os, "sendfile", lambda *a: sent.append(send(*a)) or sent[-1])
+    worker.start_reading(tmp_path / "weights")
     loading.wait_for("weights")
     assert sum(sent) == 10_000
-    ahead.start_reading(tmp_path)  # a folder may hold the same weights twice
-    ahead.start_reading(tmp_path / "nowhere")
-    monkeypatch.setattr(ahead, "MOST_OF_MEMORY", 0.0)
-    ahead.start_reading(tmp_path / "weights")
+    worker.start_reading(tmp_path)  # a folder may hold the same weights twice
+    worker.start_reading(tmp_path / "nowhere")
+    monkeypatch.setattr(worker, "MOST_OF_MEMORY", 0.0)
+    worker.start_reading(tmp_path / "weights")
     loading.wait_for("weights")
     assert sum(sent) == 10_000
 

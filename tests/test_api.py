@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import pickle
 import pty
 import runpy
 import struct
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import traceback
 from pathlib import Path
 
 import anndata
@@ -333,6 +335,15 @@ def test_what_is_wrong_is_a_sentence(tmp_path, monkeypatch, inputs, more, senten
         featuremill.compute(inputs, **{"workload": "composition", **more})
     said = str(raised.value).replace(str(tmp_path), "")
     assert "Zwiebel" not in said and tempfile.gettempdir() not in said
+
+
+def test_a_traceback_has_the_public_name_of_an_error():
+    with pytest.raises(featuremill.UserError) as raised:
+        composition(["MK1"])
+    (line,) = traceback.format_exception_only(raised.value)
+    assert line.startswith("featuremill.UserError: ")
+    again = pickle.loads(pickle.dumps(raised.value))
+    assert type(again) is UserError and str(again) == str(raised.value)
 
 
 def test_option_files_have_to_be_there(tmp_path):

@@ -18,8 +18,8 @@ from featuremill.__main__ import main
 from featuremill.base.errors import UserError
 from featuremill.inputs import proteins
 from featuremill.inputs.residues import ALPHABET
+from featuremill.store.parts import read_verified
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_verified
 from featuremill.workload import find_workload
 from featuremill.workloads.esm2.sources import BUNDLED
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 import torch
 
-from featuremill.base import faults, finite
+from featuremill.base import arrays, faults
 
 DTYPES = [np.float16, np.float32, np.float64]
 
@@ -21,17 +21,17 @@ def test_every_bit_pattern_of_the_exponent_is_told_as_numpy_tells_it(dtype):
     if dtype is np.float16:
         numbers += [bits.view(dtype) for bits in np.arange(2**16, dtype=np.uint16).reshape(-1, 1)]
     for number in numbers:
-        assert finite.is_finite(number) == bool(np.isfinite(number).all()), number
+        assert arrays.is_finite(number) == bool(np.isfinite(number).all()), number
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_it_looks_everywhere(dtype):
-    size = 2 * finite.PIECE_BYTES // np.dtype(dtype).itemsize + 17
+    size = 2 * arrays.PIECE_BYTES // np.dtype(dtype).itemsize + 17
     numbers = np.ones(size, dtype)
-    assert finite.is_finite(numbers) and finite.is_finite(numbers[:0])
+    assert arrays.is_finite(numbers) and arrays.is_finite(numbers[:0])
     for place in (0, size // 2, size - 1):
         numbers[place] = np.nan
-        assert not finite.is_finite(numbers)
+        assert not arrays.is_finite(numbers)
         numbers[place] = 1
 
 
@@ -42,14 +42,14 @@ def test_rows_with_a_bad_value_are_found(number):
     vectors = pa.array(rows, pa.list_(pa.list_(number, 2)))
     names = pa.array(["a", None, "c", "d", "e"])
     values = pa.record_batch({"vectors": vectors})
-    assert finite.not_finite(values).tolist() == [False, True, False, True, False]
-    assert finite.not_finite(values.slice(4)).tolist() == [False]
+    assert arrays.not_finite(values).tolist() == [False, True, False, True, False]
+    assert arrays.not_finite(values.slice(4)).tolist() == [False]
     pairs = pa.record_batch({"pairs": pa.array([*rows[0], *rows[1]], pa.list_(number, 2))})
-    assert finite.not_finite(pairs).tolist() == [False, False, True]
-    assert finite.not_finite(pairs.slice(1)).tolist() == [False, True]
-    assert finite.not_finite(pairs.slice(0, 2)).tolist() == [False, False]
+    assert arrays.not_finite(pairs).tolist() == [False, False, True]
+    assert arrays.not_finite(pairs.slice(1)).tolist() == [False, True]
+    assert arrays.not_finite(pairs.slice(0, 2)).tolist() == [False, False]
     both = pa.record_batch({"vectors": vectors, "names": names})
-    assert finite.not_finite(both).tolist() == [False, True, False, True, False]
+    assert arrays.not_finite(both).tolist() == [False, True, False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -190,14 +190,13 @@ def test_several_gpus_for_a_cpu_are_named(tmp_path):
 
 @pytest.mark.parametrize("key", ["gpus_per_job", "gpus"])
 def test_gpus_of_a_job_are_refused_where_the_workload_takes_one(tmp_path, key):
-    whole = f"inputs: a.csv\n{key}: 2\nworkload: %s\noptions: {{model: b, alphabet: proteins}}"
-    said = refusal(tmp_path, whole % "encoder")
-    assert f":2: {key}: workload encoder computes on one GPU with these options" in said
+    whole = f"inputs: a.csv\n{key}: 2\nworkload: llm_json\noptions: %s"
+    options = {"prompt": "a", "json_schema": "b", "model": "c", "quantize": "4bit"}
+    said = refusal(tmp_path, whole % options)
+    assert f":2: {key}: workload llm_json computes on one GPU with these options" in said
     rows = {"inputs": ["a.csv"], "outputs": ["rows_jsonl"], key: 2, "workload": "llm_json"}
-    options = {"prompt": "a", "json_schema": "b", "model": "c"}
-    with pytest.raises(UserError, match=f"{key}: workload llm_json computes on one GPU"):
-        config.validate({**rows, "options": options})
-    assert config.validate({**rows, "options": {**options, "engine": "vllm"}}).gpus == 2
+    for more in ({"engine": "vllm"}, {"quantize": "none"}):
+        assert config.validate({**rows, "options": {**options, **more}}).gpus == 2
     assert read(tmp_path, "inputs: a\ngpus_per_job: 2\n").gpus == 2
 
 

@@ -4,6 +4,7 @@ NVML is real nvidia-ml-py over the simulated library; torch is real, but for GPU
 """
 
 import argparse
+import dataclasses
 import json
 import logging
 import os
@@ -31,7 +32,7 @@ from safetensors.torch import save_file
 from featuremill.__main__ import main
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.doctor import checks, findings, host, trial
+from featuremill.doctor import checks, findings, trial
 from featuremill.doctor.checks import has_kernels
 from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Node
@@ -357,6 +358,22 @@ def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
     assert answer["memory"]["fits"] == []
 
 
+def test_a_model_over_two_gpus_is_asked_for_half_of_its_memory_on_each(doctor):
+    check = doctor(MIXED[1], dataclasses.replace(MIXED[1], uuid="GPU-9"))
+    config = {"inputs": "in.fa", "options": {"model": "esm2_t48_15B_UR50D"}}
+    for gpus, status, fits in ((1, 1, []), (2, 0, ["GPU-1", "GPU-9"])):
+        (check.folder / "my.yaml").write_text(json.dumps({**config, "gpus_per_job": gpus}))
+        answer = check("--json", "--config", "my.yaml", status=status)
+        assert answer["memory"]["fits"] == fits
+        assert ("too-large" in codes(answer)) is (gpus == 1)
+    check = doctor(MIXED[3])
+    answer = check("--json", "--config", "my.yaml", status=1)
+    (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
+    assert re.search(
+        r"takes about \d\d GB of each of 2 GPUs; 8.0 GB is what the largest", issue["what"]
+    )
+
+
 # What it is called: GPU 1's state, what comes of using it, and a word of the remedy.
 BROKEN = {
     "lost": ({"lost": True}, {}, "nvidia-smi --gpu-reset -i 1"),
@@ -626,7 +643,7 @@ def test_too_few_open_files_and_an_unusable_lock_folder_are_found(doctor, tmp_pa
     ],
 )
 def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
-    fine = host.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
+    fine = findings.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
     assert fine.results == tmp_path
 
     def found(facts):
@@ -644,8 +661,8 @@ def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
         (tmp_path / name).mkdir()
         (tmp_path / name / "vendor").write_text(vendor + "\n")
         (tmp_path / name / "class").write_text(kind + "\n")
-    assert host.num_nvidia_cards(tmp_path) == 1
-    assert host.num_nvidia_cards(tmp_path / "none") == 0
+    assert findings.num_nvidia_cards(tmp_path) == 1
+    assert findings.num_nvidia_cards(tmp_path / "none") == 0
 
 
 SPOILED = """

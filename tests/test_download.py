@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from featuremill.base import progress
-from featuremill.workload import download as module
-from featuremill.workload.download import download
+from featuremill.workload import hugging_face as module
+from featuremill.workload.hugging_face import download
 
 CONTENT = bytes(range(256)) * 40_000
 HALF = len(CONTENT) // 2

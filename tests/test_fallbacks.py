@@ -36,11 +36,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from featuremill.base import devices, faults
 from featuremill.base import environment as variables_of_ours
 from featuremill.base.errors import UserError, WorkloadError
-from featuremill.workload import loading, weights
+from featuremill.workload import loading, spread, weights
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import (
     attention,
-    copies,
     encoder,
     fallbacks,
     kernels,
@@ -775,8 +774,8 @@ def test_copies_that_arrive_wrong_go_through_the_host(found, monkeypatch, caplog
         is_spoiled = num_copies % 2 == (1 if spoiled == "there" else 0)
         return torch.zeros_like(tensor) if is_spoiled else tensor.clone()
 
-    bad = copies.Copies("bad copies", wrong)
-    monkeypatch.setattr(copies, "ways", lambda: [bad, *copies_ways()[1:]])
+    bad = spread.Copies("bad copies", wrong)
+    monkeypatch.setattr(spread, "ways", lambda: [bad, *copies_ways()[1:]])
     assert "copies" not in load(found).backend and not num_copies, "there is nothing to copy"
     model = load(found, devices=(HOST, HOST))
     (record,) = caplog.records
@@ -784,13 +783,13 @@ def test_copies_that_arrive_wrong_go_through_the_host(found, monkeypatch, caplog
     assert "copies between GPUs: through the host" in model.backend
     num_copies = 0
     assert torch.equal(features(model), expected) and not num_copies
-    monkeypatch.setattr(copies, "ways", lambda: [bad])
+    monkeypatch.setattr(spread, "ways", lambda: [bad])
     with pytest.raises(WorkloadError, match=r"^copy between GPUs on this CPU .* has no fallback"):
         load(found, devices=(HOST, HOST))
 
 
 def copies_ways():
-    return [copies.DIRECT, copies.Copies("through the host", copies.through_host)]
+    return [spread.DIRECT, spread.Copies("through the host", spread.through_host)]
 
 
 def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatch):
@@ -800,7 +799,7 @@ def test_all_that_goes_to_the_next_device_is_brought_as_proved(found, monkeypatc
         brought.append(tensor)
         return tensor.clone()
 
-    monkeypatch.setattr(copies, "ways", lambda: [copies.Copies("seen", seen)])
+    monkeypatch.setattr(spread, "ways", lambda: [spread.Copies("seen", seen)])
     model = load(found, devices=(HOST, HOST))
     brought.clear()
     features(model)

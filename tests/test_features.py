@@ -15,8 +15,8 @@ from featuremill.base.errors import IntegrityError, UserError
 from featuremill.features import parts, records, table
 from featuremill.merge.command import merge, merge_partial
 from featuremill.store import failed
+from featuremill.store.parts import read_shard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(PLUGINS))

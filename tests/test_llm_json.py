@@ -345,8 +345,9 @@ def test_keys_and_values_end_with_their_batch(place):
 def test_memory_that_torch_keeps_for_itself_counts_as_free(place, monkeypatch):
     """Else each batch would have fewer rows than the one before."""
     model = loaded()
-    model.engine._device = torch.device("cuda", 0)
-    row = model.engine._token_bytes * 100
+    model.engine._device = device = torch.device("cuda", 0)
+    (token_bytes,) = model.engine._token_bytes.values()
+    model.engine._token_bytes, row = {device: token_bytes}, token_bytes * 100
     free = {"mem_get_info": (4 * row, 99 * row), "memory_reserved": 8 * row}
     for name, found in {**free, "memory_allocated": 2 * row}.items():
         monkeypatch.setattr(torch.cuda, name, lambda _, found=found: found)
@@ -1023,7 +1024,7 @@ def test_what_bitsandbytes_is_asked_for(place, monkeypatch, quantize, is_4bit):
 
     monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", from_pretrained)
     device = torch.device("cuda", 0)
-    engines._network(place / "model", asked(quantize=quantize), device)
+    engines._network(place / "model", asked(quantize=quantize), [device])
     assert given["device_map"] == {"": device} and given["trust_remote_code"] is False
     config = given["quantization_config"]
     assert config.load_in_4bit is is_4bit and config.load_in_8bit is not is_4bit

@@ -36,9 +36,8 @@ from featuremill.store.files import temporary_file
 from featuremill.store.formats import RECORD
 from featuremill.store.journal import Journal, part_schema
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.parts import Part, order_of
+from featuremill.store.parts import Part, order_of, read_shard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 
 LETTERS = "ACDEFGHIKLMNPQRSTVWY"
 ALL = ["parquet", "per_protein_h5", "npy"]

@@ -99,7 +99,7 @@ def test_no_option_means_anything_by_its_name(numbered, monkeypatch, tmp_path):
     work = UnitWork(1e9, 0, 1e9, {"wide": 2.0}, 3e-6)
     monkeypatch.setattr(numbered, "unit_work", lambda weights, mean_cost: work, raising=False)
     speed = speeds.find(speeds.Asked(settings, "h100", is_gpu=True), tmp_path, weights, 350)
-    assert speed.is_assumed and speed.cost_per_second.middle == pytest.approx(0.5 * 756e3)
+    assert speed.is_assumed and speed.cost_per_second == pytest.approx(0.5 * 756e3)
     asked = speeds.Asked(settings, "a CPU", is_gpu=False)
     assert (
         "2 GFLOP/s a core in wide and 3 µs a record"

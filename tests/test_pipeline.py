@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from featuremill.extract import hang_timer, pipeline
+from featuremill.extract import pipeline
 from featuremill.store import journal
-from featuremill.store.shard_file import SHARD
+from featuremill.store.parts import SHARD
 from featuremill.workload.batches import Queue
 
 VALUES = pa.schema({"length": pa.list_(pa.float32(), 1)})
@@ -63,7 +63,7 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest
     """Three batches; the first takes the disk ten seconds, in which the third could be launched."""
     clock, toy = Clock(), Toy()
     is_device_done = slowest != "the device"
-    for module in (pipeline, hang_timer):
+    for module in (pipeline, pipeline):
         monkeypatch.setattr(module.time, "monotonic", clock.monotonic)
     for event in toy.may_end[: 3 if is_device_done else 1]:
         event.set()
@@ -106,7 +106,7 @@ def test_only_waiting_for_the_disk_counts_as_that(tmp_path, monkeypatch, slowest
     queue = Queue([1] * 3, 1, "records", pytest.fail)
     queue.add([[0], [1], [2]])
     shard = pipeline.Shard(rows, opened, VALUES)
-    line = Line(toy, None, shard, queue, hang_timer.Watch(600, 2), pytest.fail)
+    line = Line(toy, None, shard, queue, pipeline.Watch(600, 2), pytest.fail)
     line.run(lambda: None)
     opened.finish()
     assert toy.collected == [0, 1, 2]

@@ -21,12 +21,12 @@ from featuremill.inputs import proteins, source
 from featuremill.plan import repeats as repeats_module
 from featuremill.plan import spool as spool_module
 from featuremill.plan.command import plan
-from featuremill.plan.rows import Rows
+from featuremill.plan.records import Rows
 from featuremill.plan.spool import ROWS, rows_path
 from featuremill.store.files import digest_of
 from featuremill.store.formats import RECORD
+from featuremill.store.parts import SHARD, read_shard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import SHARD, read_shard
 from featuremill.workload import Weights, find_workload
 from featuremill.workload.recipe import recipe_of, settings_of
 from featuremill.workloads import composition

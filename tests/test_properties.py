@@ -44,8 +44,8 @@ from featuremill.merge.command import merge
 from featuremill.plan.command import plan
 from featuremill.store import journal, journal_log
 from featuremill.store.files import digest_of, read_json
+from featuremill.store.parts import read_shard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 from featuremill.workloads import composition
 
 THOROUGH = 500

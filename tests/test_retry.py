@@ -19,7 +19,7 @@ from programs import Verbs, Workflow, random_records, wait_for
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.merge.command import merge
 from featuremill.plan.retry import retry, run
-from featuremill.store.shard_file import read_shard
+from featuremill.store.parts import read_shard
 
 GOOD = random_records(40)
 BAD = [("odd", "RAISEK"), ("nan", "NANK"), ("twin", "RAISEK"), ("greed", "GREEDKL")]

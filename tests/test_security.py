@@ -34,11 +34,10 @@ from featuremill.inputs import proteins
 from featuremill.kit.hdf5 import dataset_name
 from featuremill.lease import condition, folder, slots, turnstile
 from featuremill.store import files, journal_log
-from featuremill.store.parts import open_part
+from featuremill.store.parts import open_part, read_verified
 from featuremill.store.plan import Plan, PlannedShard
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_verified
 from featuremill.workload.outputs import Target, open_writer
 
 NOBODY = 65534

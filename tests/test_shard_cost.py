@@ -24,18 +24,16 @@ from featuremill.plan import announce, speeds
 from featuremill.plan.command import plan
 from featuremill.plan.shard_cost import Sizing, Work, choose
 from featuremill.plan.shards import cuts, write_new
-from featuremill.plan.speeds import Range
+from featuremill.store.parts import read_shard
 from featuremill.store.plan import Plan, Settings
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 from featuremill.workload import find_workload, plugin_errors
 
 CARD = "NVIDIA H100 80GB HBM3"
 
 
 def speed(rate, startup=8.0):
-    rates, seconds = Range(rate, rate, rate), Range(startup, startup, startup)
-    return speeds.Speed(CARD, rates, seconds, True, "given", "as given")
+    return speeds.Speed(CARD, rate, startup, True, "given", "as given")
 
 
 def work(cost, records=None, payload_bytes=0, part_bytes=0):
@@ -400,7 +398,7 @@ def test_the_time_of_a_run_is_that_of_its_rounds(tmp_path):
     """Each of two slots computes shards one behind the other: of three, two."""
     shards = [SimpleNamespace(shard=f"{n}", cost=100, wanted=1, bytes=9) for n in range(3)]
     plan = SimpleNamespace(shards=shards, recipe="r")
-    speed = SimpleNamespace(cost_per_second=SimpleNamespace(middle=5))
+    speed = SimpleNamespace(cost_per_second=5)
     choice = SimpleNamespace(startup_seconds=10, speed=speed)
     known = SimpleNamespace(slots=2, choice=lambda *_: choice)
     assert announce._time(Results(tmp_path), plan, known) == "; about 1 min"

@@ -20,8 +20,7 @@ from featuremill.steps.groups import Groups
 from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
 from featuremill.store import state
-from featuremill.store.results import Results
-from featuremill.store.run_file import RunFile
+from featuremill.store.results import Results, RunFile
 
 
 def written_run(folder, is_early=False, **keys):

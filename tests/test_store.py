@@ -40,9 +40,9 @@ from featuremill.status import lines
 from featuremill.status.reader import RunReader
 from featuremill.store import journal, shared, shared_index
 from featuremill.store.journal_log import digest_of_file
+from featuremill.store.parts import read_shard
 from featuremill.store.receipt import Receipt
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_shard
 from featuremill.workload import Weights
 from featuremill.workloads import composition
 from featuremill.workloads.imported.files import read

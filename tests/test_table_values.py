@@ -13,7 +13,7 @@ from featuremill.base import reasons
 from featuremill.base.errors import UserError
 from featuremill.merge import gather
 from featuremill.merge.command import merge
-from featuremill.merge.row_sizes import bytes_of_rows
+from featuremill.merge.gather import bytes_of_rows
 from featuremill.store.formats import kind_of, refuse_outputs
 from featuremill.store.results import Results
 from featuremill.workload import find_workload

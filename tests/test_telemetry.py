@@ -18,8 +18,8 @@ from programs import wait_for
 from featuremill.base import run_log as run_log_module
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
-from featuremill.extract.peak_memory import peak_memory_mb
 from featuremill.extract.recorder import Recorder, Sampler
+from featuremill.extract.worker import peak_memory_mb
 from featuremill.status.jobs import TelemetryTail
 from featuremill.store import telemetry
 from featuremill.store import telemetry as writer_module
@@ -520,7 +520,7 @@ def test_sampling_costs_less_than_a_two_hundredth_of_a_core(tmp_path, gpu_node):
         import os, sys, time
         from pathlib import Path
         import psutil
-        from featuremill.extract.gpus import Poller
+        from featuremill.extract.recorder import Poller
         from featuremill.extract.recorder import Sampler
         from featuremill.store.telemetry import Writer
         poller = Poller(sys.argv[2:], {})

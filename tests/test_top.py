@@ -4,15 +4,14 @@ import argparse
 import io
 import json
 import os
-import pty
 import re
-import select
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,17 +22,19 @@ from programs import wait_for
 from rich.console import Console
 from running_runs import COST, A, B, C, RunningRun
 from snakemake.settings.types import Quietness
+from terminals import Terminal
 from test_gpu_workflow import GpuWorkflow
 
 from featuremill.base.errors import UserError
+from featuremill.config.runs import Runs
 from featuremill.flow import screen
 from featuremill.lease import gpu_name
-from featuremill.status import lines, shards, watch
+from featuremill.status import beneath, lines, shards, watch
 from featuremill.status import screen as view
 from featuremill.status.jobs import TelemetryTail
 from featuremill.status.reader import RunReader
 from featuremill.store import lock_holder, run_lock
-from featuremill.store.json_file import JsonFile
+from featuremill.store.files import JsonFile
 from featuremill.store.results import Results
 
 GOOD = [(f"good{n}", "MKV" + "A" * n) for n in range(20)]
@@ -334,10 +335,11 @@ def test_the_picture_fits_and_keeps_what_counts(run, width):
     assert max(map(len, shown)) <= width and "\x1b" not in "".join(shown)
     everything = "\n".join(shown)
     assert "800 records" in everything
-    if width >= 80:
-        headings = "DEVICE SHARD DONE USE MEMORY °C W RESIDUES/S LEFT"
-        assert headings in [" ".join(line.split()) for line in shown]
-        assert "10 %" in everything and "20 %" in everything
+    headings = {40: "DEVICE RECORDS °C RESIDUES/S", 60: "DEVICE SHARD RECORDS MEMORY °C RESIDUES/S"}
+    every = "DEVICE SHARD RECORDS USE MEMORY °C W RESIDUES/S LEFT"
+    assert headings.get(width, every) in [" ".join(line.split()) for line in shown]
+    assert re.search(r"^GPU \(b000\) L4 .* 10/100 .* 64 ", everything, re.MULTILINE)
+    assert re.search(r"^GPU \(c000\) L4 .* 20/100 .* 64 ", everything, re.MULTILINE)
 
 
 def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, capsys):
@@ -382,36 +384,6 @@ def test_top_without_a_terminal_writes_lines_and_ends_as_status_does(verbs, caps
     assert answer["status"]["input"] == manifest["plan"] and answer["phase"] == "idle"
     assert answer["records"]["done"] == 22 and answer["records"]["failed"] == 2
     assert set(answer) == set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE))
-
-
-class Terminal:
-    """A process on a terminal of its own."""
-
-    def __init__(self, command, columns, lines, **more):
-        self._ours, theirs = pty.openpty()
-        environment = {**os.environ, **more.pop("env", {}), "TERM": "xterm-256color"}
-        environment |= {"COLUMNS": str(columns), "LINES": str(lines)}
-        self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, **more
-        )
-        os.close(theirs)
-        self.said = ""
-
-    def read_until(self, word):
-        """Read until the word comes; None: until the process has ended."""
-        wait_for(lambda: self._reads_up_to(word))
-        return self.said
-
-    def _reads_up_to(self, word):
-        if word is not None and word in self.said:
-            return True
-        if select.select([self._ours], [], [], 0.1)[0]:
-            try:
-                self.said += os.read(self._ours, 65536).decode("utf-8", "replace")
-            except OSError:  # the other end is closed
-                return True
-            return False
-        return word is None and self.process.poll() is not None
 
 
 def test_whoever_has_read_enough_ends_it_without_a_word(run, environment):
@@ -464,15 +436,19 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(run, environment, no_color):
     assert "Traceback" not in said and after.strip().startswith("1.2 % of the work")
 
 
-def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
-    monkeypatch.setattr(screen, "FIRST_SECONDS", 0.3)
-    monkeypatch.setattr(screen, "EVERY_SECONDS", 0.1)
-    monkeypatch.setattr(screen, "LOOK_SECONDS", 0.05)
+@pytest.fixture
+def quick(monkeypatch):
+    """Let lines of totals come at once."""
+    for name, seconds in {"FIRST": 0.3, "EVERY": 0.1, "LINES": 0.05}.items():
+        monkeypatch.setattr(beneath, f"{name}_SECONDS", seconds)
+
+
+def test_snakemake_says_the_totals_now_and_then(run, quick, capfd):
     damaged = run.folder.root.with_name("damaged")
     damaged.mkdir()
     (damaged / "store").mkdir()
     Results(damaged).plan.write_text("{")
-    is_over = screen.start_totals([damaged, run.folder.root])
+    end = beneath.follow(Runs(damaged.parent, [damaged, run.folder.root]))
     said = ""
 
     def says_more():
@@ -485,7 +461,7 @@ def test_snakemake_says_the_totals_now_and_then(run, monkeypatch, capfd):
         job.sample(500)
         wait_for(lambda: says_more().count("\n") >= 2)
     finally:
-        is_over.set()
+        end()
     assert said.splitlines()[0].startswith(
         "     top │ test: 6.2 % of the work · 50 of 800 records · 1 job"
     )
@@ -507,15 +483,15 @@ def test_snakemake_says_them_only_where_they_are_wanted(
     monkeypatch, quiet, dryrun, is_main, variable, tells
 ):
     started = []
-    monkeypatch.setattr(screen, "start_totals", started.append)
+    monkeypatch.setattr(beneath, "follow", lambda runs, may_draw: started.append(may_draw))
     monkeypatch.setattr(sys, "argv", ["snakemake", "--cores", "1"])
     monkeypatch.setenv("FEATUREMILL_QUIET", variable)
     settings = SimpleNamespace(quiet=quiet, dryrun=dryrun)
     workflow = SimpleNamespace(
         output_settings=settings, is_main_process=is_main, modifier=NOT_IMPORTED
     )
-    screen.tell_totals(workflow, "results/test")
-    assert len(started) == tells
+    screen.follow(workflow, Runs(Path(), []))
+    assert started == [False] * tells, "no handler of Snakemake writes to the terminal here"
 
 
 class Tmux:

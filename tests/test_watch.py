@@ -4,8 +4,8 @@ import faulthandler
 
 import pytest
 
-from featuremill.extract import hang_timer
-from featuremill.extract.hang_timer import Watch
+from featuremill.extract import pipeline
+from featuremill.extract.pipeline import Watch
 
 STACKS = 2
 """Descriptor of what the timer writes a stack into."""
@@ -17,7 +17,7 @@ class Clock:
     def __init__(self, monkeypatch):
         self.now = 50.0
         self.allowed = None
-        monkeypatch.setattr(hang_timer.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(pipeline.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(faulthandler, "dump_traceback_later", self._set)
 
     def _set(self, seconds, exit, file):

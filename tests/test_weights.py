@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 
 from featuremill.base.errors import UserError
 from featuremill.store.weights_file import WeightsFile
-from featuremill.workload import download, weights
+from featuremill.workload import hugging_face, weights
 from featuremill.workloads.encoder import folder as folder_of_encoder
 from featuremill.workloads.esm2 import sources
 from featuremill.workloads.esm2.encoder import Encoder
@@ -387,7 +387,7 @@ def test_no_network_is_one_sentence_that_says_what_to_do(cache, tmp_path, monkey
     monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
     monkeypatch.setattr(sources, "URL", "http://127.0.0.1:9/{name}.pt")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9/mirror/")
-    monkeypatch.setattr(download, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(hugging_face, "PAUSE_SECONDS", 0.0)
     with pytest.raises(UserError) as caught:
         weights.convert("esm2_t12_35M_UR50D", cache)
     text = str(caught.value)

@@ -13,9 +13,9 @@ from esm2_models import ROOT, demo_proteins, fair_esm, save_fair_esm
 
 import featuremill
 from featuremill.base import entry_points
+from featuremill.base.arrays import not_finite
 from featuremill.base.devices import cpu
 from featuremill.base.errors import UserError
-from featuremill.base.finite import not_finite
 from featuremill.workload import (
     Device,
     EstimatesMemory,

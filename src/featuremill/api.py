@@ -22,7 +22,6 @@ import pyarrow as pa
 
 from featuremill import beside, config
 from featuremill.base import environment, faults, reasons
-from featuremill.base.accession import accessions
 from featuremill.base.arrays import matrices, matrix
 from featuremill.base.devices import (
     Device,
@@ -32,6 +31,7 @@ from featuremill.base.devices import (
     with_processors,
 )
 from featuremill.base.errors import DeviceError, UserError
+from featuremill.base.id_columns import accessions
 from featuremill.base.progress import CallBack, on_terminal
 from featuremill.base.words import counted
 from featuremill.inputs import in_memory

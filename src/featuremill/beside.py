@@ -24,10 +24,9 @@ from featuremill.base.errors import error_of
 from featuremill.plan.shard_cost import UNKNOWN_COST
 from featuremill.plan.shards import cuts, write_new
 from featuremill.store import journal_log
-from featuremill.store.parts import Part, open_part
+from featuremill.store.parts import SHARD, Part, open_part
 from featuremill.store.plan import Counts, Lengths, Plan, PlannedShard, Settings
 from featuremill.store.results import Results
-from featuremill.store.shard_file import SHARD
 from featuremill.store.weights_file import WeightsFile
 
 MOST_SHARDS_A_JOB = 4

@@ -34,9 +34,9 @@ import pyarrow.parquet as pq
 import yaml
 
 from featuremill.api import compute
+from featuremill.base.arrays import not_finite
 from featuremill.base.devices import cpu, with_processors
 from featuremill.base.errors import UserError
-from featuremill.base.finite import not_finite
 from featuremill.config import project, yaml_lines
 from featuremill.flow import internals
 from featuremill.step import finding

@@ -213,6 +213,7 @@ SNAKEMAKE_PROFILE = Variable(
 )
 VIRTUAL_ENV = Variable("VIRTUAL_ENV", _ENVIRONMENT)
 CONDA_PREFIX = Variable("CONDA_PREFIX", _ENVIRONMENT)
+TERM = Variable("TERM", "Where it is `dumb`, a run prints lines and draws no picture.")
 PATH = Variable("PATH", "The jobs of a run find this `featuremill` first.")
 _ALL = [value for value in globals().values() if isinstance(value, Variable)]
 SETTINGS: tuple[Setting[Any], ...] = tuple(each for each in _ALL if isinstance(each, Setting))

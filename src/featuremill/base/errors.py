@@ -5,6 +5,8 @@ from __future__ import annotations
 from featuremill.lease.errors import DeviceError as DeviceError
 from featuremill.lease.errors import UserError as UserError
 
+UserError.__module__ = "featuremill"  # the name by which programs catch it, in tracebacks too
+
 
 class WorkloadError(Exception):
     """A workload failed outside a record, which is a bug in it. The log has the traceback."""

@@ -17,9 +17,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from featuremill.base.accession import accession
 from featuremill.base.errors import UserError
-from featuremill.base.id_columns import ID_ALONE, IdColumns
+from featuremill.base.id_columns import ID_ALONE, IdColumns, accession
 from featuremill.base.text import clipped
 from featuremill.base.words import counted
 

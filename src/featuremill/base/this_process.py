@@ -1,4 +1,5 @@
-"""Facts of the running process and machine: parents, memory, processors, versions."""
+"""Facts of the running process and machine: parents, memory, processors, space
+on its disks, versions."""
 
 from __future__ import annotations
 
@@ -169,3 +170,19 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def take_space(descriptor: int, start: int, size: int) -> None:
+    """Take disk space from `start` on now: a hole in a file would end in SIGBUS on a full disk.
+
+    Where the system has no such call (macOS), the file only grows.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, start, size)
+    else:
+        os.ftruncate(descriptor, max(os.fstat(descriptor).st_size, start + size))
+
+
+def nearest_folder(path: Path) -> Path:
+    """Return the nearest folder that exists on the way to an absolute path."""
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())

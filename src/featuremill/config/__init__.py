@@ -33,10 +33,9 @@ from featuremill.config.yaml_lines import Places
 from featuremill.inputs import evident_format
 from featuremill.step import Section, finding, plain_name
 from featuremill.store import command_line, formats, run_lock, shared
-from featuremill.store.results import Results
+from featuremill.store.results import Results, RunFile
 from featuremill.store.row_order import RowOrder
 from featuremill.store.row_order import refuse_outputs as refuse_order
-from featuremill.store.run_file import RunFile
 from featuremill.workload import (
     DEFAULT,
     Workload,

@@ -63,10 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _of_machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    from featuremill.doctor import advice, checks, findings, report
+    from featuremill.doctor import checks, findings, report
 
     found = findings.examine(arguments)
-    advised, issues = advice.advise(found), checks.issues_of(found)
+    advised, issues = report.advise(found), checks.issues_of(found)
     if (arguments.gpus or 0) > len(advised.counted):
         issues.insert(0, checks.too_few(len(advised.counted), arguments.gpus))
     return report.as_json(found, issues, advised)

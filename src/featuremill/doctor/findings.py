@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import os
+import platform
+import resource
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from featuremill.base import devices
-from featuremill.base.environment import DEVICES
+from featuremill.base.environment import DEVICES, LEASE_FOLDER
 from featuremill.base.errors import UserError
+from featuremill.base.this_process import (
+    VERSION,
+    free_memory_mb,
+    installed,
+    nearest_folder,
+    num_cores,
+)
 from featuremill.config import Origin, checked, project
-from featuremill.doctor import host
 from featuremill.doctor.gpus import Gpu, Node, Process, read_node
-from featuremill.doctor.host import Host
 from featuremill.doctor.trial import Asked, Trial, try_cpu, try_gpus
 from featuremill.lease import folder
 from featuremill.lease.condition import Condition, Failures, used_by_others
@@ -30,6 +41,80 @@ from featuremill.workload import (
     optional,
 )
 from featuremill.workload import weights as weights_verb
+
+NAMED_PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+PCI_DEVICES = Path("/sys/bus/pci/devices")
+NVIDIA = "0x10de"
+DISPLAY_CLASS = "0x03"
+"""PCI's class of graphics and compute cards, as sysfs writes its first byte."""
+
+
+class Host(NamedTuple):
+    open_files: int
+    """How many one process may have."""
+    results: Path
+    """The nearest folder that exists on the way to results/."""
+    results_writable: bool
+    results_free_gb: float
+    lock_folder: str
+    lock_trouble: str
+    """Why leases cannot be kept there; empty when they can."""
+    num_nvidia_cards: int
+    """By the PCI bus, whatever the driver says; 0 where the bus cannot be read."""
+    num_processors: int
+    memory_free_mb: int
+    versions: dict[str, str]
+
+
+def look(results: Path, pci: Path = PCI_DEVICES) -> Host:
+    """Return what is true of this machine now."""
+    nearest = nearest_folder(results.absolute())
+    lock_folder, lock_trouble = _lock_folder()
+    return Host(
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        results=nearest,
+        results_writable=os.access(nearest, os.W_OK | os.X_OK),
+        results_free_gb=shutil.disk_usage(nearest).free / 1e9,
+        lock_folder=lock_folder,
+        lock_trouble=lock_trouble,
+        num_nvidia_cards=num_nvidia_cards(pci),
+        num_processors=num_cores(),
+        memory_free_mb=free_memory_mb(),
+        versions=versions(),
+    )
+
+
+def _lock_folder() -> tuple[str, str]:
+    """Return where leases are kept, and what is wrong with that place."""
+    try:
+        found = folder.find()
+        with tempfile.TemporaryFile(dir=found):
+            return str(found), ""
+    except (UserError, OSError) as error:
+        return LEASE_FOLDER.text() or "their usual folder", str(error).rstrip(".")
+
+
+def num_nvidia_cards(pci: Path) -> int:
+    """Count NVIDIA's graphics and compute cards on the PCI bus."""
+    count = 0
+    for card in pci.iterdir() if pci.is_dir() else ():
+        try:
+            is_nvidia = (card / "vendor").read_text().strip() == NVIDIA
+            count += is_nvidia and (card / "class").read_text().startswith(DISPLAY_CLASS)
+        except OSError:
+            continue
+    return count
+
+
+def versions() -> dict[str, str]:
+    """Return the versions installed here, without importing anything."""
+    found = {
+        "featuremill": VERSION,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+    }
+    return found | installed(NAMED_PACKAGES)
+
 
 USUAL_MEMORY_MB = 2048
 """What a GPU should have free when no model is named: a CUDA context and a middling model."""
@@ -85,6 +170,8 @@ class Findings:
     """The model that the memory is wanted for, if one was named."""
     needs: dict[str, Need] = field(default_factory=dict)
     """By UUID, and under "cpu"."""
+    gpus_per_job: int = 1
+    """GPUs over which the run spreads its model."""
     fits_gpus: tuple[str, ...] = ()
     """Of `COMMON`, the sizes that hold the model, where no GPU is here."""
 
@@ -167,8 +254,11 @@ class Findings:
         return str(optional(find_workload(self.workload), "REMEDIES").get("smaller batches", ""))
 
     def need_mb(self, uuid: str | None) -> int:
+        """Return the memory that a job takes of a GPU, or of the host for "cpu"."""
         need = self.needs.get(uuid or "")
-        return need.memory_mb if need else USUAL_MEMORY_MB
+        if not need:
+            return USUAL_MEMORY_MB
+        return need.memory_mb if uuid == "cpu" else -(-need.memory_mb // self.gpus_per_job)
 
     def is_too_small(self, gpu: Gpu) -> bool:
         """Tell whether it has less memory than is wanted, in use or not."""
@@ -186,6 +276,8 @@ class Findings:
     def needed(self, uuid: str | None) -> str:
         """Say what memory is wanted on a device."""
         size = gigabytes(self.need_mb(uuid))
+        if uuid != "cpu" and self.gpus_per_job > 1:
+            size = f"{size} of each of {self.gpus_per_job} GPUs"
         told = f"{self.model} takes about {size}"
         return told if self.model else f"{size} should be there for a usual model"
 
@@ -233,13 +325,14 @@ def examine(arguments: argparse.Namespace) -> Findings:
         trials=trials,
         cpu=cpu,
         cpu_trial=cpu_trial,
-        host=host.look(arguments.results),
+        host=look(arguments.results),
         config=str(arguments.config or ""),
         model=weights.name if weights else "",
         workload=asked_for.workload,
         needs={k: asked_for.need(weights, device) for k, device in candidates.items()}
         if weights
         else {},
+        gpus_per_job=asked_for.gpus_per_job,
         fits_gpus=asked_for.fitting(weights) if weights and cpu_trial else (),
         leases=leases,
         cooling=cooling,
@@ -252,6 +345,7 @@ class Wanted(NamedTuple):
     """Of the workload; None where no model is named."""
     costliest: int = 0
     """The highest cost of a record, of a run that is planned."""
+    gpus_per_job: int = 1
 
     def weights(self) -> Weights | None:
         """Return what is known of the model before its weights are here.
@@ -274,7 +368,9 @@ class Wanted(NamedTuple):
         if not optional(find_workload(self.workload), "NEEDS_GPU"):
             return ()
         return tuple(
-            each.name for each in COMMON if self.need(weights, each).memory_mb <= each.memory_mb
+            each.name
+            for each in COMMON
+            if self.need(weights, each).memory_mb <= self.gpus_per_job * each.memory_mb
         )
 
     def need(self, weights: Weights, device: Device) -> Need:
@@ -295,7 +391,8 @@ def wanted(arguments: argparse.Namespace) -> Wanted:
             raise UserError("--workload is of --model; leave it out, as the config names one.")
         run = project.read_one(arguments.config, arguments.set)
         plan = Results(arguments.results / run.run).find_plan()
-        return Wanted(run.workload, run.options, plan.lengths.costliest if plan else 0)
+        costliest = plan.lengths.costliest if plan else 0
+        return Wanted(run.workload, run.options, costliest, run.gpus)
     name = arguments.workload or DEFAULT
     if not arguments.model:
         return Wanted(name)
@@ -324,7 +421,7 @@ def _leased_and_cooling(gpus: Sequence[Gpu]) -> tuple[dict[str, list[Holder]], d
         for holder in holders(where):
             leases.setdefault(holder.device.partition("@")[0], []).append(holder)
         cooling = {gpu.uuid: Failures(where, gpu.uuid).cooling() for gpu in gpus if gpu.uuid}
-    except (UserError, OSError):  # host.py says what is wrong with the folder
+    except (UserError, OSError):  # py says what is wrong with the folder
         return {}, {}
     return leases, cooling
 

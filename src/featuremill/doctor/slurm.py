@@ -16,9 +16,8 @@ from pydantic import BaseModel
 
 from featuremill.base import locking
 from featuremill.base.errors import UserError
-from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line
-from featuremill.base.this_process import installed
+from featuremill.base.this_process import installed, nearest_folder
 from featuremill.doctor import report
 from featuremill.doctor.checks import by_severity
 from featuremill.doctor.findings import Issue

@@ -20,8 +20,7 @@ from pydantic import BaseModel
 
 from featuremill.base import devices, faults
 from featuremill.base.errors import WorkloadError
-from featuremill.doctor.children import ask
-from featuremill.doctor.gpus import Gpu
+from featuremill.doctor.gpus import Gpu, ask
 from featuremill.workload import Device, ReportsWays, Weights, find_workload
 
 log = logging.getLogger("featuremill.doctor")

@@ -34,8 +34,7 @@ from featuremill.store import journal_log, lock_holder, shared
 from featuremill.store.files import remove_left, sync
 from featuremill.store.plan import Plan
 from featuremill.store.receipt import Receipt, gpus_of
-from featuremill.store.results import Results
-from featuremill.store.run_file import enter
+from featuremill.store.results import Results, enter
 
 log = logging.getLogger("featuremill.extract")
 

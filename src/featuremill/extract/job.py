@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from featuremill.base.devices import Device
-from featuremill.store.json_file import Record
+from featuremill.store.files import Record
 from featuremill.store.plan import Settings
 
 

@@ -6,39 +6,36 @@ event to standard output. It may die at any moment: committed rows stay.
 
 from __future__ import annotations
 
-import signal
-
-# The supervisor handles Ctrl-C; this process ends without a traceback in its log.
-signal.signal(signal.SIGINT, signal.SIG_DFL)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
+import ctypes
 import faulthandler
 import functools
 import gc
 import json
 import logging
 import os
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
 from featuremill.base import faults, late_pandas, this_process
-from featuremill.base.devices import with_processors
+from featuremill.base.devices import Device, with_processors
+from featuremill.base.environment import CUDA_DEVICE_ORDER
 from featuremill.base.errors import DeviceError, IntegrityError, UserError, WorkloadError
-from featuremill.extract import ahead, staging
-from featuremill.extract.hang_timer import Watch
+from featuremill.extract import staging
 from featuremill.extract.job import Job
-from featuremill.extract.peak_memory import peak_memory_mb
-from featuremill.extract.pipeline import Pipeline, Shard
+from featuremill.extract.pipeline import Pipeline, Shard, Watch
 from featuremill.store import journal
+from featuremill.store.parts import read_verified
 from featuremill.store.receipt import Receipt, UsedDevice
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_verified
 from featuremill.workload import (
+    StartsAhead,
     Weights,
     Workload,
     compute,
@@ -52,6 +49,68 @@ from featuremill.workload import (
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.batches import Queue, make_batches
 from featuremill.workload.recipe import refuse_other_versions, versions
+
+PIECE_BYTES = 2**30
+MOST_OF_MEMORY = 0.5
+"""Of what is free. The first pages of a larger file might be gone before they are used."""
+
+
+def start(workload: Workload, devices: Sequence[Device]) -> None:
+    """Start what a load on `devices` needs besides torch, and return at once."""
+    if devices[0].kind == "cuda" and "torch" in workload.Options.PACKAGES:
+        CUDA_DEVICE_ORDER.set_default("PCI_BUS_ID")  # CUDA reads it now
+        loading.beside("CUDA", partial(make_contexts, len(devices)))
+    if isinstance(workload, StartsAhead):
+        workload.start_ahead(devices)
+
+
+def start_reading(path: Path) -> None:
+    """Start to read a file of weights, so that `load` finds it in memory."""
+    if path.is_file():
+        loading.beside("weights", partial(_read, path))
+
+
+def make_contexts(num_gpus: int) -> None:
+    """Have CUDA's driver make the context of each GPU of this process that torch uses, the primary
+    one."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    driver.cuInit(0)
+    for place in range(num_gpus):
+        number, context = ctypes.c_int(), ctypes.c_void_p()
+        if driver.cuDeviceGet(ctypes.byref(number), place) == 0:
+            driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+
+
+def _read(path: Path) -> None:
+    import psutil  # here: on the thread
+
+    if path.stat().st_size > MOST_OF_MEMORY * psutil.virtual_memory().available:
+        return
+    with path.open("rb") as file, Path(os.devnull).open("wb") as nowhere:
+        # One call reads up to 2 GiB without a copy; each return may wait for Python's lock.
+        while os.sendfile(nowhere.fileno(), file.fileno(), None, PIECE_BYTES):
+            pass
+
+
+def peak_memory_mb(devices: Sequence[Device]) -> int:
+    """Return the peak in MiB: of the devices' memory, or of the process on a CPU.
+
+    Of several devices, that of the fullest, since each device must have so much. It is 0 for a
+    workload on a GPU that computes without torch.
+    """
+    if devices[0].kind == "cuda":
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return 0
+        peaks = [torch.cuda.max_memory_reserved(place) for place in range(len(devices))]
+        return int(max(peaks) // 2**20)
+    return this_process.peak_of_process_mb()
+
+
+# The supervisor handles Ctrl-C; this process ends without a traceback in its log.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
 
 LOAD_SECONDS = 3600.0
 """Seconds after which loading a model counts as hung."""
@@ -153,7 +212,7 @@ class Worker:
         self.events = events
         folder = Results(Path(job.run_folder))
         self.workload: Workload = find_workload(job.settings.workload)
-        ahead.start(self.workload, job.devices)
+        start(self.workload, job.devices)
         self.devices = with_processors(job.devices)
         refuse_other_versions(folder, job.settings, self.workload)
         self.options = self.workload.Options.model_validate(job.settings.options | job.execution)
@@ -224,7 +283,7 @@ class Worker:
         loading.watched_by(self._loads)
         if self.weights:
             self.weights = staging.staged(self.weights, self._warn)
-            ahead.start_reading(self.weights.path)
+            start_reading(self.weights.path)
         try:
             with plugin_errors.attributed_to(self.job.settings.workload, "load"):
                 _import_torch(self.options.PACKAGES)
@@ -250,8 +309,10 @@ class Worker:
         where, free = "a machine with more memory", ""
         if self.devices[0].kind == "cuda":
             free = f"; {free}" if (free := compute.free_on_gpu()) else ""
-            more = len(self.devices) + 1
-            where = f"a GPU with more memory, `gpus_per_job: {more}` (a model spread over several)"
+            where = "a GPU with more memory"
+            if optional(self.workload, "spreads")(self.options):
+                more = len(self.devices) + 1
+                where += f", `gpus_per_job: {more}` (a model spread over several)"
         return (
             f"memory ran out while the model was loaded ({faults.one_line(error)}{free}); "
             f"take {where} or a smaller model"

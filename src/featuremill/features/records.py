@@ -10,9 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.accession import accessions
 from featuremill.base.errors import UserError
-from featuremill.base.id_columns import WHOLE
+from featuremill.base.id_columns import WHOLE, accessions
 from featuremill.features.columns import Column
 from featuremill.features.index import NOWHERE, Index, hashes_at
 from featuremill.features.parts import RecordsRows, RecordVectors

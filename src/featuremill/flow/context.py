@@ -25,6 +25,7 @@ from featuremill.config import (
     refuse_patterns,
     without_effect,
 )
+from featuremill.config.runs import Runs
 from featuremill.config.yaml_lines import Places
 from featuremill.flow import guard, imported, internals, jobs, preflight, screen, slurm
 from featuremill.flow.job_resources import JobResources
@@ -57,7 +58,7 @@ def begin(workflow: Any, config: Mapping[str, Any], failures: screen.Failures) -
     preflight.make_steps_older(workflow, whole)
     flow.look_at_steps()
     slurm.prepare(workflow)
-    screen.tell_totals(workflow, *flow.folders)
+    flow.end_screen = screen.follow(workflow, flow.as_runs)
     if internals.executes(workflow):
         runs_to_end.extend(flow.folders)
     for run in flow.runs.values():
@@ -213,8 +214,10 @@ class Flow:
         """What is asked of steps, by their keys of the config."""
         self.rules = whole.rules
         """The files with their rules."""
-        self.made = whole.made
+        before, after = whole.made_around
+        self.made = [*before, *after]
         """What they make."""
+        self._num_before = len(before)
         self.runs = {name: RunOfRules(workflow, run) for name, run in whole.runs.items()}
         """By what each is called below results/."""
         self.folders = [run.here.folder for run in self.runs.values()]
@@ -243,6 +246,8 @@ class Flow:
         is_ours = self._module is None and internals.is_main(workflow)
         self._is_prepared = is_ours and internals.executes(workflow)
         """Whether `preflight.prepare` writes it."""
+        self.end_screen: Callable[[], None] = lambda: None
+        """Ends the picture of how far the runs are, so that what comes after it stays."""
         self.is_target = internals.has_no_target(workflow)
         """Whether `all` is the default target: an importing workflow may have named its own."""
 
@@ -403,6 +408,7 @@ class Flow:
 
     def say_success(self) -> None:
         """Say what there is, and carry out the config's `keep`."""
+        self.end_screen()
         self.note_steps()
         if "all" not in internals.quiet_about(self._workflow):
             print(closing_words(*self.folders))
@@ -414,11 +420,17 @@ class Flow:
 
     def say_failure(self) -> None:
         """Say what failed, and what to type."""
+        self.end_screen()
         self.note_steps()
-        if len(self.folders) > 1 or self.made:
-            print(closing_of_config(self._workflow, self._failures, self.folders[0]))
-        else:
-            print(closing(self._failures, self.folders[0]))
+        runs = self.as_runs
+        print(closing(self._failures, str(runs.folders[0] if runs.is_one else runs.given)))
+
+    @property
+    def as_runs(self) -> Runs:
+        """The same, as `status` and `top` have it."""
+        files = internals.config_files(self._workflow)
+        given = os.path.relpath(files[0]) if len(files) == 1 else self.folders[0]
+        return Runs(Path(given), [*map(Path, self.folders)], self.made, self._num_before)
 
 
 def _looks(made: Made) -> list[list[int] | None]:
@@ -453,13 +465,6 @@ def validated(config: Mapping[str, Any], workflow: Any) -> project.ProjectConfig
         for sentence in without_effect(run):
             internals.log.warning(f"{of_set}{sentence}")
     return checked
-
-
-def closing_of_config(workflow: Any, failures: screen.Failures, run: str) -> str:
-    """Return what to say when a workflow with more than a run ended badly; the folder `run` stands
-    for its config where that is not one file."""
-    files = internals.config_files(workflow)
-    return closing(failures, os.path.relpath(files[0]) if len(files) == 1 else run)
 
 
 def sources(config: Mapping[str, Any], workflow: Any) -> tuple[str, Places]:

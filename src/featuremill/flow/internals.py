@@ -322,6 +322,12 @@ def shows_all(workflow: Any) -> bool:
     return bool(settings.dryrun or settings.printshellcmds or settings.verbose)
 
 
+@or_else(False)
+def writes_screen() -> bool:
+    """Return whether Snakemake's own handler writes to the terminal, and no plugin's."""
+    return any(handler.name == SCREEN for handler in log.handlers)
+
+
 @or_else(None)
 def filter_screen(matters: Callable[[logging.LogRecord], bool]) -> None:
     """Keep records off the screen that don't matter; those that cannot be judged do."""
@@ -357,7 +363,7 @@ def progress_of(record: logging.LogRecord) -> tuple[int, int] | None:
     return record.__dict__["done"], record.__dict__["total"]
 
 
-@or_else(True)
+@or_else(False)
 def knows_total(workflow: Any) -> bool:
     """Return whether the number of steps is final: a plan that is to come adds some."""
     return not workflow.dag.checkpoint_jobs

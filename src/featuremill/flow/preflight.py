@@ -34,8 +34,7 @@ from featuremill.step.finding import step_of
 from featuremill.store import command_line, formats, ours, run_lock, shared, stored
 from featuremill.store.files import files_below
 from featuremill.store.plan import SHARDS_A_SLOT, Plan
-from featuremill.store.results import Results, runs_below
-from featuremill.store.run_file import RunFile, folder_here
+from featuremill.store.results import Results, RunFile, folder_here, runs_below
 from featuremill.workload import option_files, optional, plugin_errors, recipe, weights
 from featuremill.workload.hugging_face import place_of
 

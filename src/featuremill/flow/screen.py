@@ -2,9 +2,10 @@
 
 The commands report what happens to the records. Messages about scheduling are kept off;
 Snakemake's count of steps, warnings and errors stay. Its report of a failed job (twenty lines)
-becomes one line, and a summary at the end (`summary.py`). Now and then comes a line of totals. Its
-log file under .snakemake/log keeps everything, and so does the screen of a dry run, with
---printshellcmds or --verbose, and where another workflow imports this one.
+becomes one line, and a summary at the end (`summary.py`). How far the runs are is shown beneath
+all lines of a terminal, and elsewhere by a line now and then (`status/beneath.py`). Its log file
+under .snakemake/log keeps everything, and so does the screen of a dry run, with --printshellcmds or
+--verbose, and where another workflow imports this one.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-import os
 import re
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -28,7 +27,9 @@ from featuremill.base.errors import DeviceError, IntegrityError, UserError
 from featuremill.base.log import last_error
 from featuremill.base.text import plain
 from featuremill.base.words import counted
+from featuremill.config.runs import Runs
 from featuremill.flow import internals
+from featuremill.status import beneath
 from featuremill.store import command_line, run_lock
 
 STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
@@ -36,11 +37,6 @@ STOPPED = re.compile(r"exit status (130|143)$|<Signals\.(SIGINT|SIGTERM)")
 STATUS = re.compile(r"exit status (\d+)$")
 SAYING_WHY = {error.exit_status for error in (UserError, DeviceError, IntegrityError)}
 """Exit statuses of known causes: input or config, a device, stored data."""
-FIRST_SECONDS, EVERY_SECONDS = 30.0, 60.0
-"""From the first job that computes to the first line of totals, and between two lines."""
-LOOK_SECONDS = 5.0
-LAST_SECONDS = 1.0
-"""How long the process's end waits for a look in progress."""
 LOCKED = "LockException"
 """Snakemake's name for its refusal where another process makes the same files."""
 HARMLESS = {"host", "reason"}
@@ -263,58 +259,14 @@ def wants_no_lines(workflow: Any) -> bool:
     return bool(internals.quiet_about(workflow) - HARMLESS)
 
 
-def tell_totals(workflow: Any, *results: str) -> None:
-    """Start telling of the runs in `results`, where this process is the main one and computes them.
+def follow(workflow: Any, runs: Runs) -> Callable[[], None]:
+    """Start showing how far the `runs` are, where this process is the main one and computes them;
+    return what ends that.
 
     Not where another workflow imports this one: the screen is its own, and may have several runs.
     """
     is_quiet = wants_no_lines(workflow) or environment.QUIET.value()
     is_wanted = not (is_quiet or internals.is_imported(workflow))
     if is_wanted and internals.is_main(workflow) and internals.executes(workflow):
-        start_totals([Path(folder).absolute() for folder in results])
-
-
-def start_totals(run_folders: Sequence[Path]) -> threading.Event:
-    """Start telling of the runs, until the returned event is set or the process ends.
-
-    A daemon thread looks at them as `featuremill top` does, and writes straight to the process's
-    standard error: it never holds a lock of logging or of a stream, which a signal's handler or the
-    end of the process could wait for.
-    """
-    is_over = threading.Event()
-    thread = threading.Thread(
-        target=_tell_totals, args=(run_folders, is_over), name="totals", daemon=True
-    )
-    thread.start()
-
-    def end() -> None:
-        is_over.set()
-        thread.join(LAST_SECONDS)
-
-    atexit.register(end)
-    return is_over
-
-
-def _tell_totals(run_folders: Sequence[Path], is_over: threading.Event) -> None:
-    from featuremill.config.runs import Runs  # here: jobs that wait for it need not
-    from featuremill.status.lines import totals_lines
-    from featuremill.status.project import ProjectState
-    from featuremill.status.reader import RunReader
-
-    runs, due = Runs(Path(), [*run_folders]), 0.0
-    readers = dict(zip(runs.names, map(RunReader, runs.folders), strict=True))
-    while not is_over.wait(LOOK_SECONDS):
-        if time.monotonic() < due:
-            continue
-        lines = list[str]()
-        states = {}
-        for name, reader in readers.items():
-            with contextlib.suppress(Exception):  # what top cannot read now is no matter of the run
-                states[name] = reader.look()
-        with contextlib.suppress(Exception):
-            lines = totals_lines(ProjectState(runs, states), phases=("computing",))
-        if lines:
-            text = "".join(f"{'top':>8} │ {line}\n" for line in lines) if due else ""
-            due = time.monotonic() + (EVERY_SECONDS if due else FIRST_SECONDS)
-            with contextlib.suppress(OSError):  # the reader has closed it
-                os.write(2, text.encode())
+        return beneath.follow(runs, may_draw=internals.writes_screen())
+    return lambda: None

@@ -6,6 +6,8 @@ A result is written with `delivering`, `delivering_folder` or `write_json`, and 
 
 from featuremill.base.readable import check as refuse_unreadable
 from featuremill.store.files import (
+    JsonFile,
+    Number,
     digest_of,
     is_temporary,
     remove,
@@ -14,8 +16,7 @@ from featuremill.store.files import (
     sha256_of,
     sync_folder,
 )
-from featuremill.store.json_file import JsonFile, Number
-from featuremill.store.json_file import Record as JsonRecord
+from featuremill.store.files import Record as JsonRecord
 from featuremill.store.ours import (
     delivering,
     delivering_folder,

@@ -22,8 +22,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.errors import UserError
-from featuremill.base.space import take_space
 from featuremill.base.text import one_line
+from featuremill.base.this_process import take_space
 from featuremill.kit.ids import accessions
 from featuremill.workload.outputs import Target
 

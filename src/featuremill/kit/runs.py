@@ -5,11 +5,11 @@ from featuremill.store.failed import Group as FailedGroup
 from featuremill.store.failed import read_list as failed_groups
 from featuremill.store.formats import outputs_of
 from featuremill.store.journal_log import digest_of_file as digest_of_part
+from featuremill.store.parts import read_shard
 from featuremill.store.plan import Settings
 from featuremill.store.records import read_records, whole_ids, with_keys, with_whole_ids
 from featuremill.store.results import Results
 from featuremill.store.run_lock import working_folder
-from featuremill.store.shard_file import read_shard
 
 __all__ = [
     "Accounts",

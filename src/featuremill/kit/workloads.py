@@ -8,8 +8,7 @@ from featuremill.workload import (
     find_workload,
     refuse_without_packages,
 )
-from featuremill.workload.ahead import ahead_of
-from featuremill.workload.in_process import values_in_batches
+from featuremill.workload.in_process import ahead_of, values_in_batches
 from featuremill.workload.option_files import refuse_others as refuse_other_files
 from featuremill.workload.plugin_errors import attributed_to, batch_cost_of, records_of
 from featuremill.workload.recipe import ENGINE_VERSION, settings_of

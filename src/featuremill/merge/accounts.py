@@ -26,10 +26,9 @@ from featuremill.store import ours
 from featuremill.store.delivery import Accounts
 from featuremill.store.failed import COLUMNS
 from featuremill.store.ours import delivering
-from featuremill.store.parts import Part, order_of
+from featuremill.store.parts import Part, order_of, read_verified
 from featuremill.store.records import STATUSES, id_columns_of, read_records, whole_ids
 from featuremill.store.results import Results
-from featuremill.store.shard_file import read_verified
 
 LISTED_COLUMNS = (*WHOLE, "description", "source", "line", "status", "reason", "shard")
 """What the lists need of records.parquet."""

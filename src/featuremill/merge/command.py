@@ -49,9 +49,8 @@ from featuremill.store.formats import (
 )
 from featuremill.store.parts import Part, open_part, open_taken, refuse_taken
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
-from featuremill.store.results import Results
+from featuremill.store.results import Results, enter
 from featuremill.store.row_order import RowOrder, is_by_shard
-from featuremill.store.run_file import enter
 from featuremill.store.shared_index import keep_index
 
 Parts = list[Part | None]

@@ -32,11 +32,10 @@ from featuremill.config import read_run
 from featuremill.features.index import sorted_hashes
 from featuremill.features.parts import view
 from featuremill.merge.accounts import FAILURE, payloads_of
-from featuremill.merge.gather import IDENTITY, check_values
+from featuremill.merge.gather import IDENTITY, bytes_of_rows, check_values
 from featuremill.merge.identities import Identities, lay_out
 from featuremill.merge.parallel import in_order
 from featuremill.merge.provenance import provenance_of
-from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.store import disk_space
 from featuremill.store.delivered import (
     ANSWER,
@@ -54,9 +53,8 @@ from featuremill.store.parts import Part, open_part, open_taken, order_of
 from featuremill.store.plan import Plan, PlannedShard, SharedPart
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import whole_ids
-from featuremill.store.results import Results
+from featuremill.store.results import Results, enter
 from featuremill.store.row_order import groups_of, is_by_shard
-from featuremill.store.run_file import enter
 from featuremill.workload.outputs import Target, Writer, by_owner, open_part_writer
 
 BLOCK_BYTES = 16 * 2**20

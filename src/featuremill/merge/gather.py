@@ -13,26 +13,65 @@ import mmap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from featuremill.base.arrays import digests
+from featuremill.base.arrays import digests, not_finite
 from featuremill.base.errors import IntegrityError
-from featuremill.base.finite import not_finite
 from featuremill.base.id_columns import KEYS
 from featuremill.base.progress import Progress
-from featuremill.base.space import take_space
+from featuremill.base.this_process import take_space
 from featuremill.merge.parallel import in_order
-from featuremill.merge.row_sizes import bytes_of_rows
 from featuremill.merge.shuffle import Shuffle
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.parts import Part
 from featuremill.store.receipt import Receipt
 from featuremill.store.records import id_columns_of, read_records, samples_of, shard_numbers
+
+Sizes = npt.NDArray[np.int64]
+
+
+def bytes_of_rows(rows: pa.RecordBatch) -> Sizes:
+    """Return the bytes that the values of each row take, about; shape (rows,)."""
+    found = np.zeros(rows.num_rows, np.int64)
+    for column in rows.columns:
+        found += _of_column(column)
+    return found
+
+
+def _of_column(column: pa.Array) -> Sizes:
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(map(_of_column, column.flatten()), start=np.zeros(len(column), np.int64))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        ends = np.concatenate(([0], np.cumsum(_of_column(column.values))))
+        offsets = np.asarray(column.offsets)
+        return _numbers(ends[offsets[1:]] - ends[offsets[:-1]])
+    if pa.types.is_fixed_size_list(kind):
+        inner = column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)
+        if not _is_plain(kind.value_type):
+            return _numbers(_of_column(inner).reshape(len(column), -1).sum(axis=1))
+        return np.full(len(column), kind.list_size * kind.value_type.bit_width // 8, np.int64)
+    if pa.types.is_map(kind) or pa.types.is_dictionary(kind) or pa.types.is_union(kind):
+        return np.full(len(column), column.nbytes // max(1, len(column)), np.int64)
+    if _is_plain(kind):
+        return np.full(len(column), -(-kind.bit_width // 8), np.int64)
+    if pa.types.is_null(kind):
+        return np.zeros(len(column), np.int64)
+    return _numbers(pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False))
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind))
+
+
+def _numbers(values: Any) -> Sizes:
+    return np.asarray(values).astype(np.int64)
+
 
 log = logging.getLogger("featuremill.merge")
 IDENTITY = pa.schema(

@@ -90,7 +90,7 @@ def _time(folder: Results, plan: Plan, sizing: Sizing) -> str:
     if choice.speed is None:
         return "; the first one measures the time"
     rounds = math.ceil(len(left) / sizing.slots)
-    each = choice.startup_seconds + work[0] / choice.speed.cost_per_second.middle / len(left)
+    each = choice.startup_seconds + work[0] / choice.speed.cost_per_second / len(left)
     return f"; about {plain_duration(rounds * each)}"
 
 

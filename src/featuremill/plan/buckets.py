@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from featuremill.base.arrays import Digests, digests
 from featuremill.plan.spool import BUCKET, NUM_BUCKETS, bucket_path
 from featuremill.store.files import digest_of
+from featuremill.store.parts import SHARD, read_shard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import SHARD, read_shard
 
 NOWHERE = -1
 LOCATION = np.dtype([("shard", "<i4"), ("row", "<i4")])

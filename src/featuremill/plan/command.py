@@ -40,8 +40,7 @@ from featuremill.store.files import remove_left, scratch, sha256_of
 from featuremill.store.formats import ABOUT, refuse_outputs
 from featuremill.store.journal import COLUMNS
 from featuremill.store.plan import Input, Plan
-from featuremill.store.results import Results
-from featuremill.store.run_file import enter
+from featuremill.store.results import Results, enter
 from featuremill.workload import Weights, plugin_errors
 from featuremill.workload import weights as weights_verb
 from featuremill.workload.option_files import execution_of

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.reasons import head_of
-from featuremill.plan.rows import Rows
+from featuremill.plan.records import Rows
 from featuremill.plan.spool import BUCKET, ROWS, Tally, bucket_path, rows_path
 
 Ordinals = npt.NDArray[np.int64]

@@ -24,8 +24,8 @@ from featuremill.inputs import Stream
 from featuremill.inputs.samples import Sheet
 from featuremill.plan import conflicts, repeats
 from featuremill.plan.processes import Processes
+from featuremill.plan.records import Rows
 from featuremill.plan.repeats import Ordinals
-from featuremill.plan.rows import Rows
 from featuremill.plan.spool import (
     NUM_BUCKETS,
     Chunk,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from featuremill.base.reasons import CONFLICT
-from featuremill.plan.rows import Rows
+from featuremill.plan.records import Rows
 from featuremill.plan.spool import ID_KEY
 
 KEYS_A_PASS = 4_000_000

@@ -74,7 +74,7 @@ class Choice(NamedTuple):
 
     @property
     def startup_seconds(self) -> float:
-        return self.speed.startup_seconds.middle if self.speed else 0.0
+        return self.speed.startup_seconds if self.speed else 0.0
 
     @property
     def startup_share(self) -> float:
@@ -95,7 +95,7 @@ class Choice(NamedTuple):
                 f"{said}, {plain_duration(self.seconds)} of computing{each} ({self.why}); a job "
                 f"starts up for {self.startup_seconds:.1f} s ({known}), "
                 f"{100 * self.startup_share:.0f} % of its time; {speed.device}: "
-                f"{speed.cost_per_second.middle:,.0f} {unit} a second ({source})"
+                f"{speed.cost_per_second:,.0f} {unit} a second ({source})"
             )
         )
 
@@ -115,7 +115,7 @@ def choose(work: Work, speed: Speed | None, slots: int, usual_cost: int = UNKNOW
         usual, why = math.ceil(work.cost / usual_cost), f"about {usual_cost:,} each"
         fewest = fewest if slots > 1 else 1
     else:
-        seconds, startup = work.cost / speed.cost_per_second.middle, speed.startup_seconds.middle
+        seconds, startup = work.cost / speed.cost_per_second, speed.startup_seconds
         usual, why = (
             math.ceil(seconds / USUAL_SECONDS),
             f"some {USUAL_SECONDS / 60:.0f} minutes each",

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from featuremill.base.progress import Progress
-from featuremill.base.space import take_space
+from featuremill.base.this_process import take_space
 from featuremill.plan.buckets import (
     LOCATION,
     NOWHERE,
@@ -36,9 +36,9 @@ from featuremill.plan.buckets import (
 )
 from featuremill.plan.processes import Processes
 from featuremill.plan.taken import NOTHING, Offer
+from featuremill.store.parts import write_shard
 from featuremill.store.plan import PlannedShard
 from featuremill.store.results import Results
-from featuremill.store.shard_file import write_shard
 
 Result = TypeVar("Result")
 log = logging.getLogger("featuremill.plan")

@@ -1,15 +1,15 @@
 """How fast a device is at a model: measured where anything was measured, else a stated assumption.
 
-In this order: a number that somebody gives; receipts of earlier runs of the same model; a share of
-what the device's peaks allow for the operations and bytes of a unit of cost (`EstimatesWork`). Of
-some cards that share was measured (`UnitWork.shares`). `Speed.source` says which it is.
+In this order: a number from the command line; receipts of earlier runs of the same model; a share
+of what the device's peaks allow for the operations and bytes of a unit of cost (`EstimatesWork`),
+which is right within a factor, `ASSUMED`. `Speed.source` names which it is.
 """
 
 from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -31,46 +31,24 @@ from featuremill.workload import (
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import weights_of
 
-
-@dataclass(frozen=True)
-class Range:
-    """What is assumed or expected of a quantity, and the ends within which it may lie."""
-
-    low: float
-    middle: float
-    high: float
-
-    @classmethod
-    def of(cls, known: float) -> Range:
-        return cls(known, known, known)
-
-    @classmethod
-    def sum(cls, ranges: Iterable[Range]) -> Range:
-        low, middle, high = zip(
-            *((each.low, each.middle, each.high) for each in ranges), strict=True
-        )
-        return cls(sum(low), sum(middle), sum(high))
-
-    def map(self, change: Callable[[float], float]) -> Range:
-        return Range(change(self.low), change(self.middle), change(self.high))
-
-
 AROUND_JOB_SECONDS = 0.25
 """Between two jobs on a slot, besides what receipts count: the verb's own start and end, and
 Snakemake's pause. Measured by `python -m bench.scale --records 50000 --shards 1000`: 0.11 + 0.14 s
 (docs/performance.md)."""
-CPU_STARTUP = Range(1.5, 2.3, 5.0)
-"""Seconds, where no receipt says: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
+CPU_STARTUP = 2.3
+"""Seconds, where no receipt has it: `start_up_seconds` of `make bench` (35M, 2 cores of an AMD
 EPYC)."""
-GPU_STARTUP = Range(5.0, 6.5, 60.0)
+GPU_STARTUP = 6.5
 """Seconds: 6.4 of the demo's job on an H200, 5.5 to 6.9 of six such jobs three at a time (run.log);
-with 650M 6.0 of a job, and 9.3 with kernels to compile (`start_up` of bench/results). Longer where
-weights of gigabytes come over a network: how long is an assumption."""
-SHARES = Range(0.3, 0.5, 0.8)
-"""Of what the peaks of a card allow on which nothing was measured: an assumption."""
-CPU_SHARES = Range(0.2, 1.0, 2.0)
-"""Cores differ that much, and more: those with AMX, those without AVX-512; and cores that other
-work shares are that much slower."""
+with 650M 6.0 of a job, and 9.3 with kernels to compile (`start_up` of bench/results). Weights of
+gigabytes that come over a network take longer."""
+SHARE = 0.5
+"""Of what the peaks of a card allow, for a workload of which nothing was measured."""
+ASSUMED = 2.0
+"""The factor by which an assumed speed may be too high or too low: cards differ in what they reach
+of their data sheets, and cores that other work shares are slower."""
+DERIVED = 1.2
+"""The same on a card with the peak of the one on which the share was measured."""
 
 
 class Card(NamedTuple):
@@ -132,8 +110,9 @@ def cards_called(wanted: str) -> list[Card]:
 
 
 def _words_of(name: str) -> list[str]:
-    """Return the words of a GPU's name, however NVML, Slurm or a person spells it."""
-    return re.findall(r"[a-z0-9]+", name.lower())
+    """Return the words of a GPU's name, however NVML, Slurm or a person spells it: "rtx4090" is
+    RTX 4090."""
+    return re.findall(r"[a-z]+(?=\d{4})|[a-z0-9]+", name.lower())
 
 
 class Asked(NamedTuple):
@@ -149,27 +128,28 @@ class Asked(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """How fast one job computes on its device or devices, and what it takes besides."""
+    """How fast one job computes on its device or devices, and its time besides computing."""
 
     device: str
-    cost_per_second: Range
-    """In the workload's unit: for planning take `middle`, for limits `low`."""
-    startup_seconds: Range
-    """Of a job, in which nothing is computed: `low` is the shortest, `high` the longest."""
+    cost_per_second: float
+    """In the workload's unit."""
+    startup_seconds: float
+    """Of a job, in which nothing is computed."""
     is_startup_measured: bool
     kind: Literal["given", "earlier run", "assumption"]
     source: str
     """Where the rate is from, in words."""
+    uncertainty: float = 1.0
+    """The factor by which the rate may be higher or lower, at least 1."""
 
     @property
     def is_assumed(self) -> bool:
-        """Whether nothing of it was measured: then say the range."""
+        """Whether nothing of it was measured."""
         return self.kind == "assumption"
 
     def most_seconds(self, cost: float) -> float:
-        """Return the seconds of a shard of so much `cost` on a slow day: at the lowest rate, with
-        the longest start-up."""
-        return self.startup_seconds.high + cost / self.cost_per_second.low
+        """Return the seconds of a shard of so much `cost` at the lowest rate."""
+        return self.uncertainty * (self.startup_seconds + cost / self.cost_per_second)
 
 
 def find(
@@ -202,7 +182,7 @@ def find(
     if given_rate:
         source = "as given with --tokens-per-second"
         device = asked.device or "a GPU"
-        return Speed(device, Range.of(given_rate), startup, bool(known), "given", source)
+        return Speed(device, given_rate, startup, bool(known), "given", source)
     if known:
         return known
     name = asked.device or (stand_in if asked.is_gpu else "")
@@ -219,39 +199,36 @@ def find(
         )
     unit = find_workload(asked.settings.workload).COST_UNIT
     if asked.is_gpu:
-        name, rate, source = _of_card(work, precision, name, unit)
-    else:
-        rate = on_cpu(work, precision, asked.threads or cores)
-        source = (
-            f"an assumption: {work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
-            f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
-            "short run of a shard or two here has it measured"
-        )
-    return Speed(name, rate, startup, False, "assumption", source)
+        return _of_card(work, precision, name, unit)
+    cores = asked.threads or cores
+    source = (
+        f"an assumption: {work.core_gflops[precision]:g} GFLOP/s a core in {precision} and "
+        f"{1e6 * work.cpu_seconds:.0f} µs a {unit.removesuffix('s')}, as on other machines; a "
+        "short run of a shard or two here has it measured"
+    )
+    rate = on_cpu(work, precision, cores)
+    return Speed(name, rate, startup, False, "assumption", source, ASSUMED)
 
 
-def _of_card(work: UnitWork, precision: str, name: str, unit: str) -> tuple[str, Range, str]:
-    """Return the card that `name` means, its assumed speed, and where that is from, in words."""
+def _of_card(work: UnitWork, precision: str, name: str, unit: str) -> Speed:
+    """Return the assumed speed of the card that `name` means."""
     if not (cards := cards_called(name)):
         known_cards = ", ".join(card.name.removeprefix("NVIDIA ") for card in CARDS)
         raise UserError(
             f"the speed of a GPU called {name!r} is unknown: no earlier run used one, and "
             f"the table has only {known_cards}; give --tokens-per-second."
         )
-    card, rate = cards[0], on_card(work, precision, cards[0])
-    if rate.low >= work.host_per_second:
-        most = f"the {rate.low:,} {unit} a second that one thread of it prepares"
-        source = f"an assumption: the host limits it, whatever the card, to {most}"
-        return card.name, rate, source
-    share, reached_on = share_on(work, precision, card)
-    percent = share.map(lambda each: 100 * each)
-    source = (
-        f"{'from other runs' if reached_on else 'an assumption'}: {percent.middle:.0f} % "
-        f"({percent.low:.0f} to {percent.high:.0f} %) of what the data sheet of {card.name} allows"
-    )
-    if reached_on:
-        source += f", as {reached_on} reached (docs/performance.md)"
-    return card.name, rate, source
+    card = cards[0]
+    rate, uncertainty, share = on_card(work, precision, card), ASSUMED, work.shares.get(precision)
+    source = f"{100 * (share or SHARE):.0f} % of what the data sheet of {card.name} allows"
+    if share:
+        source += f", as {work.card} reached (docs/performance.md)"
+        if any(each.half_tflops == card.half_tflops for each in cards_called(work.card)):
+            uncertainty = DERIVED
+    if rate >= work.host_per_second:
+        source = f"what one thread of the host prepares, {rate:,.0f} {unit} a second, on any card"
+    source = f"an assumption: {source}"
+    return Speed(card.name, rate, GPU_STARTUP, False, "assumption", source, uncertainty)
 
 
 def find_first(
@@ -285,31 +262,19 @@ def _unit_work(asked: Asked, weights: Weights | None, mean_cost: float) -> UnitW
         return workload.unit_work(weights, mean_cost)
 
 
-def share_on(work: UnitWork, precision: str, card: Card) -> tuple[Range, str]:
-    """Return the share of its peaks that was reached on `card`, or on one with the same peak of
-    matrix products, and the name of that; else the assumed one, and ""."""
-    peers = [peer for peer in CARDS if peer.half_tflops == card.half_tflops and peer != card]
-    for name in (card.name, *(peer.name for peer in peers)):
-        if precision in (reached := work.shares.get(name, {})):
-            return Range(*reached[precision]), name
-    return SHARES, ""
-
-
-def on_card(work: UnitWork, precision: str, card: Card) -> Range:
+def on_card(work: UnitWork, precision: str, card: Card) -> float:
     """Return how much cost one card might compute in a second."""
     is_wide = precision == "fp32"
     tflops, times_the_bytes = (card.single_tflops, 2) if is_wide else (card.half_tflops, 1)
     least = work.operations / (tflops * 1e12)
     least += work.bytes_moved * times_the_bytes / (card.gigabytes_per_second * 1e9)
-    shares, _ = share_on(work, precision, card)
-    return shares.map(lambda share: min(share / least, work.host_per_second))
+    return min(work.shares.get(precision, SHARE) / least, work.host_per_second)
 
 
-def on_cpu(work: UnitWork, precision: str, num_threads: int) -> Range:
+def on_cpu(work: UnitWork, precision: str, num_threads: int) -> float:
     """Return how much cost so many cores of a CPU might compute in a second."""
     of_operations = work.operations / (work.core_gflops[precision] * 1e9)
-    seconds = of_operations / num_threads + work.cpu_seconds
-    return CPU_SHARES.map(lambda share: share / seconds)
+    return 1 / (of_operations / num_threads + work.cpu_seconds)
 
 
 def measured(asked: Asked, results: Path) -> Speed | None:
@@ -321,20 +286,17 @@ def measured(asked: Asked, results: Path) -> Speed | None:
     if not parts:
         return None
     newest = parts[-1]
-    seconds = [part.startup_seconds + AROUND_JOB_SECONDS for part in parts]
-    usual = sum(seconds) / len(seconds)
-    startup = Range(usual, usual, max(seconds))
-    each = [part.cost / part.seconds["compute"] for part in parts]
+    startup = sum(part.startup_seconds for part in parts) / len(parts) + AROUND_JOB_SECONDS
+    rates = [part.cost / part.seconds["compute"] for part in parts]
     rate = sum(part.cost for part in parts) / sum(part.seconds["compute"] for part in parts)
     source = f"{counted(len(parts), 'part')} of {', '.join(map(str, runs))}"
     if asked.threads in (0, newest.threads):
-        at = Range(min(each), rate, max(each))
-        return Speed(newest.device_name, at, startup, True, "earlier run", f"measured: {source}")
+        source, spread = f"measured: {source}", max(1.0, rate / min(rates))
+        return Speed(newest.device_name, rate, startup, True, "earlier run", source, spread)
     threads = newest.threads or 1
-    scaled = asked.threads / threads * rate
-    at = Range(scaled * 0.5, scaled, max(scaled, rate))
     source = f"an assumption: in proportion to threads, of which {source} had {threads}"
-    return Speed(newest.device_name, at, startup, True, "assumption", source)
+    rate *= asked.threads / threads
+    return Speed(newest.device_name, rate, startup, True, "assumption", source, ASSUMED)
 
 
 def earlier_parts(asked: Asked, results: Path) -> tuple[Sequence[Receipt], list[Path]]:

@@ -23,6 +23,7 @@ from featuremill.store.journal_log import digest_of_file
 from featuremill.store.parts import (
     OTHER_BYTES,
     OTHER_COLUMNS,
+    beginnings,
     columns_of,
     order_of,
     read_columns,
@@ -30,7 +31,6 @@ from featuremill.store.parts import (
 from featuremill.store.plan import PlannedShard, Settings, SharedPart
 from featuremill.store.remote import RemoteShelf
 from featuremill.store.results import Results
-from featuremill.store.shard_file import beginnings
 from featuremill.store.shared_index import (
     Level,
     Numbers,

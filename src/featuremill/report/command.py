@@ -14,8 +14,7 @@ from pathlib import Path
 from featuremill.base.errors import UserError
 from featuremill.base.words import records
 from featuremill.config import Labels, asked, read_run
-from featuremill.store.results import Results
-from featuremill.store.run_file import enter
+from featuremill.store.results import Results, enter
 
 log = logging.getLogger("featuremill.report")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from featuremill.base import words
 from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Shard
-from featuremill.store.json_file import Number
+from featuremill.store.files import Number
 
 USES: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
     ("utilisation_percent", statistics.fmean, "%"),

@@ -20,7 +20,7 @@ import yaml
 from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
-from featuremill.report import curves, embedding, lengths, neighbours, stages, timeline, troubles
+from featuremill.report import curves, embedding, lengths, stages, timeline, troubles
 from featuremill.report.chart import clock_of
 from featuremill.report.energy import use_of
 from featuremill.report.facts import Facts
@@ -98,7 +98,7 @@ def write_report(
             machines=MACHINES,
             neighbours=None
             if isinstance(facts.embedding, str)
-            else neighbours.nearest(facts.embedding),
+            else embedding.nearest(facts.embedding),
             delivery=delivery,
             settings=_flat(delivery.settings.as_json()),
             about=_flat(_besides(delivery)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from typing import Literal
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -32,6 +33,12 @@ HINT = "Ctrl-C ends this view, not the run."
 QUIET, WARN, GOOD, BAD = "dim", "yellow", "green", "red"
 MOST_REASONS = 4
 MOST_NAME = 32
+GAP = 2
+"""Blanks between two columns."""
+LEAST_NAME = 12
+"""Letters of a device's name that are always shown, such as GPU 0 (3a9f)."""
+LEFT_OUT = ("W", "USE", "LEFT", "SHARD", "MEMORY", "°C")
+"""What a narrow terminal does not show, in this order."""
 HOT_C = 85
 """From about here on GPUs slow down."""
 HARMLESS = ("power_cap", "set_clocks", "sync_boost", "display_clocks")
@@ -72,7 +79,7 @@ def screen(now: RunState, width: int) -> RenderableType:
         if now.phase == "computing":
             parts.append(Text(SEPARATOR.join(pace(now))))
     if now.at_work:
-        parts += [Text(), _jobs_table(now)]
+        parts += [Text(), _jobs_table(now, width)]
     parts += [_cropped(Text(text, style)) for text, style in _notes(now)]
     reasons = failures(now)
     for what, remedy in reasons[:MOST_REASONS]:
@@ -83,21 +90,36 @@ def screen(now: RunState, width: int) -> RenderableType:
     return Group(*parts)
 
 
-def _jobs_table(now: RunState) -> Table:
-    """Return a table with a row a device or slot; where it is too narrow, names are cut first."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style=QUIET)
-    table.add_column("DEVICE", overflow="ellipsis")
-    table.add_column("SHARD", no_wrap=True)
+def _jobs_table(now: RunState, width: int) -> Table:
+    """Return a table with a row a device or slot. Where it is too wide, names are cut, and columns
+    are left out."""
     unit = one_line(now.cost_unit)[:12].upper()
-    for heading in ("DONE", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT"):
-        table.add_column(heading, justify="right", no_wrap=True, overflow="ellipsis")
+    headings = ("DEVICE", "SHARD", "RECORDS", "USE", "MEMORY", "°C", "W", f"{unit}/S", "LEFT")
     is_here = {job.host for job in now.at_work} <= {platform.node()}
+    rows = []
     for job in sorted(now.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices))):
         for number, device in enumerate(job.devices):
             name = f"{'' if is_here else f'{one_line(job.host)} '}{_label(device)}"
-            own = (job.shard[:8], f"{100 * job.share:.0f} %") if number == 0 else ("″", "")
-            last = (_speed(job), _left(job)) if number == 0 else ()
-            table.add_row(_cropped(Text(name)), *own, *_gauges(job, device), *last)
+            shard, records, last = job.shard[:8], f"{job.rows_done:,}/{job.records:,}", _last(job)
+            if number:
+                shard, records, last = "″", "", [Text(), Text()]
+            own = [_cropped(Text(name)), Text(shard), Text(records)]
+            rows.append([*own, *_gauges(job, device), *last])
+    widest = [max(cell.cell_len for cell in cells) for cells in zip(*rows, strict=True)]
+    needed = {name: max(len(name), most) for name, most in zip(headings, widest, strict=True)}
+    needed["DEVICE"] = min(needed["DEVICE"], LEAST_NAME)
+    for heading in LEFT_OUT:
+        if sum(needed.values()) + GAP * (len(needed) - 1) > width:
+            del needed[heading]
+    table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, header_style=QUIET)
+    table.add_column("DEVICE", overflow="ellipsis")
+    for name in headings[1:]:
+        if name in needed:
+            side: Literal["left", "right"] = "left" if name == "SHARD" else "right"
+            table.add_column(name, justify=side, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        cells = zip(headings, row, strict=True)
+        table.add_row(*(cell for name, cell in cells if name in needed))
     return table
 
 
@@ -130,10 +152,11 @@ def _speed(job: Job) -> Text:
     return NOT_KNOWN if job.speed is None else Text(short(job.speed))
 
 
-def _left(job: Job) -> str:
-    if not job.pace or job.stage != "run" or job.is_silent:
-        return ""
-    return plain_duration(job.cost_left / job.pace)
+def _last(job: Job) -> list[Text]:
+    """Return the speed, and the time that is left."""
+    is_known = job.pace and job.stage == "run" and not job.is_silent
+    left = plain_duration(job.cost_left / job.pace) if job.pace and is_known else ""
+    return [_speed(job), Text(left)]
 
 
 def _label(device: DeviceNow) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from featuremill.store.json_file import JsonFile, Record
+from featuremill.store.files import JsonFile, Record
 from featuremill.store.results import Results
 
 FOLDER = "delivered"

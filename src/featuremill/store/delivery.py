@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Self
 from pydantic import ValidationError
 
 from featuremill.base.words import counted
+from featuremill.store.files import JsonFile, Number, Record
 from featuremill.store.formats import bytes_of, digest_of_result
-from featuremill.store.json_file import JsonFile, Number, Record
 from featuremill.store.plan import Counts, Input, Lengths, Plan, Settings
 from featuremill.store.receipt import Receipt
 

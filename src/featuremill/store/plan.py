@@ -8,7 +8,7 @@ from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from featuremill.base.words import counted
-from featuremill.store.json_file import JsonFile, Record
+from featuremill.store.files import JsonFile, Record
 
 SHARDS_A_SLOT = 2
 """Fewer shards for each slot leave slots idle at the end, as some shards take longer."""

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from featuremill.lease import gpu_name
-from featuremill.store.json_file import JsonFile, Number, Record
+from featuremill.store.files import JsonFile, Number, Record
 
 MOST_PARTS = 50
 """How many of the newest parts count for estimates: older ones may be of other devices."""

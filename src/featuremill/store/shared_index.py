@@ -30,8 +30,7 @@ from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError
 from featuremill.base.progress import Progress
 from featuremill.store.journal_log import digest_of_file
-from featuremill.store.parts import order_of, read_columns
-from featuremill.store.shard_file import beginnings
+from featuremill.store.parts import beginnings, order_of, read_columns
 from featuremill.store.shared import Shelf, open_folder, own_folder, publishing
 
 NUM_BUCKETS = 256

@@ -20,9 +20,8 @@ from pydantic import Field
 
 from featuremill.base.words import human_bytes
 from featuremill.store import ours
-from featuremill.store.files import digest_at, read_json, sha256_of, write_json
+from featuremill.store.files import JsonFile, Record, digest_at, read_json, sha256_of, write_json
 from featuremill.store.formats import KNOWN
-from featuremill.store.json_file import JsonFile, Record
 
 FOLDER = ".state"
 LARGE = 100_000_000

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from featuremill.store.json_file import JsonFile, Record
+from featuremill.store.files import JsonFile, Record
 
 
 class CheckpointFile(Record):

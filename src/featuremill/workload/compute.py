@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from featuremill.base import faults, finite, reasons
+from featuremill.base import arrays, faults, reasons
 from featuremill.base.text import one_line
 from featuremill.base.words import human_bytes
 from featuremill.store.journal import part_schema
@@ -90,7 +90,7 @@ def rows_of_part(
 ) -> pa.RecordBatch:
     """Return `values` after the core's columns.
 
-    A row fails if it has a reason in `given`, or a value that is missing or not finite.
+    A row fails if it has a reason in `given`, or a value that is missing or not arrays.
     """
     num_rows = len(sha256)
     why = reasons_of(values, given)
@@ -113,9 +113,9 @@ def rows_of_part(
 def reasons_of(values: pa.RecordBatch, given: Sequence[str | None]) -> list[str | None]:
     """Return for each row why it failed, as given or by its values; None if it is good."""
     why = list(given)
-    for row in np.flatnonzero(finite.not_finite(values)).tolist():
+    for row in np.flatnonzero(arrays.not_finite(values)).tolist():
         if why[row] is None:
-            is_missing = finite.is_missing(values.slice(row, 1))
+            is_missing = arrays.is_missing(values.slice(row, 1))
             why[row] = reasons.MISSING.reason() if is_missing else NOT_FINITE
     return why
 

@@ -217,9 +217,11 @@ class UnitWork(NamedTuple):
     """The speed of a CPU core in bf16, fp16 and fp32, in 10⁹ operations a second."""
     cpu_seconds: float
     """CPU seconds of a unit besides its operations, for any number of threads."""
-    shares: Mapping[str, Mapping[str, tuple[float, float, float]]] = MappingProxyType({})
-    """What was measured: by the card's name in NVML, and by precision, the share of the
-    speed that `operations` and `bytes_moved` allow by its data sheet: lowest, usual, highest."""
+    shares: Mapping[str, float] = MappingProxyType({})
+    """By precision, the share that was reached on `card` of the speed that `operations` and
+    `bytes_moved` allow by its data sheet."""
+    card: str = ""
+    """Its name in NVML."""
 
 
 @runtime_checkable

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from featuremill import config
-from featuremill.commands.audit.contract import IsAudited
+from featuremill.commands.audit.measure import IsAudited
 from featuremill.commands.audit.sample import Sample, draw
 from featuremill.config import project
 from featuremill.kit.devices import devices_for, with_processors

@@ -14,13 +14,12 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from featuremill.commands.audit.contract import IsAudited
 from featuremill.commands.audit.sample import Protein
 from featuremill.kit import reasons
 from featuremill.kit.errors import UserError, is_out_of_memory
@@ -29,6 +28,7 @@ from featuremill.kit.text import Progress
 from featuremill.workload import (
     Device,
     EstimatesMemory,
+    HasPrecisions,
     Kind,
     Weights,
     Workload,
@@ -38,6 +38,21 @@ from featuremill.workload import (
 )
 from featuremill.workload.in_process import values_in_batches
 from featuremill.workload.outputs import kind_of
+
+
+@runtime_checkable
+class IsAudited(HasPrecisions, Protocol):
+    """A workload whose number types can be compared. An optional `ONE_TOKEN` has the prefixes of
+    columns with the vector or numbers of one token, without a mean: in 16 bits these are less exact
+    than means, and the bound of a single token applies."""
+
+    def audited(self, options: Any, precision: str) -> Any:
+        """Return resolved `options` in this precision: every vector of the network, unrounded, so
+        that each record has at least one vector in a column."""
+
+    def num_vectors(self, payload: bytes, options: Any) -> int:
+        """Return the largest number of vectors of a record in one column of `audited` options."""
+
 
 REFERENCE = "fp32"
 FLOAT_BYTES = 4

@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from featuremill import config as configs
 from featuremill.base import devices
 from featuremill.base.errors import UserError
 from featuremill.base.this_process import num_cores
 from featuremill.base.words import listed
 from featuremill.config import Run, project
-from featuremill.plan.estimate import asked
+from featuremill.config.yaml_lines import Places
 from featuremill.plan.estimate.report import Case, Estimate, WholeEstimate
 from featuremill.plan.estimate.work import PREFIX, look
 from featuremill.plan.speeds import cards_called
@@ -70,19 +71,37 @@ def run(arguments: argparse.Namespace) -> int:
         value = getattr(arguments, name)
         if value is not None and not (math.isfinite(value) and value >= smallest):
             raise UserError(f"--{name.replace('_', '-')} {value:g}: give a positive number.")
-    read = asked.project_of(arguments)
-    arguments.device = asked.card(arguments.device)
-    with asked.hinting(arguments.device), tempfile.TemporaryDirectory(prefix=PREFIX) as place:
-        paths = project.records_now(read, Path(place))
+    read = _project_of(arguments)
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as scratch:
+        paths = project.records_now(read, Path(scratch))
         each = [_estimate(run, arguments, paths[name]) for name, run in read.runs.items()]
     more = f"Not in this: {listed(made.label for made in read.made)}." if read.made else ""
     is_one = len(each) == 1 and not read.made
     estimate = each[0] if is_one else WholeEstimate.of(read.name, each, more)
-    answers = [line for one in each for line in asked.answer(one, arguments.device)]
+    answers = [line for one in each for line in one.answer(arguments.device)]
     page = "\n".join([*answers, *estimate.lines()])
     said = estimate.model_dump_json(indent=2) if arguments.json else page
     sys.stdout.write(f"{said}\n")
     return 0
+
+
+def _project_of(arguments: argparse.Namespace) -> project.ProjectConfig:
+    """Return the project of a config, or one of records and a model that needs no config."""
+    path: Path = arguments.config
+    is_config = path.suffix in (".yaml", ".yml") or not path.is_file()
+    if is_config and not (arguments.model or arguments.workload):
+        return project.read(path)
+    raw: dict[str, Any] = {"run": "estimate", "inputs": str(path), "workload": DEFAULT}
+    places: Places = {}
+    if is_config:
+        raw, places = configs.load(path)
+        if project.FEATURES in raw:
+            raise UserError(f"{path}: it has several models; leave --model and --workload out.")
+    if arguments.workload:
+        raw["workload"] = arguments.workload
+    if arguments.model:
+        raw["options"] = {**(raw.get("options") or {}), "model": arguments.model}
+    return project.validate(raw, str(path), places)
 
 
 def _estimate(config: Run, arguments: argparse.Namespace, paths: Sequence[Path] = ()) -> Estimate:

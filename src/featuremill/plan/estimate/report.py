@@ -1,5 +1,5 @@
 """From records, shards and speeds to hours, memory and disk by plain formulas: one model, which
-`--json` dumps and whose lines people are shown."""
+`--json` prints, and whose lines are the page."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field
 
-from featuremill.base.space import nearest_folder
 from featuremill.base.text import one_line, plain, wrapped
-from featuremill.base.this_process import num_cores
-from featuremill.base.words import counted, duration, human_bytes
+from featuremill.base.this_process import nearest_folder, num_cores
+from featuremill.base.words import counted, duration, human_bytes, listed
 from featuremill.config import Run
 from featuremill.plan import needed_memory, speeds
 from featuremill.plan.announce import large_outputs
@@ -22,18 +21,32 @@ from featuremill.plan.estimate import overheads
 from featuremill.plan.estimate.work import Work
 from featuremill.plan.needs import needs_of_run
 from featuremill.plan.shard_cost import choose, work_of
-from featuremill.plan.speeds import Asked, Range, Speed
+from featuremill.plan.speeds import Asked, Speed, cards_called
 from featuremill.store.disk_space import expected_bytes
 from featuremill.store.plan import Counts, Lengths, Settings
 from featuremill.store.results import Results
 from featuremill.store.row_order import MOST_JOBS, num_jobs_of, will_be_by_shard
-from featuremill.workload import Device, EstimatesMemory, HasCheckpoints, Weights, plugin_errors
+from featuremill.workload import (
+    Device,
+    EstimatesMemory,
+    HasCheckpoints,
+    Weights,
+    optional,
+    plugin_errors,
+)
 from featuremill.workload.recipe import precision_told
 from featuremill.workload.weights import model_told
 
 WIDTH = 96
 MOST_WASTED = 0.1
 """Share of the slot hours that start-up and idling take, from which on it is worth a word."""
+
+
+KNOWN = {
+    "given": "At the speed that was given.",
+    "earlier run": "Measured in an earlier run.",
+    "assumption": "Assumed, not measured.",
+}
 
 
 class Model(BaseModel):
@@ -49,12 +62,12 @@ class Row(Model):
     threads: int
     """Of each job on a CPU; 0 on GPUs."""
     speed: Speed
-    hours: Range
-    """Of all of the run, from plan to report."""
-    extract_hours: Range
-    """From the first shard's start to the last one's end; `device_hours` are the same of all slots,
-    and the shares are of those."""
-    device_hours: Range
+    hours: float
+    """Of the whole run, from plan to report."""
+    extract_hours: float
+    """From the first shard's start to the last one's end."""
+    device_hours: float
+    """The same of all slots together; the shares are of these."""
     startup_share: float
     idle_share: float
     shards_left: int
@@ -64,19 +77,23 @@ class Row(Model):
     """Why it would, where it does or where much of the slots' time is wasted."""
 
     def speed_lines(self, unit: str) -> Iterator[str]:
-        speed, startup = self.speed, self.speed.startup_seconds
+        speed = self.speed
         threads = f", {counted(self.threads, 'thread')} a job" if self.threads else ""
-        rate = _spread(speed.cost_per_second, lambda each: f"{each:,.0f}")
-        known = "measured or given"
-        if not speed.is_startup_measured:
-            known = f"{startup.low:g} to {startup.high:g}, an assumption"
+        rate = _spread(speed.cost_per_second, speed.uncertainty, lambda each: f"{each:,.0f}")
+        known = "measured or given" if speed.is_startup_measured else "an assumption"
         yield from _wrapped(f"{_safe(speed.device)}{threads}: {rate} {unit} a second a job")
         yield from _wrapped(_safe(speed.source), "  ")
-        yield from _wrapped(f"and {startup.middle:.1f} s to start and end a job ({known})", "  ")
+        yield from _wrapped(
+            f"and {speed.startup_seconds:.1f} s to start and end a job ({known})", "  "
+        )
+
+    def time(self) -> str:
+        """Return the time of the whole run in words."""
+        return _spread(self.hours, self.speed.uncertainty, _time)
 
 
 class Estimate(Model):
-    version: int = 3
+    version: int = 4
     run: str
     workload: str
     model: str | None
@@ -108,6 +125,21 @@ class Estimate(Model):
     notes: list[str]
     """What it takes besides the shards' time, and what does not fit, in words."""
 
+    def answer(self, device: str | None) -> Iterator[str]:
+        """Yield the answer in a sentence; `device` is the name of a GPU as it was typed."""
+        speed = self.rows[0].speed
+        about = f"{counted(self.counts.input, 'record')} with {_safe(self.model or self.workload)}"
+        times = [f"{counted(row.slots, self.slot)}: about {row.time()}" for row in self.rows]
+        text = f"{about} on {_safe(speed.device)}, {'; '.join(times)}. {KNOWN[speed.kind]}"
+        if not self.shards_left:
+            time = f"about {self.rows[0].time()}"
+            text = f"Nothing is left to compute of {about}; what comes after takes {time}."
+        yield from _wrapped(text)
+        if device and len(cards := cards_called(device)) > 1:
+            others = listed(card.name for card in cards if card.name != speed.device)
+            yield from _wrapped(f"{_safe(device)} may also be {others}: then name that one.")
+        yield ""
+
     def lines(self) -> Iterator[str]:
         """Yield the lines of the page: what it rests on, a line a number of devices, the rest."""
         about = ", ".join(filter(None, (self.model and _safe(self.model), self.dtype)))
@@ -125,8 +157,8 @@ class Estimate(Model):
             yield from block
         table = [(f"{self.slot}s", "time", f"{self.slot} hours", "shards")]
         for row in self.rows:
-            hours, device_hours = _spread(row.hours, _time), _spread(row.device_hours, _hours)
-            table.append((f"{row.slots:,}", hours, device_hours, f"{row.shards_left:,}"))
+            device_hours = _spread(row.device_hours, row.speed.uncertainty, _hours)
+            table.append((f"{row.slots:,}", row.time(), device_hours, f"{row.shards_left:,}"))
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         yield from ["", *("  ".join(map(str.rjust, line, widths)) for line in table), ""]
         for note in [*self.notes, *(row.advice for row in self.rows)]:
@@ -142,8 +174,8 @@ def _safe(text: str) -> str:
     return plain(one_line(text))
 
 
-def _spread(quantity: Range, words: Callable[[float], str]) -> str:
-    low, middle, high = words(quantity.low), words(quantity.middle), words(quantity.high)
+def _spread(quantity: float, uncertainty: float, words: Callable[[float], str]) -> str:
+    low, middle, high = map(words, (quantity / uncertainty, quantity, quantity * uncertainty))
     return middle if low == high else f"{middle} ({low} to {high})"
 
 
@@ -267,10 +299,11 @@ class Case:
         if too_large:
             yield f"{too_large[0].upper()}{too_large[1:]}"
         elif has_mb and mb > gpus * has_mb:
-            yield (
-                f"This model does not fit {counted(gpus, 'such GPU')} of {has_mb:,} MB: set "
-                f"gpus_per_job: {math.ceil(mb / has_mb)} or more, or take larger ones."
-            )
+            remedy = "take larger ones"
+            if optional(self.config.module, "spreads")(self.config.options):
+                remedy = f"set gpus_per_job: {math.ceil(mb / has_mb)} or more, or {remedy}"
+            count = counted(gpus, "such GPU")
+            yield f"This model does not fit {count} of {has_mb:,} MB: {remedy}."
 
     def _asked(self, slots: int) -> Asked:
         if self.device.kind == "cuda":
@@ -291,7 +324,7 @@ class Case:
         results = self.folder.root.parent
         speed = speeds.find(asked, results, self.weights, work.mean_cost, given_rate=given_rate)
         if startup is not None:
-            speed = replace(speed, startup_seconds=Range.of(startup), is_startup_measured=True)
+            speed = replace(speed, startup_seconds=startup, is_startup_measured=True)
         jobs, best, advice = slots // asked.num_devices, None, ""
         if work.cost:
             num_records = max(1, round(work.cost / max(1.0, work.mean_cost)))
@@ -302,14 +335,10 @@ class Case:
             if not work.is_cut:
                 work = work.in_shards(best.num_shards)
         rate, starting = speed.cost_per_second, speed.startup_seconds
-        seconds = Range(
-            seconds_of_shards(work, jobs, rate.high, starting.low),
-            seconds_of_shards(work, jobs, rate.middle, starting.middle),
-            seconds_of_shards(work, jobs, rate.low, starting.high),
-        )
-        slot_seconds = max(seconds.middle * jobs, 1e-9)
-        starting_share = starting.middle * len(work.left) / slot_seconds
-        busy_share = starting_share + self.work.cost / rate.middle / slot_seconds
+        seconds = seconds_of_shards(work, jobs, rate, starting)
+        slot_seconds = max(seconds * jobs, 1e-9)
+        starting_share = starting * len(work.left) / slot_seconds
+        busy_share = starting_share + self.work.cost / rate / slot_seconds
         idle_share = max(0.0, 1 - busy_share) if work.left else 0.0
         is_wasteful = max(starting_share, idle_share) > MOST_WASTED
         if best and (not work.is_cut or (is_wasteful and best.num_shards != len(work.left))):
@@ -323,9 +352,9 @@ class Case:
             jobs=jobs,
             threads=asked.threads,
             speed=speed,
-            hours=seconds.map(lambda each: (each + sum(around.values())) / 3600),
-            extract_hours=seconds.map(lambda each: each / 3600),
-            device_hours=seconds.map(lambda each: each * slots / 3600),
+            hours=(seconds + sum(around.values())) / 3600,
+            extract_hours=seconds / 3600,
+            device_hours=seconds * slots / 3600,
             startup_share=starting_share,
             idle_share=idle_share,
             shards_left=len(work.left),
@@ -390,15 +419,15 @@ def seconds_of_shards(work: Work, jobs: int, rate: float, startup: float) -> flo
 
 
 class Sum(Model):
-    """What all runs come to on so many slots, one run after the other: they share the devices."""
+    """What all runs come to on so many slots, in sequence: they share the devices."""
 
     slots: int
-    hours: Range
-    device_hours: Range
+    hours: float
+    device_hours: float
 
 
 class WholeEstimate(Model):
-    version: int = 1
+    version: int = 2
     run: str
     runs: list[Estimate]
     sums: list[Sum]
@@ -411,8 +440,8 @@ class WholeEstimate(Model):
         sums = [
             Sum(
                 slots=rows[0].slots,
-                hours=Range.sum(row.hours for row in rows),
-                device_hours=Range.sum(row.device_hours for row in rows),
+                hours=sum(row.hours for row in rows),
+                device_hours=sum(row.device_hours for row in rows),
             )
             for rows in zip(*(run.rows for run in runs), strict=False)
             if len({run.slot for run in runs}) == len({row.slots for row in rows}) == 1
@@ -426,8 +455,8 @@ class WholeEstimate(Model):
         slot = self.runs[0].slot
         for each in self.sums:
             yield (
-                f"In all, with {counted(each.slots, slot)}: {_spread(each.hours, _time)}, {slot} "
-                f"hours {each.device_hours.middle:.3g}."
+                f"In all, with {counted(each.slots, slot)}: {_time(each.hours)}, {slot} hours "
+                f"{_hours(each.device_hours)}."
             )
         yield f"Disk in all: {human_bytes(sum(sum(run.disk.values()) for run in self.runs))}."
         if self.besides:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from featuremill.kit.errors import UserError
 from featuremill.workload import Checkpoint, Converted, Weights
-from featuremill.workload.download import download
+from featuremill.workload.hugging_face import download
 from featuremill.workloads import esm2
 from featuremill.workloads.esm2 import sources as of_esm2
 from featuremill.workloads.esm2.architecture import ESM_1V

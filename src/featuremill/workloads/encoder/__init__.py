@@ -72,7 +72,6 @@ __all__ = [
     "run",
     "schema",
     "spans",
-    "spreads",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -434,24 +433,15 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 def network(
     devices: Sequence[Device], folder: Path, dtype: str, example: Ids | None = None
 ) -> Encoder:
-    """Return the network in `folder` on the only one of `devices`, and an example's last layer in
-    fp32."""
+    """Return the network in `folder`, its layers spread over `devices`, and an example's last
+    layer in fp32."""
     import torch
 
+    from featuremill.workload import spread
     from featuremill.workloads.encoder import check
 
-    is_cuda = devices[0].kind == "cuda"
-    if is_cuda:
-        networks.forbid_short_cuts()
-    # A job sees its own GPUs only, numbered as they were leased.
-    device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
     tokens = None if example is None else torch.from_numpy(example)
-    return architectures.load(folder, device, check.DTYPES[dtype], tokens)
-
-
-def spreads(options: Options) -> bool:
-    """Whether the model can be spread over several GPUs."""
-    return False
+    return architectures.load(folder, spread.places(devices), check.DTYPES[dtype], tokens)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

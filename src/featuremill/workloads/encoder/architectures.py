@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from featuremill.workload.spread import Copies
+
 __all__ = ["BERT", "Encoder", "Facts", "facts_of"]
 MOSAIC_SIGN = "alibi_starting_size"
 MOSAIC_NAME = "mlp.gated_layers"
@@ -392,22 +394,28 @@ def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
 
 
 def load(
-    folder: Path, device: torch.device, dtype: torch.dtype, example: Tensor | None = None
+    folder: Path,
+    devices: Sequence[torch.device],
+    dtype: torch.dtype,
+    example: Tensor | None = None,
 ) -> Encoder:
-    """Return the encoder in `folder` on `device`, its matrix products in `dtype`; of the tokens of
-    an `example` (T), it has what the last layer is in fp32.
+    """Return the encoder in `folder`, its layers spread over `devices`, its matrix products in
+    `dtype`; of the tokens of an `example` (T), it has what the last layer is in fp32.
 
     Raises:
-        UserError: the checkpoint is not that of the config's network, or a causal network does not
-            give what it should for the example.
+        UserError: the checkpoint is not that of the config's network, a causal network does not
+            give what it should for the example, or its layers cannot be on several devices.
     """
     import torch
 
+    from featuremill.workload import spread
+
+    device = devices[0]
     tensors = folders.tensors_of(folder)
     facts = _by_its_weights(facts_of(folder), tensors)
     network = _filled(folder, facts, tensors)
-    network.to(device)
-    encoder = Encoder(network.eval().requires_grad_(False), facts, device)
+    network.eval().requires_grad_(False)
+    encoder = Encoder(network, facts, device, spread.over(network, facts.num_layers, devices))
     if example is not None:
         with _wide(network):
             if dtype != torch.float32:
@@ -602,10 +610,15 @@ def _narrow(network: torch.nn.Module, dtype: torch.dtype) -> None:
 
 
 class Encoder:
-    """A network with its weights on a device, whatever its architecture."""
+    """A network with its weights, whatever its architecture."""
 
-    def __init__(self, network: torch.nn.Module, facts: Facts, device: torch.device) -> None:
+    def __init__(
+        self, network: torch.nn.Module, facts: Facts, device: torch.device, copies: Copies
+    ) -> None:
+        """`device` is the first one, which takes tokens and returns hidden states; `copies` copies
+        between it and others."""
         self.device = device
+        self._copies = copies
         self.num_layers, self.width = facts.num_layers, facts.width
         self.exact_TE: Tensor | None = None
         """What the last layer of an example is in fp32."""
@@ -619,13 +632,14 @@ class Encoder:
     def backend(self) -> str:
         """What computes, for the receipt."""
         name = type(self.network).__name__
+        where = self.device.type + self._copies.noted
         if not self._is_of_transformers:
-            return f"{name}, {self.device.type}"
+            return f"{name}, {where}"
         import transformers
 
         config: Any = self.network.config
         kind = config._attn_implementation
-        return f"transformers {transformers.__version__} {name}, {kind}, {self.device.type}"
+        return f"transformers {transformers.__version__} {name}, {kind}, {where}"
 
     def last_layer(self, tokens_T: Tensor) -> Tensor:
         """Return what the last layer is of one sequence, (T, E) in fp32."""
@@ -656,4 +670,5 @@ class Encoder:
                     return {self.num_layers: found.last_hidden_state.float()}
                 states = (*found.hidden_states[:-1], found.last_hidden_state)
         assert len(states) == self.num_layers + 1
-        return {layer: states[layer].float() for layer in wanted}
+        bring = self._copies.bring
+        return {layer: bring(states[layer].float(), self.device) for layer in wanted}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -102,15 +102,16 @@ class SwigluEncoder(nn.Module):
         exponents_h = torch.arange(0, self.head_width, 2, dtype=torch.float32) / self.head_width
         positions_T = torch.arange(num_tokens, dtype=torch.float32)
         angles_Th = torch.outer(positions_T, 1 / ROTARY_BASE**exponents_h)
-        return Turns(angles_Th.to(device), self.turns_neighbours)
+        angles_Th = angles_Th.to(device)
+        return Turns(angles_Th.cos(), angles_Th.sin(), self.turns_neighbours)
 
 
-class Turns:
+class Turns(NamedTuple):
     """Rotary positions of the tokens of a sequence."""
 
-    def __init__(self, angles_Th: Tensor, of_neighbours: bool) -> None:
-        self.cosines_Th, self.sines_Th = angles_Th.cos(), angles_Th.sin()
-        self.of_neighbours = of_neighbours
+    cosines_Th: Tensor
+    sines_Th: Tensor
+    of_neighbours: bool
 
     def __call__(self, head_BHTd: Tensor) -> Tensor:
         """Return queries or keys, turned in fp32."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from featuremill.inputs import proteins, regions
 from featuremill.inputs.payloads import alike, parts_of
-from featuremill.kit.errors import UserError
 from featuremill.kit.processes import SNAKEFILE
 from featuremill.workload import Record, loading, networks
 from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, REMEDIES, audited, batch_cost
@@ -222,24 +221,12 @@ def load(
     the file of weights.
     """
     with loading.part("modules"):
-        import torch
-
+        from featuremill.workload import spread
         from featuremill.workloads.esm2 import packing
         from featuremill.workloads.esm2.encoder import DTYPES, Encoder
 
     assert weights is not None
-    if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):
-        raise UserError(
-            "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "
-            "whole GPUs."
-        )
-    if devices[0].kind == "cuda":
-        networks.forbid_short_cuts()
-    # A job sees only its own GPUs, in the order of the lease.
-    places = [
-        torch.device("cuda", number) if device.kind == "cuda" else torch.device("cpu")
-        for number, device in enumerate(devices)
-    ]
+    places = spread.places(devices)
     num_rows = 0
     if devices[0].kind == "cuda":
         num_rows = packing.num_rows(0, batch_cost(options, devices[0]), places[0])

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from featuremill.workload import loading
+from featuremill.workload.spread import DIRECT, dealt
 from featuremill.workloads.esm2 import triton_cache
 from featuremill.workloads.esm2.architecture import sizes_of
 from featuremill.workloads.esm2.attention import Backend
-from featuremill.workloads.esm2.copies import DIRECT
 from featuremill.workloads.esm2.fallbacks import Fallbacks, Weights, fault_of, fault_of_copies
 from featuremill.workloads.esm2.kernels.reference import NORM_EPSILON
 from featuremill.workloads.esm2.layout import FIRST_NORM, POSITIONS
@@ -98,10 +98,9 @@ class Encoder:
             self.first_norm = _norm(get, FIRST_NORM, devices[0])
         self.frequencies_f = get("rotary.inv_freq").float()
         self.final_norm = _norm(get, "final_norm", devices[-1])
-        bounds = [n * self.num_layers // len(devices) for n in range(len(devices) + 1)]
         self.stages: list[Stage] = []
-        for device, start, end in zip(devices, bounds, bounds[1:], strict=False):
-            self.stages.append(self._stage(get, device, range(start, end)))
+        for device, numbers in zip(devices, dealt([1] * self.num_layers, devices), strict=True):
+            self.stages.append(self._stage(get, device, numbers))
 
     def _stage(self, get: Get, device: torch.device, numbers: range) -> Stage:
         """Return these layers on `device`, computed by the best methods that pass their tests

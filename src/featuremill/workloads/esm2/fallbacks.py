@@ -31,10 +31,10 @@ from featuremill.kit.errors import (
     is_out_of_memory,
 )
 from featuremill.kit.text import listed
-from featuremill.workload import loading
-from featuremill.workloads.esm2 import attention, copies, kernels, matmul, packing
+from featuremill.workload import loading, spread
+from featuremill.workload.spread import Copies
+from featuremill.workloads.esm2 import attention, kernels, matmul, packing
 from featuremill.workloads.esm2.attention import Backend
-from featuremill.workloads.esm2.copies import Copies
 from featuremill.workloads.esm2.kernels import Kernels, reference
 from featuremill.workloads.esm2.matmul import Product
 from featuremill.workloads.esm2.packing import Packed
@@ -81,8 +81,6 @@ WORDS = {
 """By what FEATUREMILL_WITHOUT may hold: what is in the names of the ways that are meant."""
 SAMPLE = 64
 """Rows of a full batch that are compared: the first, the last, and some between."""
-PROBE_NUMBERS = 2**18
-"""A MiB that is copied between devices and back."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]
 """Weight (OI) and bias (O) of a layer's products, rounded like the layer's, in fp32."""
 W = TypeVar("W", Backend, Kernels, Copies, type[Product])
@@ -108,7 +106,7 @@ class Fallbacks:
         """The methods for attention, the best first; the other lists have the same order."""
         self.kernels = _kept(kernels.ways(device, dtype, num_heads, head_dim), left_out)
         self.products = _kept(matmul.forms(device, dtype), left_out)
-        self.copies = _kept(copies.ways(), left_out)
+        self.copies = _kept(spread.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:
         """Continue without the method that failed.
@@ -224,16 +222,17 @@ def fault_of_copies(way: Copies, source: torch.device, target: torch.device) -> 
     """
     operation = "copy between GPUs"
     loading.at(named := _named(operation, way.name))
-    probe = torch.arange(1, 1 + PROBE_NUMBERS, dtype=torch.int32)
     try:
-        there = way.bring(probe.to(source), target)
-        back = way.bring(there, source)
-        num_wrong = sum(int((arrived.cpu() != probe).sum()) for arrived in (there, back))
+        num_wrong = spread.num_wrong(way, source, target)
     except Exception as error:
         return _fault(operation, named, error)
     finally:
         loading.at("")
-    return Fault(operation, f"{num_wrong:,} of {2 * PROBE_NUMBERS:,} wrong") if num_wrong else None
+    return (
+        Fault(operation, f"{num_wrong:,} of {2 * spread.PROBE_NUMBERS:,} wrong")
+        if num_wrong
+        else None
+    )
 
 
 def _named(operation: str, way: str) -> str:

@@ -17,7 +17,6 @@ from featuremill.inputs.source import check
 from featuremill.kit import environment
 from featuremill.kit.errors import UserError
 from featuremill.workload import Checkpoint, Converted, refuse_without_packages
-from featuremill.workload.download import download as download_file
 from featuremill.workload.hugging_face import (
     CONFIG,
     cached,
@@ -26,6 +25,7 @@ from featuremill.workload.hugging_face import (
     how_to_get,
     place_of,
 )
+from featuremill.workload.hugging_face import download as download_file
 from featuremill.workloads.esm2.catalogue import PUBLISHED as PUBLISHED
 from featuremill.workloads.esm2.catalogue import SUGGESTED as SUGGESTED
 from featuremill.workloads.esm2.folder import facts_of

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from featuremill.workload.spread import DIRECT, Copies
 from featuremill.workloads.esm2 import lanes, packing
 from featuremill.workloads.esm2.attention import Backend
-from featuremill.workloads.esm2.copies import DIRECT, Copies
 from featuremill.workloads.esm2.kernels import Kernels
 from featuremill.workloads.esm2.matmul import OneDnnAmx, Product
 from featuremill.workloads.esm2.packing import Packed

@@ -28,9 +28,7 @@ CPU_SECONDS_A_TOKEN = 12e-6
 """Added for each token with any number of threads: reading, plan, results and Python. 7 to 16 µs in
 those records; with 12 µs both are predicted within a third."""
 
-GPU_SHARES = {
-    "NVIDIA H200": {"bf16": (0.6, 0.65, 0.7), "fp16": (0.6, 0.65, 0.7), "fp32": (0.4, 0.48, 0.55)}
-}
+GPU_SHARES, GPU = {"bf16": 0.65, "fp16": 0.65, "fp32": 0.48}, "NVIDIA H200"
 """Of the speed that operations and bytes allow by the data sheet: what extract without plan reached
 with 650M and 3B, in the four records of bench/results of 2026-11-26 (0.655 to 0.67 in bf16, 0.61 to
 0.67 in fp16, 0.49 to 0.53 and 0.43 in fp32)."""
@@ -58,4 +56,5 @@ def unit_work(weights: Weights, mean_tokens: float) -> UnitWork | None:
         core_gflops=CPU_GFLOPS_A_CORE,
         cpu_seconds=CPU_SECONDS_A_TOKEN,
         shares=GPU_SHARES if is_known else {},
+        card=GPU,
     )

@@ -59,7 +59,6 @@ __all__ = [
     "resolve",
     "run",
     "schema",
-    "spreads",
     "weights",
     "weights_ahead",
     "weights_mb",
@@ -262,11 +261,6 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
     if options.perturb != "none":  # the network computes at most this much of a block at once
         batch_cost = min(batch_cost, networks.batch_cost(options, device))
     return encoder.memory_mb(options.of_encoder, device, weights, batch_cost)
-
-
-def spreads(options: Options) -> bool:
-    """Whether the model can be spread over several GPUs."""
-    return False
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -287,17 +287,15 @@ def batch_cost(options: Options, device: Device) -> int:
 
 def spreads(options: Options) -> bool:
     """Whether the model can be spread over several GPUs."""
-    return bool(options.engine == "vllm")
+    return options.engine == "vllm" or options.quantize == "none"
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
     """Return the model on its devices, its tokenizer, and the check of its replies."""
-    import torch
-
+    from featuremill.workload import spread
     from featuremill.workloads.llm_json import engines
 
     assert weights is not None
-    is_cuda = devices[0].kind == "cuda"
     document = replies.read(options.json_schema)
     replies.refuse_wrong(document, options.json_schema)
     folder = weights.path
@@ -309,12 +307,8 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     else:
         if options.quantize != "none":
             _refuse_missing("bitsandbytes", "options.quantize", "none")
-        if is_cuda:
-            networks.forbid_short_cuts()
-        # A job sees only its own GPUs, in the order of the lease.
-        device = torch.device("cuda", 0) if is_cuda else torch.device("cpu")
-        common = _common(options, tokenizer)
-        engine = engines.Transformers(weights.path, options, device, tokenizer, document, common)
+        places, common = spread.places(devices), _common(options, tokenizer)
+        engine = engines.Transformers(weights.path, options, places, tokenizer, document, common)
     columns = schema(options, weights)
     return Model(engine, tokenizer, replies.reader(document), options, columns, engine.backend)
 

@@ -22,6 +22,7 @@ import torch
 from featuremill.kit import environment
 from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.workload import RecordFailed
+from featuremill.workload.spread import DIRECT, Copies, free_bytes, over
 from featuremill.workloads.llm_json import memory, replies
 from featuremill.workloads.llm_json.options import Options
 
@@ -86,13 +87,13 @@ def drawn(seed: int, sha256: bytes, attempt: int, number: int) -> int:
 
 
 class Transformers:
-    """A model of transformers, on one device."""
+    """A model of transformers, its layers spread over devices."""
 
     def __init__(
         self,
         folder: Path,
         options: Options,
-        device: torch.device,
+        devices: Sequence[torch.device],
         tokenizer: PreTrainedTokenizerFast,
         schema: dict[str, Any],
         common: Sequence[int] = (),
@@ -100,8 +101,8 @@ class Transformers:
         """`common` are the tokens that prompts begin with."""
         from llguidance.hf import from_tokenizer
 
-        self._options, self._device, self._common = options, device, list(common)
-        self._network = _network(folder, options, device)
+        self._options, self._device, self._common = options, devices[0], list(common)
+        self._network, copies = _network(folder, options, devices)
         config = self._network.generation_config
         ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
         if ends is None:
@@ -115,6 +116,7 @@ class Transformers:
         self.backend = f"transformers {type(self._network).__name__} {options.dtype}"
         if options.quantize != "none":
             self.backend += f" {options.quantize}"
+        self.backend += copies.noted
         self._prepare_slots()
 
     @torch.inference_mode()
@@ -146,11 +148,10 @@ class Transformers:
             return self._options.batch_rows or 1
         if self._device.type == "cpu":
             return memory.ROWS_ON_CPU
-        free, _ = torch.cuda.mem_get_info(self._device)
-        # What torch keeps of an earlier batch, for this one.
-        free += torch.cuda.memory_reserved(self._device)
-        free -= torch.cuda.memory_allocated(self._device)
-        return memory.rows_within(free, self._token_bytes, num_tokens)
+        return min(
+            memory.rows_within(free_bytes(device), token_bytes, num_tokens)
+            for device, token_bytes in self._token_bytes.items()
+        )
 
     @torch.inference_mode()
     def replies(self, asked: Sequence[Asked], attempt: int) -> list[Reply]:
@@ -260,7 +261,8 @@ def _drawn(shares_V: np.ndarray[Any, Any], number: int) -> int:
     return int(places[min(place, len(places) - 1)])
 
 
-def _network(folder: Path, options: Options, device: torch.device) -> Any:
+def _network(folder: Path, options: Options, devices: Sequence[torch.device]) -> tuple[Any, Copies]:
+    """Return the network on its devices, and what copies between these."""
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
@@ -273,7 +275,7 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
             load_in_4bit=is_4bit,
             bnb_4bit_compute_dtype=DTYPES[options.dtype],
         )
-        more["device_map"] = {"": device}
+        more["device_map"] = {"": devices[0]}
     try:
         network, loading = transformers.AutoModelForCausalLM.from_pretrained(
             folder,
@@ -295,7 +297,10 @@ def _network(folder: Path, options: Options, device: torch.device) -> Any:
             "model again."
         )
     network.eval()
-    return network if more else network.to(device)
+    if more:
+        return network, DIRECT
+    num_layers = getattr(network.config.get_text_config(), "num_hidden_layers", 0)
+    return network, over(network, num_layers, devices)
 
 
 class Vllm:

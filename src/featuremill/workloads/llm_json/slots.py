@@ -219,7 +219,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Put a token (R, K, 1, D) behind those of its row; return all up to the longest row."""
         assert self.keys is not None and self.values is not None
-        lengths = self._slots.lengths
+        lengths = self._slots.lengths.to(self.keys.device)
         rows, end = torch.arange(len(lengths), device=lengths.device), self._slots.longest + 1
         self.keys[rows, :, lengths] = key_states[:, :, 0]
         self.values[rows, :, lengths] = value_states[:, :, 0]
@@ -250,11 +250,14 @@ def prefill(network: Any, tokens: Sequence[int], cache: DynamicCache) -> Tensor:
     return logits_V
 
 
-def bytes_of_a_token(network: Any) -> int:
-    """Return what keys and values of a token take in all layers."""
+def bytes_of_a_token(network: Any) -> dict[torch.device, int]:
+    """Return what keys and values of a token take on each device, in all layers there."""
     cache = DynamicCache()
     prefill(network, [0], cache)
-    return sum(each.nbytes for layer in cache.layers for each in (layer.keys, layer.values))
+    found: dict[torch.device, int] = {}
+    for each in (tensor for layer in cache.layers for tensor in (layer.keys, layer.values)):
+        found[each.device] = found.get(each.device, 0) + each.nbytes
+    return found
 
 
 def can_take(network: Any, num_tokens: int) -> bool:

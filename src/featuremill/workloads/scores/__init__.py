@@ -227,12 +227,12 @@ def figures(
     columns: Sequence[str], read: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
 ) -> list[Figure]:
     """Return how the scores agree with measured ones, and heat maps of the first proteins."""
-    from featuremill.workloads.scores import agreement_figure, heat_maps
+    from featuremill.workloads.scores import agreement, heat_maps
     from featuremill.workloads.scores.columns import VARIANTS
 
     if VARIANTS not in columns:
         return []
-    return [*agreement_figure.figures(read), *heat_maps.figures(read)]
+    return [*agreement.figures(read), *heat_maps.figures(read)]
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:

@@ -1,22 +1,100 @@
-"""Proteins with their variants as records: what is read of which tables."""
+"""Proteins with their variants as records: what is read of which tables, with their
+structures for networks that read both (SaProt)."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
-from featuremill.inputs import NamedColumns, columns, format_of, names_in_table, rows
+from featuremill import inputs as readers
+from featuremill.inputs import (
+    NamedColumns,
+    columns,
+    format_of,
+    letters,
+    names_in_table,
+    residues,
+    rows,
+)
+from featuremill.inputs.letters import Make
 from featuremill.kit.errors import UserError
 from featuremill.kit.ids import Matcher
 from featuremill.kit.text import clipped
 from featuremill.workload import Record
+from featuremill.workloads.encoder import structures
+from featuremill.workloads.encoder.structures import NOT_KNOWN
 from featuremill.workloads.esm2.tokens import NUM_SPECIAL
-from featuremill.workloads.scores import edits, structured, tables, variants
+from featuremill.workloads.scores import edits, sources, tables, variants
 from featuremill.workloads.scores.options import Options
 from featuremill.workloads.scores.tables import Cell
 from featuremill.workloads.scores.variants import Change, Row, WrongError, letters_of
+
+Other = TypeVar("Other")
+
+
+def maker(options: Options) -> Make:
+    """Return what makes records of letters, with those of their structures in turns where the
+    network reads both."""
+    if sources.is_saprot(options.model):
+        return letters.maker(structures.clean_pairs)
+    return residues.protein
+
+
+def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
+    """Stream the proteins of `inputs`, as `featuremill.inputs.proteins` does.
+
+    Raises:
+        UserError: there are structures, and the network reads none.
+    """
+    if not sources.is_saprot(options.model):
+        _refuse_structures(options)
+        yield from readers.proteins(inputs, options)
+        return
+    found = structures.pairs(inputs, options)
+    for record, _ in paired(((record, None) for record in found), options):
+        yield record
+
+
+def paired(
+    pairs: Iterable[tuple[Record, Other]], options: Options
+) -> Iterator[tuple[Record, Other]]:
+    """Yield proteins, and what comes with each, once they have the structures that `options` name;
+    a tab stands before those.
+
+    Raises:
+        UserError: there are structures, and the network reads none.
+    """
+    if not sources.is_saprot(options.model):
+        _refuse_structures(options)
+        yield from pairs
+        return
+    others: deque[Other] = deque()
+
+    def records() -> Iterator[Record]:
+        for record, other in pairs:
+            others.append(other)
+            yield record
+
+    found = records()
+    if options.structures:
+        found = structures.added(found, structures.read(options, options.id_column))
+    for record in found:
+        if not record.reason and b"\n" not in record.payload and NOT_KNOWN not in record.note:
+            record = record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
+        yield record._replace(payload=record.payload.replace(b"\n", b"\t")), others.popleft()
+
+
+def _refuse_structures(options: Options) -> None:
+    if options.structures:
+        raise UserError(
+            "options.structures: this network reads no letters of structure; leave structures out, "
+            "or give a SaProt."
+        )
+
 
 log = logging.getLogger("featuremill.scores")
 Found = tuple[Record, tuple[list[Cell], bool]]
@@ -96,13 +174,13 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
     """Stream the proteins of `inputs` with their variants; those that are cut get a note."""
     options = tables.with_columns(options)
     if options.variants != "listed":
-        for record in structured.proteins(inputs, options):
+        for record in proteins(inputs, options):
             yield _sized(record, options)
         return
     if options.variants_file:
         found = _of_file(inputs, options)
     else:
-        found = structured.paired(_long(inputs, options), options)
+        found = paired(_long(inputs, options), options)
     is_told = False
     for record, (cells, of_sequences) in found:
         made, problem = _with_variants(record, cells, of_sequences, options)
@@ -116,7 +194,7 @@ def _of_file(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
     """Yield the proteins of `inputs`, each with its cells of `options.variants_file`."""
     assert options.variants_file
     listed = _Listed(Path(options.variants_file), options, any(map(_is_table, inputs)))
-    for record in structured.proteins(inputs, options):
+    for record in proteins(inputs, options):
         yield record, (listed.of(record.id), listed.columns.is_of_sequences)
     listed.refuse_strangers()
 
@@ -134,7 +212,7 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
                 f"{path}: variants: listed needs a table of variants; set variants_file under "
                 "options, or give a table with a column of variants."
             )
-    make = structured.maker(options)
+    make = maker(options)
     for path in inputs:
         names = names_in_table(path, "variants")
         chosen = columns.Named(options.id_column, options.sequence_column)

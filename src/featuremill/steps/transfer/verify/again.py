@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from featuremill.features.records import Record
 from featuremill.kit.devices import DeviceChoice
+from featuremill.kit.errors import UserError
 from featuremill.kit.processes import versions
-from featuremill.kit.runs import Delivery
+from featuremill.kit.runs import Delivery, read_shard
+from featuremill.kit.workloads import find_workload, records_of
 from featuremill.steps.transfer.search.recipe import Origin, Recipe
 from featuremill.steps.transfer.verify.written import Stored
 
@@ -187,3 +191,73 @@ def _column(name: str, found: Sequence[float], ids: Sequence[str], allowed: floa
     same = sum(value == 0.0 for value in found)
     mean = float(np.mean(found))
     return Column(name, len(found), same, found[farthest], mean, allowed, ids[farthest])
+
+
+def payloads_of(
+    stored: Stored, records: Mapping[int, Record], inputs: Sequence[Path]
+) -> tuple[dict[str, bytes], list[str]]:
+    """Return the payloads of `records` by their sha256, and what is wrong with them.
+
+    Raises:
+        UserError: they are nowhere.
+    """
+    wanted = {record.sha256 for record in records.values()}
+    if not inputs:
+        found, problems = _of_shards(stored, wanted)
+        if wanted <= found.keys() or problems:
+            return found, problems
+    plan, rows = stored.folder.find_plan(), stored.records
+    if not inputs and plan and rows and not rows.id_columns.keys:
+        inputs = [stored.folder.placed(entry.path) for entry in plan.inputs]
+    if not inputs or not all(path.is_file() for path in inputs):
+        raise UserError(
+            f"{stored.folder.root}: its store has no sequences, and its inputs are not here; name "
+            "the files with the records (--input FILE), or check digests alone (--recompute 0)."
+        )
+    return _of_files(stored, records, inputs)
+
+
+def _of_shards(stored: Stored, wanted: set[str]) -> tuple[dict[str, bytes], list[str]]:
+    found, problems = dict[str, bytes](), list[str]()
+    sought = pa.array([bytes.fromhex(sha256) for sha256 in wanted], pa.binary(32))
+    for shard in stored.delivery.parts:
+        path = stored.folder.shard(shard)
+        if not path.is_file():
+            continue
+        try:
+            table = read_shard(path)
+        except pa.ArrowInvalid:
+            problems.append(f"{path}: its bytes are not those that were written")
+            continue
+        for payload in table.filter(pc.is_in(table["sha256"], sought))["payload"].to_pylist():
+            found[hashlib.sha256(payload).hexdigest()] = payload
+    return found, problems
+
+
+def _of_files(
+    stored: Stored, records: Mapping[int, Record], inputs: Sequence[Path]
+) -> tuple[dict[str, bytes], list[str]]:
+    settings = stored.delivery.settings
+    workload = find_workload(settings.workload)
+    options = workload.Options.model_validate(settings.options)
+    sha256_of_id = {record.id: record.sha256 for record in records.values()}
+    wanted, found = {*sha256_of_id.values()}, dict[str, bytes]()
+    problems: list[str] = []
+    for record in records_of(settings.workload, workload, inputs, options):
+        if record.reason:
+            continue
+        sha256 = hashlib.sha256(record.payload).hexdigest()
+        if sha256 in wanted:
+            found[sha256] = record.payload
+        if sha256_of_id.get(record.id, sha256) != sha256:
+            problems.append(
+                f"{record.source}:{record.line}: {record.id!r} has another sequence than the "
+                "results have of it"
+            )
+    named = ", ".join(map(str, inputs))
+    problems += [
+        f"{named}: no record has the sequence of {id!r}"
+        for id, sha256 in sha256_of_id.items()
+        if sha256 not in found
+    ]
+    return found, problems

@@ -16,8 +16,7 @@ import numpy as np
 
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import counted
-from featuremill.steps.transfer.verify.again import Column, Drawn, again
-from featuremill.steps.transfer.verify.payloads import payloads_of
+from featuremill.steps.transfer.verify.again import Column, Drawn, again, payloads_of
 from featuremill.steps.transfer.verify.written import Stored, written
 
 DIFFERS = 1

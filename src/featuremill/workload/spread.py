@@ -1,0 +1,215 @@
+"""A model whose layers are on several devices of one job, in their order.
+
+A network of `nn.Module` gets hooks (`over`). A workload that calls its layers by itself uses
+`places`, `dealt` and the copies alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from featuremill.base.devices import Device
+from featuremill.base.errors import UserError, WorkloadError
+from featuremill.workload.networks import forbid_short_cuts
+
+__all__ = ["DIRECT", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
+PROBE_NUMBERS = 2**18
+"""A MiB that is copied between devices and back."""
+log = logging.getLogger("featuremill.workload")
+
+
+class Copies(NamedTuple):
+    """A method: its name (for the receipt), and (tensor, device) → the tensor on `device`."""
+
+    name: str
+    bring: Callable[[Tensor, torch.device], Tensor]
+
+    @property
+    def noted(self) -> str:
+        """The text about copies after the name of a device in a receipt."""
+        return "" if self is DIRECT else f"; copies between GPUs: {self.name}"
+
+
+def direct(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy from GPU to GPU, if that is another one, without waiting.
+
+    On a wrongly configured machine (for example with an IOMMU between the GPUs), other numbers
+    arrive, without an error.
+    """
+    return tensor.to(device, non_blocking=True)
+
+
+def through_host(tensor: Tensor, device: torch.device) -> Tensor:
+    """Copy to the host, wait for that, and copy from there."""
+    return tensor if tensor.device == device else tensor.cpu().to(device)
+
+
+DIRECT = Copies("direct", direct)
+
+
+def ways() -> list[Copies]:
+    """Return the methods to copy tensors from a device to the next, the best first."""
+    return [DIRECT, Copies("through the host", through_host)]
+
+
+def num_wrong(way: Copies, source: torch.device, target: torch.device) -> int:
+    """Return how many of `2 * PROBE_NUMBERS` numbers arrive wrong, there and back."""
+    probe = torch.arange(1, 1 + PROBE_NUMBERS, dtype=torch.int32)
+    there = way.bring(probe.to(source), target)
+    back = way.bring(there, source)
+    return sum(int((arrived.cpu() != probe).sum()) for arrived in (there, back))
+
+
+def places(devices: Sequence[Device]) -> list[torch.device]:
+    """Return what torch calls the devices of a job, with cuBLAS at the requested precision.
+
+    Raises:
+        UserError: one of several devices is a MIG slice.
+    """
+    if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):
+        raise UserError(
+            "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "
+            "whole GPUs."
+        )
+    if devices[0].kind == "cpu":
+        return [torch.device("cpu")] * len(devices)
+    forbid_short_cuts()
+    # A job sees only its own GPUs, in the order of the lease.
+    return [torch.device("cuda", number) for number in range(len(devices))]
+
+
+def free_bytes(device: torch.device) -> int:
+    """Return the free memory of a GPU, with what torch keeps of tensors that are gone; 1 for a
+    CPU."""
+    if device.type != "cuda":
+        return 1
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+
+
+def dealt(sizes: Sequence[int], devices: Sequence[torch.device]) -> list[range]:
+    """Return the numbers of the layers of each device, in order: of the bytes in `sizes`, each
+    device gets the share that it has of the free memory of all."""
+    if len(devices) == 1:
+        return [range(len(sizes))]
+    free = [*accumulate(map(free_bytes, devices))]
+    ends = [*accumulate(sizes)]
+    # A layer goes where its middle lies.
+    middles = [(2 * end - size) * free[-1] for end, size in zip(ends, sizes, strict=True)]
+    edges = [bisect_left(middles, 2 * ends[-1] * share) for share in free[:-1]]
+    return [range(*both) for both in pairwise([0, *edges, len(sizes)])]
+
+
+def over(network: nn.Module, num_layers: int, devices: Sequence[torch.device]) -> Copies:
+    """Put the layers of a network on `devices` and everything else on the first; return the method
+    that copies tensors between devices.
+
+    The inputs of a layer are copied to its device, and the outputs of the last one to the first
+    device.
+
+    Raises:
+        UserError: the network has no list of its layers, or layers on two devices share weights.
+        WorkloadError: no method copies tensors from device to device.
+    """
+    if len(devices) == 1:
+        network.to(devices[0])
+        return DIRECT
+    layers = _layers(network, num_layers)
+    held = [*layers]
+    del layers[:]
+    network.to(devices[0])
+    layers.extend(held)
+    copies = _proven([*pairwise(devices), *((devices[0], device) for device in devices[2:])])
+    device_of: dict[nn.Parameter, torch.device] = {}
+    for device, numbers in zip(devices, dealt([*map(_num_bytes, held)], devices), strict=True):
+        for layer in held[numbers.start : numbers.stop]:
+            if any(device_of.setdefault(one, device) != device for one in layer.parameters()):
+                raise UserError(
+                    "gpus_per_job: layers of this network share weights, so they cannot be on two "
+                    "GPUs; set gpus_per_job: 1."
+                )
+            layer.to(device)
+        _bring_inputs(held[numbers.start : numbers.stop], device, copies)
+
+    def bring_back(_: nn.Module, __: Any, outputs: Any) -> Any:
+        _make_current(devices[0])
+        return _each(outputs, lambda tensor: copies.bring(tensor, devices[0]))
+
+    held[-1].register_forward_hook(bring_back)
+    return copies
+
+
+def _layers(network: nn.Module, number: int) -> nn.ModuleList:
+    """Return the list of the network's layers: the largest list with so many modules."""
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    fitting = [modules for modules in lists if len(modules) == number]
+    if not fitting:
+        raise UserError(
+            f"gpus_per_job: a {type(network).__name__} has no list of its {number} layers, which "
+            "several GPUs need; set gpus_per_job: 1."
+        )
+    return max(fitting, key=_num_bytes)
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+
+
+def _proven(pairs: Iterable[tuple[torch.device, torch.device]]) -> Copies:
+    """Return the best method whose copies arrive right, there and back, for each pair."""
+    for way in ways():
+        if not (wrong := sum(num_wrong(way, *pair) for pair in pairs)):
+            return way
+        log.warning("copies between GPUs, %s: %s numbers arrive wrong", way.name, f"{wrong:,}")
+    raise WorkloadError(
+        "copies between GPUs arrive wrong by every method; nothing was computed: see whether this "
+        "torch fits the driver and the devices (featuremill doctor)"
+    )
+
+
+def _bring_inputs(layers: Sequence[nn.Module], device: torch.device, copies: Copies) -> None:
+    """Have the inputs of each of `layers` copied to `device`; masks and rotations, which all of
+    them get, once in a forward pass."""
+    known = WeakIdKeyDictionary()
+
+    def bring(tensor: Tensor) -> Tensor:
+        if tensor.device == device:
+            return tensor
+        if tensor not in known:
+            known[tensor] = copies.bring(tensor, device)
+        return cast(Tensor, known[tensor])
+
+    def bring_all(layer: nn.Module, inputs: Any, named: Any) -> Any:
+        _make_current(device)
+        if layer is layers[0]:
+            known.clear()
+        return _each(inputs, bring), _each(named, bring)
+
+    for layer in layers:
+        layer.register_forward_pre_hook(bring_all, with_kwargs=True)
+
+
+def _make_current(device: torch.device) -> None:
+    """Make a GPU the one where Triton, in modules of others, launches kernels."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+def _each(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Return tuples, lists and dictionaries of tensors with each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if type(value) is dict:
+        return {name: _each(one, change) for name, one in value.items()}
+    if isinstance(value, tuple | list):
+        parts = [_each(one, change) for one in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    return value
