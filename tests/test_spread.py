@@ -11,10 +11,12 @@ import encoder_models
 import published_arithmetic
 import pyarrow as pa
 import pytest
+import test_contacts
+import test_scores
 import torch
 from cards import Cards
 from conftest import ROOT
-from esm2_models import demo_proteins, relative_l2
+from esm2_models import demo_proteins, relative_l2, save_fair_esm
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
 from test_mosaicbert import SMALL
 
@@ -22,8 +24,9 @@ from featuremill.base import devices
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.workload import Weights, plain_weights, spread, weights
 from featuremill.workload.compute import values_of
-from featuremill.workloads import encoder, geneformer, llm_json
+from featuremill.workloads import contacts, encoder, esm2, geneformer, llm_json, scores
 from featuremill.workloads.encoder.mosaicbert import MosaicBert
+from featuremill.workloads.esm2 import lanes
 from featuremill.workloads.llm_json import engines
 
 CPU = devices.cpu()
@@ -185,6 +188,59 @@ def test_copies_that_arrive_wrong_go_through_the_host(cards, monkeypatch, caplog
     monkeypatch.setattr(spread, "ways", lambda: [bad])
     with both, pytest.raises(WorkloadError, match="arrive wrong by every method"):
         spread.over(blocks(3), 3, both.devices)
+
+
+# ESM-2, and what loads through it
+
+
+def proteins_of(name, folder, monkeypatch):
+    """Return a workload, resolved options, weights and payloads; all operations are torch's, in
+    this thread, where `Cards` sees them."""
+    monkeypatch.setattr(lanes, "each", lambda compute, pieces: [*map(compute, pieces)] and None)
+    monkeypatch.setenv("FEATUREMILL_WITHOUT", "onednn,llvm")
+    if name == "scores of ESM C":
+        test_scores.esmc_model(3, 128, 256).save_pretrained(folder / "c")
+        model = str(folder / "c")
+    elif name == "contacts":
+        model = str(test_contacts.save(test_contacts.random_network(), folder / "random.pt"))
+    else:
+        model = str(save_fair_esm(test_scores.random_network(), folder / "random.pt"))
+    workload, more = {
+        "esm2": (esm2, {"layers": [0, 1, 3], "pool": ["mean", "max", "bos"], "per_residue": True}),
+        "contacts": (contacts, {}),
+    }.get(name, (scores, {"marginals": ["wildtype", "masked"], "log_probabilities": "masked"}))
+    kind = workload.__name__.rpartition(".")[2]
+    found = weights.weights_of(weights.convert(model, folder, kind))
+    options = workload.Options.model_validate({"model": model, "dtype": "fp32"} | more)
+    payloads = [each.encode() for each in demo_proteins(2, 40)]
+    return workload, workload.resolve(options, CPU, found), found, payloads
+
+
+@pytest.mark.parametrize("free", [(9, 9), (5, 1, 5)])
+@pytest.mark.parametrize("name", ["esm2", "contacts", "scores", "scores of ESM C"])
+def test_what_loads_through_esm2_has_the_same_bits(tmp_path, cards, monkeypatch, name, free):
+    workload, options, found, payloads = proteins_of(name, tmp_path, monkeypatch)
+    with cards(*free) as several:
+        one, more = (
+            values_of(workload, workload.load(options, [CPU] * count, found), payloads, 4096)
+            for count in (1, len(free))
+        )
+        assert several.num_copies > 0
+    assert repr(more.to_pylist()) == repr(one.to_pylist())
+
+
+@pytest.mark.gpu
+@NEEDS_TWO
+@pytest.mark.parametrize("name", ["esm2", "contacts", "scores", "scores of ESM C"])
+def test_what_loads_through_esm2_is_that_of_one_gpu(tmp_path, monkeypatch, name):
+    workload, options, found, payloads = proteins_of(name, tmp_path, monkeypatch)
+    monkeypatch.delenv("FEATUREMILL_WITHOUT")
+    first, second = devices.cuda_devices()[:2]
+    one, two = (
+        values_of(workload, workload.load(options, given, found), payloads, 4096)
+        for given in ([first], [first, second])
+    )
+    assert repr(two.to_pylist()) == repr(one.to_pylist())
 
 
 # Encoders
