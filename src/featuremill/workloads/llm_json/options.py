@@ -58,7 +58,7 @@ class Options(RowOptions):
     """Number type of the weights and the computation. `auto` is bf16 where the device has it, else
     fp16 on a GPU and fp32 on a CPU."""
     quantize: Literal["none", "8bit", "4bit"] = "none"
-    """Weights in 8 or 4 bits by bitsandbytes, on one GPU only."""
+    """Weights in 8 or 4 bits by bitsandbytes, on a GPU only."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """`transformers` computes on a CPU or on GPUs. `vllm`, which you install yourself, computes in
     batches of its own, on GPUs."""
