@@ -60,8 +60,8 @@ class Options(RowOptions):
     quantize: Literal["none", "8bit", "4bit"] = "none"
     """Weights in 8 or 4 bits by bitsandbytes, on a GPU only."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """`transformers` computes on a CPU or a GPU. `vllm`, which you install yourself, computes in
-    batches of its own on the GPUs of `gpus_per_job`."""
+    """`transformers` computes on a CPU or on GPUs. `vllm`, which you install yourself, computes in
+    batches of its own, on GPUs."""
     batch_rows: int | None = Field(default=None, ge=1, le=256)
     """Rows that `transformers` computes at once. If not given: 16 on a CPU; on a GPU as many as its
     memory holds, 64 at most. With 1, a row's reply depends on the row alone, to the last bit."""
