@@ -112,6 +112,20 @@ def test_the_rest_of_a_network_is_on_the_first_device_and_names_stay(cards):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize(("free", "on"), [((1,), [0, 0, None]), ((1, 1), [0, 1, None])])
+def test_layers_behind_those_of_the_gpus_are_on_the_host(cards, free, on):
+    network, tokens = blocks(3), torch.arange(5)
+    expected = network(tokens)
+    with cards(*free) as several:
+        spread.over(network, 3, several.devices, gpu_layers=2)
+        assert [several.card(layer.weight) for layer in network.layers] == on
+        found = network(tokens.to(ONE))
+        assert several.card(found) == 0 and torch.equal(found.cpu(), expected)
+    whole = blocks(3)
+    assert spread.over(whole, 3, [torch.device("cpu")], gpu_layers=1) is spread.DIRECT
+
+
+@torch.inference_mode()
 def test_what_layers_share_is_copied_anew_in_each_pass(cards):
     network, tokens = blocks(3), torch.arange(5)
     expected = []
@@ -297,6 +311,21 @@ def test_an_encoder_on_two_devices_has_the_same_bits(tmp_path, cards, name):
     assert parts.equals(whole)
 
 
+@pytest.mark.parametrize("name", ["protbert", "prott5", "glm2", "llama"])
+def test_an_encoder_with_layers_on_the_host_has_the_same_bits(tmp_path, cards, name):
+    options, payloads = encoders(name, tmp_path / name)
+    found = weights_of(tmp_path / name)
+    options = encoder.resolve(options, CPU, found)
+    with cards(1) as card:
+        whole = values_of(encoder, encoder.load(options, [CPU], found), payloads, 100)
+        model = encoder.load(options.model_copy(update={"gpu_layers": 1}), [CPU], found)
+        parts = values_of(encoder, model, payloads, 100)
+        layers = spread._layers(model.encoder.network, model.encoder.num_layers)
+        on = [{card.card(one) for one in layer.parameters()} for layer in layers]
+    assert on == [{0}, *[{None}] * (len(on) - 1)] and len(on) > 1
+    assert parts.equals(whole)
+
+
 @torch.inference_mode()
 def test_a_mosaicbert_on_two_devices_has_the_same_bits(cards):
     torch.manual_seed(0)
@@ -374,6 +403,12 @@ def test_a_geneformer_on_two_devices_has_the_same_bits(cells, cards, more):
         assert {both.card(one) for one in model.network.network.parameters()} == {0, 1}
     assert repr(parts.to_pylist()) == repr(whole.to_pylist()), "a NaN is not equal to itself"
     assert "'cosine': 0.9" in repr(whole.to_pylist()) or "perturb" not in more
+    with cards(1) as card:
+        less = options.model_copy(update={"gpu_layers": 1})
+        model = geneformer.load(less, [CPU], found)
+        parts = values_of(geneformer, model, payloads, 100)
+        assert {card.card(one) for one in model.network.network.parameters()} == {0, None}
+    assert repr(parts.to_pylist()) == repr(whole.to_pylist())
 
 
 @pytest.mark.gpu
@@ -412,6 +447,28 @@ def rows(example, device=CPU, **more):
 
 
 @pytest.mark.parametrize("batch_rows", [1, 3])
+def test_a_language_model_with_layers_on_the_host_gives_the_same_replies(
+    example, cards, batch_rows
+):
+    options, payloads, found = rows(example, batch_rows=batch_rows)
+    with cards(1) as card:
+        whole = values_of(llm_json, llm_json.load(options, [CPU], found), payloads, 10**6)
+        model = llm_json.load(options.model_copy(update={"gpu_layers": 1}), [CPU], found)
+        parts = values_of(llm_json, model, payloads, 10**6)
+        assert {card.card(one) for one in model.engine._network.parameters()} == {0, None}
+    assert parts.equals(whole)
+
+
+def test_layers_on_the_host_take_no_memory_of_a_gpu(example):
+    gpu = devices.Device("cuda", "", "a GPU", True, 0, 16_000, 40)
+    needs = []
+    for number in (None, 1):
+        options, _, found = rows(example, gpu, batch_rows=64, gpu_layers=number)
+        needs.append(llm_json.memory_mb(options, gpu, found, 0))
+    assert needs[1] < needs[0]
+
+
+@pytest.mark.parametrize("batch_rows", [1, 3])
 def test_a_language_model_on_two_devices_gives_the_same_replies(example, cards, batch_rows):
     """One row after another, and several at once, whose keys and values lie with their layers."""
     options, payloads, found = rows(example, batch_rows=batch_rows)
@@ -433,6 +490,8 @@ def test_the_fullest_device_decides_how_many_rows_there_are(example, monkeypatch
     free = {0: 40 * token_bytes, 1: 20 * token_bytes}
     monkeypatch.setattr(engines, "free_bytes", lambda device: free[device.index])
     assert engine._most_rows(2) == 6
+    engine._token_bytes[spread.HOST] = token_bytes
+    assert engine._most_rows(2) == 6, "the host is no GPU"
 
 
 @pytest.mark.parametrize("more, spreads", [

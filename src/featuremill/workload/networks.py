@@ -50,6 +50,22 @@ class NetworkOptions(WorkloadOptions):
         return (value,) if isinstance(value, int | str) else value
 
 
+class LayerOptions(WorkloadOptions):
+    """Where the layers of a network of `nn.Module` are computed (`spread.over`)."""
+
+    EXECUTION = frozenset({"gpu_layers"})
+
+    gpu_layers: int | None = Field(default=None, ge=1)
+    """Layers that GPUs compute, from the first one on; the CPU computes the others, many times more
+    slowly. If not given, all. For models that fit no GPU here. No effect without a GPU."""
+
+    def share_of_layers(self, kind: str, num_layers: int) -> float:
+        """Return the share of the layers that devices of this kind compute."""
+        if kind == "cpu" or self.gpu_layers is None:
+            return 1.0
+        return min(1.0, self.gpu_layers / num_layers)
+
+
 class ResidueOptions(NetworkOptions):
     """Options for sequences: vectors for each residue, and long sequences."""
 

@@ -1,4 +1,5 @@
-"""A model whose layers are on several devices of one job, in their order.
+"""A model whose layers are on several devices of one job, in their order, the last ones on the CPU
+if that is wanted.
 
 A network of `nn.Module` gets hooks (`over`). A workload that calls its layers by itself uses
 `places`, `dealt` and the copies alone.
@@ -20,7 +21,8 @@ from featuremill.base.devices import Device
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.workload.networks import forbid_short_cuts
 
-__all__ = ["DIRECT", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
+__all__ = ["DIRECT", "HOST", "Copies", "dealt", "free_bytes", "num_wrong", "over", "places", "ways"]
+HOST = torch.device("cpu")
 PROBE_NUMBERS = 2**18
 """A MiB that is copied between devices and back."""
 log = logging.getLogger("featuremill.workload")
@@ -39,12 +41,12 @@ class Copies(NamedTuple):
 
 
 def direct(tensor: Tensor, device: torch.device) -> Tensor:
-    """Copy from GPU to GPU, if that is another one, without waiting.
+    """Copy from GPU to GPU, if that is another one, without waiting; to the host, wait.
 
     On a wrongly configured machine (for example with an IOMMU between the GPUs), other numbers
     arrive, without an error.
     """
-    return tensor.to(device, non_blocking=True)
+    return tensor.cpu() if device == HOST else tensor.to(device, non_blocking=True)
 
 
 def through_host(tensor: Tensor, device: torch.device) -> Tensor:
@@ -108,9 +110,15 @@ def dealt(sizes: Sequence[int], devices: Sequence[torch.device]) -> list[range]:
     return [range(*both) for both in pairwise([0, *edges, len(sizes)])]
 
 
-def over(network: nn.Module, num_layers: int, devices: Sequence[torch.device]) -> Copies:
-    """Put the layers of a network on `devices` and everything else on the first; return the method
-    that copies tensors between devices.
+def over(
+    network: nn.Module,
+    num_layers: int,
+    devices: Sequence[torch.device],
+    gpu_layers: int | None = None,
+) -> Copies:
+    """Put the first `gpu_layers` (all, if not given) of a network on `devices`, the others on the
+    CPU, and everything else on the first device; return the method that copies tensors between
+    devices.
 
     The inputs of a layer are copied to its device, and the outputs of the last one to the first
     device.
@@ -119,7 +127,8 @@ def over(network: nn.Module, num_layers: int, devices: Sequence[torch.device]) -
         UserError: the network has no list of its layers, or layers on two devices share weights.
         WorkloadError: no method copies tensors from device to device.
     """
-    if len(devices) == 1:
+    num_on_devices = num_layers if devices[0] == HOST else min(gpu_layers or num_layers, num_layers)
+    if len(devices) == 1 and num_on_devices == num_layers:
         network.to(devices[0])
         return DIRECT
     layers = _layers(network, num_layers)
@@ -127,9 +136,13 @@ def over(network: nn.Module, num_layers: int, devices: Sequence[torch.device]) -
     del layers[:]
     network.to(devices[0])
     layers.extend(held)
+    numbers_of = dealt([*map(_num_bytes, held[:num_on_devices])], devices)
+    if num_on_devices < num_layers:
+        devices = [*devices, HOST]
+        numbers_of.append(range(num_on_devices, num_layers))
     copies = _proven([*pairwise(devices), *((devices[0], device) for device in devices[2:])])
     device_of: dict[nn.Parameter, torch.device] = {}
-    for device, numbers in zip(devices, dealt([*map(_num_bytes, held)], devices), strict=True):
+    for device, numbers in zip(devices, numbers_of, strict=True):
         for layer in held[numbers.start : numbers.stop]:
             if any(device_of.setdefault(one, device) != device for one in layer.parameters()):
                 raise UserError(

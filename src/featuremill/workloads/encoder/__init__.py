@@ -18,7 +18,7 @@ from featuremill.kit.processes import SNAKEFILE
 from featuremill.kit.reasons import LENGTH
 from featuremill.workload import Record, RecordFailed, networks
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, audited, batch_cost
+from featuremill.workload.networks import ATTRIBUTES, ONE_TOKEN, LayerOptions, audited, batch_cost
 from featuremill.workloads.encoder import (
     architectures,
     contigs,
@@ -431,17 +431,22 @@ def memory_mb(options: Options, device: Device, weights: Weights, batch_cost: in
 
 
 def network(
-    devices: Sequence[Device], folder: Path, dtype: str, example: Ids | None = None
+    options: LayerOptions,
+    devices: Sequence[Device],
+    folder: Path,
+    dtype: str,
+    example: Ids | None = None,
 ) -> Encoder:
-    """Return the network in `folder`, its layers spread over `devices`, and an example's last
-    layer in fp32."""
+    """Return the network in `folder`, its layers spread over `devices` as the `options` say, and an
+    example's last layer in fp32."""
     import torch
 
     from featuremill.workload import spread
     from featuremill.workloads.encoder import check
 
     tokens = None if example is None else torch.from_numpy(example)
-    return architectures.load(folder, spread.places(devices), check.DTYPES[dtype], tokens)
+    places, gpu_layers = spread.places(devices), options.gpu_layers
+    return architectures.load(folder, places, check.DTYPES[dtype], tokens, gpu_layers)
 
 
 def load(options: Options, devices: Sequence[Device], weights: Weights | None) -> Model:
@@ -452,7 +457,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
     facts, words = _opened(weights.path, options)
     short, long = check.examples(words, options.alphabet)
     is_narrow = options.dtype != "fp32"
-    encoder = network(devices, weights.path, options.dtype, long)
+    encoder = network(options, devices, weights.path, options.dtype, long)
     check.padding(encoder, words, short, long, options.dtype)
     if is_narrow:
         check.precision(encoder, long, options.dtype)

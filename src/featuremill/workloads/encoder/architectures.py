@@ -398,9 +398,11 @@ def load(
     devices: Sequence[torch.device],
     dtype: torch.dtype,
     example: Tensor | None = None,
+    gpu_layers: int | None = None,
 ) -> Encoder:
-    """Return the encoder in `folder`, its layers spread over `devices`, its matrix products in
-    `dtype`; of the tokens of an `example` (T), it has what the last layer is in fp32.
+    """Return the encoder in `folder`, its layers spread over `devices` and, behind the first
+    `gpu_layers`, the CPU. Its matrix products are in `dtype`. Of the tokens of an `example` (T), it
+    has what the last layer is in fp32.
 
     Raises:
         UserError: the checkpoint is not that of the config's network, a causal network does not
@@ -415,7 +417,9 @@ def load(
     facts = _by_its_weights(facts_of(folder), tensors)
     network = _filled(folder, facts, tensors)
     network.eval().requires_grad_(False)
-    encoder = Encoder(network, facts, device, spread.over(network, facts.num_layers, devices))
+    encoder = Encoder(
+        network, facts, device, spread.over(network, facts.num_layers, devices, gpu_layers)
+    )
     if example is not None:
         with _wide(network):
             if dtype != torch.float32:

@@ -117,7 +117,8 @@ def estimate_mb(size: Size, options: Options, kind: str, batch_tokens: int) -> i
     most_tokens = options.max_tokens or letters // options.letters_per_token + 2
     longest = min(batch_tokens, most_tokens)
     number_bytes = NUMBER_BYTES[options.dtype]
-    held = size.num_product_numbers * number_bytes + size.num_other_numbers * FLOAT_BYTES
+    share = options.share_of_layers(kind, size.layers)
+    held = share * size.num_product_numbers * number_bytes + size.num_other_numbers * FLOAT_BYTES
     if (
         kind == "cpu"
     ):  # pages of the file that are read count as well, unless used as they lie there

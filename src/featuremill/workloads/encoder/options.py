@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from featuremill.inputs import SequenceOptions
 from featuremill.workload import OptionWeights
 from featuremill.workload.hugging_face import place_of
-from featuremill.workload.networks import ResidueOptions
+from featuremill.workload.networks import LayerOptions, ResidueOptions
 from featuremill.workloads.encoder import chat
 from featuremill.workloads.encoder.structure_options import OF_TABLES, StructureOptions
 
@@ -19,11 +19,12 @@ __all__ = ["Options"]
 Pool = Literal["mean", "mean_all", "max", "std", "cls", "last", "none"]
 
 
-class Options(StructureOptions, ResidueOptions, SequenceOptions):
+class Options(StructureOptions, ResidueOptions, LayerOptions, SequenceOptions):
     """Which features of which encoder are computed, and how."""
 
     EXECUTION = (
         ResidueOptions.EXECUTION
+        | LayerOptions.EXECUTION
         | SequenceOptions.EXECUTION
         | OF_TABLES
         | {"letters_per_token", "text_column"}

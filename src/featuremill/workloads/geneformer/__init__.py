@@ -269,7 +269,7 @@ def load(options: Options, devices: Sequence[Device], weights: Weights | None) -
 
     assert weights is not None
     _, known = _opened(options, weights.path)
-    network = encoder.network(devices, weights.path, options.dtype)
+    network = encoder.network(options, devices, weights.path, options.dtype)
     long = np.array([*known.words.first, *known.tokens.values()][: known.most], np.int64)[:LONG]
     check.padding(network, known.words, long[: max(1, len(long) // 2)], long, options.dtype)
     columns, batch_tokens = schema(options, weights), batch_cost(options, devices[0])

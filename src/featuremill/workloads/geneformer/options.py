@@ -8,15 +8,16 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from featuremill.workload import Kind, OptionFile, OptionWeights
-from featuremill.workload.networks import NetworkOptions
+from featuremill.workload.networks import LayerOptions, NetworkOptions
 from featuremill.workloads.encoder.options import Options as EncoderOptions
 
 ALL = "all"
 
 
-class Options(NetworkOptions):
+class Options(NetworkOptions, LayerOptions):
     """Which cells, which Geneformer, and which perturbations."""
 
+    EXECUTION = NetworkOptions.EXECUTION | LayerOptions.EXECUTION
     PACKAGES = MappingProxyType(
         dict.fromkeys(("torch", "safetensors", "transformers"), "featuremill[geneformer]")
     )
@@ -124,5 +125,6 @@ class Options(NetworkOptions):
             layers=self.layers,
             pool=tuple(pool for pool in self.pool if pool != "auto") or ("mean",),
             dtype=self.dtype,
+            gpu_layers=self.gpu_layers,
             letters_per_token=1,
         )

@@ -22,7 +22,7 @@ import torch
 from featuremill.kit import environment
 from featuremill.kit.errors import UserError, WorkloadError
 from featuremill.workload import RecordFailed
-from featuremill.workload.spread import DIRECT, Copies, free_bytes, over
+from featuremill.workload.spread import DIRECT, HOST, Copies, free_bytes, over
 from featuremill.workloads.llm_json import memory, replies
 from featuremill.workloads.llm_json.options import Options
 
@@ -151,6 +151,7 @@ class Transformers:
         return min(
             memory.rows_within(free_bytes(device), token_bytes, num_tokens)
             for device, token_bytes in self._token_bytes.items()
+            if device != HOST
         )
 
     @torch.inference_mode()
@@ -300,7 +301,7 @@ def _network(folder: Path, options: Options, devices: Sequence[torch.device]) ->
     if more:
         return network, DIRECT
     num_layers = getattr(network.config.get_text_config(), "num_hidden_layers", 0)
-    return network, over(network, num_layers, devices)
+    return network, over(network, num_layers, devices, options.gpu_layers)
 
 
 class Vllm:

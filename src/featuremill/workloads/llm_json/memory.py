@@ -169,17 +169,20 @@ def estimate_mb(size: Size, options: Options, device: Device) -> int:
     is_cuda = device.kind == "cuda"
     number_bytes = NUMBER_BYTES[options.dtype]
     process_mb = CUDA_PROCESS_MB if is_cuda else CPU_PROCESS_MB
+    share = options.share_of_layers(device.kind, size.layers)
     held = weights_bytes(size, options)
+    held -= round((1 - share) * size.num_product_numbers * number_bytes)
     if not is_cuda and size.file_number_bytes != number_bytes:
         held += size.file_bytes  # pages of the file that are read count as well
-    row = size.token_bytes(number_bytes) * options.context
+    token_bytes = round(share * size.token_bytes(number_bytes))
+    row = token_bytes * options.context
     alone = held + row + _working_bytes(size, 1, options.context, number_bytes)
     if options.engine == "vllm":
         return round((SLACK * alone / 2**20 + process_mb) / SHARE_OF_VLLM)
     rows = options.batch_rows or (MOST_ROWS if is_cuda else ROWS_ON_CPU)
     if is_cuda and not options.batch_rows and device.memory_mb:
         free = (device.memory_mb - process_mb) * 2**20 - held
-        rows = rows_within(free, size.token_bytes(number_bytes), options.context)
+        rows = rows_within(free, token_bytes, options.context)
     # A prompt is computed beside the slots, and then put into one.
     rows_held = rows if options.batch_rows == 1 else rows + 1
     working = _working_bytes(size, rows, options.context, number_bytes)

@@ -11,11 +11,12 @@ from pydantic import Field, model_validator
 from featuremill.inputs import RowOptions
 from featuremill.workload import Kind, OptionFile, OptionWeights
 from featuremill.workload.hugging_face import place_of
+from featuremill.workload.networks import LayerOptions
 from featuremill.workloads.encoder import chat
 from featuremill.workloads.llm_json import prompts
 
 
-class Options(RowOptions):
+class Options(RowOptions, LayerOptions):
     """The question about each row, and the form of the reply."""
 
     PACKAGES = MappingProxyType(
@@ -24,7 +25,7 @@ class Options(RowOptions):
         )
     )
 
-    EXECUTION = RowOptions.EXECUTION | {"required_columns"}
+    EXECUTION = RowOptions.EXECUTION | LayerOptions.EXECUTION | {"required_columns"}
     """Refusing rows changes no other row's reply."""
 
     model: OptionWeights
@@ -76,6 +77,8 @@ class Options(RowOptions):
                         f"{name} has no effect with temperature: 0, which replies the same each "
                         "time; leave it out"
                     )
+        if self.gpu_layers and (self.engine == "vllm" or self.quantize != "none"):
+            raise ValueError("gpu_layers needs engine: transformers and quantize: none")
         if self.engine == "vllm" and self.batch_rows is not None:
             raise ValueError("batch_rows has no effect with engine: vllm; leave it out")
         if self.engine == "vllm" and self.quantize == "8bit":

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 from transformers.cache_utils import CacheLayerMixin
 
+from featuremill.workload.spread import direct
 from featuremill.workloads.encoder.decoders import unchanged_up_to
 
 KINDS = {"full_attention", "sliding_attention"}
@@ -219,7 +220,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc]
     ) -> tuple[Tensor, Tensor]:
         """Put a token (R, K, 1, D) behind those of its row; return all up to the longest row."""
         assert self.keys is not None and self.values is not None
-        lengths = self._slots.lengths.to(self.keys.device)
+        lengths = direct(self._slots.lengths, self.keys.device)
         rows, end = torch.arange(len(lengths), device=lengths.device), self._slots.longest + 1
         self.keys[rows, :, lengths] = key_states[:, :, 0]
         self.values[rows, :, lengths] = value_states[:, :, 0]
