@@ -61,7 +61,7 @@ TYPED = {
     "retry": "retry --dry-run RUN",
     "clean": "clean RUN",
     "verify": "verify RUN --seed 1 --recompute 1",
-    "search": "search RUN --query IN --column composition",
+    "search": "search RUN --query IN --vectors composition",
     "export": "export RUN --to tsv --output OUT",
 }
 
