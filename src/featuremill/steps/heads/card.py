@@ -163,7 +163,7 @@ class Card(JsonFile):
     """The share of shuffles of the labels that are predicted as well as the labels; None in earlier
     heads."""
     warnings: list[str] = []  # noqa: RUF012
-    """What to know before its predictions are used; none in earlier heads."""
+    """Warnings about its predictions; none in earlier heads."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy less that of always the most frequent class, and its 95 % interval, over the
     same draws of groups; empty in earlier heads."""

@@ -79,7 +79,7 @@ SHUFFLED = (
     "permutation p",
     "the labels are shuffled 199 times, those of a group together. It is the share of the 200 "
     "orders, with the true one, in which a ridge regression predicts held-out labels as well as "
-    "in the true one. A small p means that the features tell something of the labels",
+    "in the true one. A small p means that features and labels are related",
 )
 MOST_TEXT = 30
 MOST_SAMPLES = 200
@@ -212,7 +212,7 @@ def say(card: Card, output: Path) -> None:
 
 
 def warnings_of(card: Card) -> Iterator[str]:
-    """Yield what to know before predictions are used."""
+    """Yield the warnings about its predictions."""
     key, guessing, chance = {
         "classification": ("auc", "", card.guesses.get("auc", 0.5)),
         "regression": ("r2", " the mean", 0.0),
