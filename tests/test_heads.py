@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from programs import Desk, Verbs, fasta
 from safetensors.numpy import load_file
 from safetensors.torch import save_file
+from scipy.stats import t
 from sklearn import metrics
 from torch import nn
 
@@ -40,21 +41,27 @@ from featuremill.features.table import Stored, Table
 from featuremill.inputs.labels import Label
 from featuremill.merge.command import merge
 from featuremill.steps.heads import (
-    calibration,
     card,
     curves,
     figures,
     fitting,
     held_out,
-    intervals,
     page,
+    train,
 )
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.card import Card
-from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
+from featuremill.steps.heads.examples import Examples, refuse_unfit
+from featuremill.steps.heads.fitting import (
+    Logistic,
+    Ridge,
+    Rows,
+    chosen_and_fitted,
+    fitted_folds,
+    out_of_fold,
+)
 from featuremill.steps.heads.joined import Joined
 from featuremill.steps.heads.predict import _refuse_other_recipes
-from featuremill.steps.heads.train import Examples, _examples, _refuse_unfit, judged
 from featuremill.store.results import Results
 
 COLUMN = ["--vectors", "composition"]
@@ -69,7 +76,7 @@ def no_handlers(monkeypatch):
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch):
     """Draw fewer groups for intervals, which most of the time would go into."""
-    monkeypatch.setattr(intervals, "RESAMPLES", 100)
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
     torch.set_num_threads(1)
 
 
@@ -654,24 +661,36 @@ def test_no_fit_lacks_a_class_that_has_three_groups():
         if set(y) != {0, 1, 2, 3} or min(len(set(groups[y == c])) for c in range(4)) < 3:
             continue
         num_tried += 1
-        outer = fitting.outer_folds(groups, y)
+        outer = figures.folds_of(groups, y, 5, 0)
         for seen in (outer != fold for fold in range(5)):
             assert set(y[seen]) == {0, 1, 2, 3}
-            inner = fitting.inner_folds(groups[seen], y[seen])
+            inner = figures.folds_of(groups[seen], y[seen], 5, 1)
             assert all(set(y[seen][inner != fold]) == {0, 1, 2, 3} for fold in range(5))
     assert num_tried > 100
 
 
+def rows_of(x, y, groups, payloads=None):
+    """Return rows of which each is no copy of another, unless `payloads` tell otherwise."""
+    payloads = np.arange(len(y)) if payloads is None else payloads
+    return Rows(x, y, groups, payloads, int(y.max()) + 1)
+
+
+def held_out_scores(learner, rows):
+    return out_of_fold(rows, fitted_folds(learner, rows))
+
+
 def test_scores_of_a_rare_class_are_probabilities():
     x, y, groups = rare()
-    scores = out_of_fold(Logistic(), x, y, groups, np.arange(len(y)))
+    rows = rows_of(x, y, groups)
+    scores = held_out_scores(Logistic(), rows)
     assert abs(scores[:, 1].mean() - y.mean()) < 0.02  # though the fit counts classes alike
-    assert figures.brier(scores, y) < figures.of_guesses(y, 2)["brier"] - 0.008
-    assert np.isclose(figures.brier(scores, y), np.mean((scores[:, 1] - y) ** 2))
-    for one in figures.reliability(scores, y):
-        assert one.items < 30 or abs(one.share - one.mean_score) < 0.15
-    fitted = chosen_and_fitted(Logistic(), x, y, groups, np.arange(len(y)), 2)
-    raw = network_of.logits(Logistic().fit(x, y, fitted.setting, 2), x)
+    brier = figures.brier(scores, y).mean()
+    assert brier < figures.of_guesses(np.bincount(y))["brier"] - 0.008
+    assert np.isclose(brier, np.mean((scores[:, 1] - y) ** 2))
+    for one in figures.reliability(scores, y, "ab"):
+        assert one.records < 30 or abs(one.share - one.mean_score) < 0.15
+    fitted = chosen_and_fitted(Logistic(), rows)
+    raw = network_of.logits(next(Logistic().heads(rows, [fitted.setting])), x)
     calibrated = fitted.calibration.logits(raw)
     np.testing.assert_allclose(network_of.logits(fitted.head, x), calibrated, atol=1e-9)
 
@@ -682,19 +701,21 @@ def test_calibration_finds_scale_and_shift_and_bounds_both():
     shift = np.array([1.0, 0.0, -1.0])
     scores = network_of.softmax(0.5 * logits + shift)
     y = (scores.cumsum(1) < rng.random((20_000, 1))).sum(1)
-    found = calibration.fitted(logits, y)
+    found = network_of.calibration_of(logits, y)
     assert abs(found.scale - 0.5) < 0.02
     np.testing.assert_allclose(found.shift_C, shift, atol=0.05)
     apart = np.array([[9.0, 0], [8, 0], [0, 7], [0, 9]]) * 1e3
-    sure = network_of.softmax(calibration.fitted(apart, np.array([0, 0, 1, 1])).logits(apart))
+    sure = network_of.softmax(
+        network_of.calibration_of(apart, np.array([0, 0, 1, 1])).logits(apart)
+    )
     assert np.isfinite(sure).all() and 0.6 < sure[0, 0] < 0.99
-    turned = calibration.fitted(apart, np.array([1, 1, 0, 0]))  # worse than chance
+    turned = network_of.calibration_of(apart, np.array([1, 1, 0, 0]))  # worse than chance
     assert turned.scale == 0 and np.allclose(turned.shift_C, 0)
 
 
 def test_a_fit_counts_classes_alike_and_takes_features_of_any_size():
     x, y, _ = rare(strength=0.0)
-    odds = np.diff(network_of.logits(Logistic().fit(x, y, 1.0, 2), x))
+    odds = np.diff(network_of.logits(next(Logistic().heads(rows_of(x, y, y), [1.0])), x))
     assert abs(odds.mean()) < 0.2  # and not the log of 9 to 91
     standard = network_of.standardisation(x * [1e3] * 30 + 7)
     found = network_of.standardised(standard, x * [1e3] * 30 + 7)
@@ -704,20 +725,17 @@ def test_a_fit_counts_classes_alike_and_takes_features_of_any_size():
 class Spy:
     """Heads of which each takes one column for the odds; it notes what it is fitted to."""
 
-    setting, bounds, patience = "column", (1, 3), 3
+    setting, settings, patience = "column", (1, 2, 3), 3
 
     def __init__(self):
         self.groups = []
 
-    def fit(self, x_NF, y_N, column, num_classes):
-        self.groups.append(np.unique(x_NF[:, 0], return_counts=True))
-        weight = np.zeros((num_classes, x_NF.shape[1]))
-        weight[1, column] = 1
-        return {"weight": weight, "bias": np.zeros(num_classes)}
-
-    def candidates(self, x_NF, y_N, num_classes):
-        for column in (1, 2, 3):
-            yield fitting.Candidate(column, self.fit(x_NF, y_N, column, num_classes))
+    def heads(self, rows, settings):
+        for column in settings:
+            self.groups.append(np.unique(rows.x_NF[:, 0], return_counts=True))
+            weight = np.zeros((rows.num_classes, rows.x_NF.shape[1]))
+            weight[1, column] = 1
+            yield {"weight": weight, "bias": np.zeros(rows.num_classes)}
 
 
 def test_no_fit_sees_half_a_group_and_the_best_setting_is_chosen():
@@ -725,11 +743,11 @@ def test_no_fit_sees_half_a_group_and_the_best_setting_is_chosen():
     x, y, groups = rare(120, share=0.4)
     x[:, 0], x[:, 2] = groups, y + x[:, 2] / 9
     spy = Spy()
-    out_of_fold(spy, x, y, groups, np.arange(len(y)))
+    held_out_scores(spy, rows_of(x, y, groups))
     assert len(spy.groups) == 5 * (5 * 3 + 1)
     assert all((counts == 2).all() for _, counts in spy.groups)
     assert 30 < min(len(numbers) for numbers, _ in spy.groups) < 45  # of 60
-    assert chosen_and_fitted(spy, x, y, groups, np.arange(len(y)), 2).setting == 2
+    assert chosen_and_fitted(spy, rows_of(x, y, groups)).setting == 2
 
 
 def test_no_fit_sees_a_copy_of_what_it_is_judged_by():
@@ -739,14 +757,15 @@ def test_no_fit_sees_a_copy_of_what_it_is_judged_by():
     payloads[:60] = payloads[-60:]
     x[:, 0] = payloads
     spy = Spy()
-    out_of_fold(spy, x, y, groups, payloads)
+    rows = rows_of(x, y, groups, payloads)
+    held_out_scores(spy, rows)
     seen = iter(set(numbers) for numbers, _ in spy.groups)
-    outer = fitting.outer_folds(groups, y)
+    outer = rows.folds(0)
     for fold in range(5):
         held_out = outer == fold
         learnt = ~np.isin(payloads, payloads[held_out])
         assert learnt.sum() < (~held_out).sum()
-        inner = fitting.inner_folds(groups[learnt], y[learnt])
+        inner = rows.where(learnt).folds(1)
         for number in np.unique(inner):
             judged = {*payloads[learnt][inner == number]}
             for _ in range(3):
@@ -763,54 +782,111 @@ def test_a_class_of_which_each_fold_has_copies_is_refused(group):
         id: Label("xy"[int(name) % 2], id[:2] if group else id, 0)
         for id, name in zip(ids, names, strict=True)
     }
-    joined = SimpleNamespace(blocks=lambda tell: iter([(ids, np.zeros((120, 2)))]))
     used = SimpleNamespace(file="t.tsv", column="kind", group=group)
 
-    def examples(sha256s):
-        first = SimpleNamespace(digests=lambda: zip(ids, sha256s, strict=True))
-        return _examples(joined, [first], found, used, [])
+    def refuse(sha256s):
+        told = Examples.of(ids, dict(zip(ids, sha256s, strict=True)), found)
+        assert (told.payload_R == np.unique(sorted(sha256s), return_inverse=True)[1]).all()
+        rows, classes = told.rows(np.zeros((120, 2)), None)
+        refuse_unfit(rows, np.arange(120), classes, used)
 
-    _refuse_unfit(examples(ids), used)
-    copies = names if group else [name[-1] for name in names]
-    told = examples(copies)
-    assert (told.payload_N == np.unique(sorted(copies), return_inverse=True)[1]).all()
+    refuse(ids)
     said = f"{'each sample with other classes, or ' if group else ''}its sequences"
     with pytest.raises(UserError, match=f"t.tsv: 'kind': the class 'x' shares {said} with"):
-        _refuse_unfit(told, used)
+        refuse(names if group else [name[-1] for name in names])
 
 
 def test_an_interval_is_of_groups_and_not_of_their_records():
-    values = np.arange(40.0)
-    one = intervals.bootstrap(lambda i: values[i].mean(), np.zeros(40))
-    assert one.low == one.value == one.high
-    many = intervals.bootstrap(lambda i: values[i].mean(), values)
-    assert many.low < many.value < many.high
+    values = np.arange(40.0) / 40
+
+    def width(groups):
+        (found,) = figures.estimates(
+            lambda w: {"x": np.average(values, weights=w)}, groups
+        ).values()
+        assert found.value == values.mean()
+        return found.high - found.low
+
+    assert width(np.zeros(40)) < 1e-12 < width(values) < width(np.arange(40) // 5)
+
+
+def test_an_interval_is_students_of_groups_whose_heads_share_records():
+    """Twice the variance of the mean of groups, and Student's quantile, not the normal one."""
+    values = np.random.default_rng(0).random(30)
+    found = figures.estimates(lambda w: {"x": np.average(values, weights=w)}, np.arange(30))["x"]
+    wanted = t.ppf(0.975, 29) * np.sqrt(2) * values.std(ddof=1) / np.sqrt(30)
+    assert found.high - found.value == pytest.approx(wanted, rel=0.2)
+    for freedom in range(3, 60):
+        assert figures._student(freedom) == pytest.approx(t.ppf(0.975, freedom), rel=0.01)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_groups", [60, 20])
+def test_intervals_hold_the_truth_on_noise(num_groups):
+    """In 95 of 100 data sets; 60 of these here, in which 51 or fewer are less than 1 % likely."""
+    held, small = 0, 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(60, 16)).astype(np.float32), rng.normal(size=60)
+        rows = Rows(x, y, rng.permutation(60) % num_groups, np.arange(60))
+        folds = [*fitted_folds(Ridge(), rows)]
+        _, low, high = train.of_numbers(rows, out_of_fold(rows, folds), folds).scores["spearman"]
+        held += low <= 0 <= high
+        small += fitting.shuffled_p(rows) <= 0.05
+    assert held > 51 and small < 9
+
+
+def test_a_permutation_p_is_small_only_where_features_tell_something():
+    """Labels that all records of a group share tell nothing of records of other groups."""
+    found = []
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        groups = np.repeat(np.arange(24), 5)
+        x = (rng.normal(size=(24, 6))[groups] + rng.normal(size=(120, 6)) / 9).astype(np.float32)
+        y = rng.permutation(24)[groups] % 2
+        found.append(fitting.shuffled_p(rows_of(x, y, groups)))
+        x[:, 0] += 5 * y
+        assert fitting.shuffled_p(rows_of(x, y, groups)) <= 0.01
+        assert fitting.shuffled_p(Rows(x, x[:, 0].astype(float), groups, np.arange(120))) <= 0.01
+    assert min(found) > 0.01 and 0.15 < np.mean(found) < 0.85, found
+
+
+@pytest.mark.parametrize("num_groups", [6, 19, 20])
+def test_few_groups_are_a_warning(num_groups):
+    known = {"scores": {"accuracy": [0.9, 0.8, 1.0], "auc": [0.95, 0.9, 1.0]}}
+    known |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "accuracy_gain": [0.4, 0.3, 0.5]}
+    known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
+    known["counts"] = {"groups": num_groups}
+    known["labels"] = card.TableUsed(file="l.csv", sha256="", column="kind", group="family")
+    said = warning_of(known)
+    assert (f"come from {num_groups} groups (family)" in said) == (num_groups < 20) == bool(said)
+
+
+def warning_of(known):
+    return " ".join(page.warnings_of(card.Card(**known)))
 
 
 def test_a_head_that_guesses_is_called_so():
     known = {"scores": {"accuracy": [0.53, 0.45, 0.62], "auc": [0.55, 0.48, 0.61]}}
     known |= {"guesses": {"accuracy": 0.6, "auc": 0.5}, "confusion": [[55, 5], [20, 20]]}
     known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
-    assert "No better than guessing: " in page.warning_of(card.Card(**known))
+    assert "No better than guessing: " in warning_of(known)
     known["scores"]["auc"][1] = 0.51
-    assert "no more often than always 'soil' (0.530 and 0.600)" in page.warning_of(
-        card.Card(**known)
-    )
+    assert "no more often than always 'soil' (0.530 and 0.600)" in warning_of(known)
     known["scores"]["accuracy"] = [0.62, 0.55, 0.69]
-    assert "not certainly right more often than always 'soil' (0.620 and 0.600)" in page.warning_of(
-        card.Card(**known)
+    assert "not certainly right more often than always 'soil' (0.620 and 0.600)" in warning_of(
+        known
     )
     known["accuracy_gain"] = [0.02, -0.04, 0.07]
-    said = page.warning_of(card.Card(**known))
+    said = warning_of(known)
     assert (
         "not certainly right more often than always 'soil' (0.620 and 0.600, and the 95 %" in said
     )
     assert "interval of the difference is -0.040 to 0.070)" in said
     known["accuracy_gain"] = [0.02, 0.01, 0.07]  # each draw is compared with itself
-    assert not page.warning_of(card.Card(**known))
+    assert not warning_of(known)
     known["scores"]["accuracy"] = [0.75, 0.65, 0.84]
     del known["accuracy_gain"]
-    assert not page.warning_of(card.Card(**known))
+    assert not warning_of(known)
 
 
 @pytest.mark.parametrize(
@@ -820,7 +896,7 @@ def test_an_interval_below_that_of_guessing_is_called_so(low, high, says):
     known = {"scores": {"accuracy": [0.6, 0.5, 0.7], "auc": [(low + high) / 2, low, high]}}
     known |= {"guesses": {"accuracy": 0.5, "auc": 0.5}, "confusion": [[5, 5], [2, 8]]}
     known |= {"kind": "logistic", "classes": ["soil", "sea"], "features": [], "sha256": ""}
-    assert says in page.warning_of(card.Card(**known))
+    assert says in warning_of(known)
 
 
 def noise_labels(kind, seed):
@@ -832,16 +908,13 @@ def noise_labels(kind, seed):
 class Means:
     """A head of classes' means: it fits in no time."""
 
-    setting, bounds, patience = "none", (1.0, 1.0), 1
+    setting, settings, patience = "none", (1.0,), 1
 
-    def candidates(self, x, y, num_classes):
-        yield fitting.Candidate(1.0, self.fit(x, y, 1.0, num_classes))
-
-    def fit(self, x, y, setting, num_classes):
-        found = network_of.standardisation(x)
-        standard = network_of.standardised(found, x)
-        means = [standard[y == number].mean(0) for number in range(num_classes)]
-        return found | {"weight": np.stack(means), "bias": np.zeros(num_classes)}
+    def heads(self, rows, settings):
+        found = network_of.standardisation(rows.x_NF)
+        standard = network_of.standardised(found, rows.x_NF)
+        means = [standard[rows.y_N == number].mean(0) for number in range(rows.num_classes)]
+        yield found | {"weight": np.stack(means), "bias": np.zeros(rows.num_classes)}
 
 
 @pytest.mark.parametrize("kind", ["20 classes", "8 of 120"])
@@ -852,15 +925,18 @@ def test_random_labels_have_an_auc_of_a_half(kind):
     for seed in range(16):
         y, each = noise_labels(kind, seed), np.arange(120)
         x = np.random.default_rng(100 + seed).normal(size=(120, 8)).astype(np.float32)
-        scores = out_of_fold(Means(), x, y, each, each)
+        rows = rows_of(x, y, each)
+        folds = [*fitted_folds(Means(), rows)]
+        scores = out_of_fold(rows, folds)
         names = [str(number) for number in range(scores.shape[1])]
-        told, gain, _ = judged(scores, Examples(names, names, x, y, each, each, names))
-        value, low, high = told["auc"]
+        told = train.of_classes(rows, names, scores, folds)
+        value, low, high = told.scores["auc"]
         assert low <= value <= high
         within.append(value)
-        pooled.append(figures.mean_auc(scores, y, np.zeros(120, np.int64)))
+        pooled.append(figures.mean_auc(scores, y, np.zeros(120, np.int64))(np.ones(120)))
         most = np.bincount(y).max() / 120
-        assert gain.value == pytest.approx(told["accuracy"].value - most)
+        gain = told.on_card["accuracy_gain"][0]
+        assert gain == pytest.approx(told.scores["accuracy"].value - most)
     noise = np.std(within) / np.sqrt(len(within))
     assert abs(np.mean(within) - 0.5) < 3 * noise < 0.15
     assert np.mean(pooled) < np.mean(within) - noise
@@ -877,8 +953,15 @@ def test_an_auc_within_folds_compares_records_of_one_fold():
         if is_positive[i] and not is_positive[j] and folds[i] == folds[j]
     ]
     assert len(pairs) == 5
-    assert figures.auc(scores, is_positive, folds) == pytest.approx(np.mean(pairs))
-    assert np.isnan(figures.auc(scores, folds == 0, folds))
+    once = np.ones(7)
+    assert figures.auc(scores, is_positive, folds)(once) == pytest.approx(np.mean(pairs))
+    assert np.isnan(figures.auc(scores, folds == 0, folds)(once))
+    # A weight is how often a record counts.
+    times = np.array([2, 0, 1, 3, 1, 2, 1])
+    again = np.repeat(np.arange(7), times)
+    assert figures.auc(scores, is_positive, folds)(times.astype(float)) == pytest.approx(
+        figures.auc(scores[again], is_positive[again], folds[again])(np.ones(len(again)))
+    )
 
 
 def test_a_column_of_the_same_width_and_recipe_is_another():
@@ -904,8 +987,7 @@ def test_a_head_says_the_same_of_features_in_bf16_and_in_fp32():
     x = {
         dtype: featuremill.embed(sequences, dtype=dtype, device="cpu") for dtype in ("bf16", "fp32")
     }
-    y, all_differ = is_virus.astype(int), np.arange(len(groups))
-    found = chosen_and_fitted(Logistic(), x["bf16"], y, groups, all_differ, 2)
+    found = chosen_and_fitted(Logistic(), rows_of(x["bf16"], is_virus.astype(int), groups))
     bf16, fp32 = (network_of.logits(found.head, vectors).argmax(1) for vectors in x.values())
     assert len(sequences) == 1000 and (bf16 == fp32).mean() >= 0.995
 
@@ -932,11 +1014,10 @@ def test_an_interval_counts_no_draw_without_a_figure():
     is_positive = np.array([True, False, False, False])
     scores = np.array([3.0, 1.0, 2.0, 0.0])
     one_fold = np.zeros(4, np.int64)
-    found = intervals.bootstrap(
-        lambda i: figures.auc(scores[i], is_positive[i], one_fold[i]), groups
-    )
-    assert found == (1.0, 1.0, 1.0)
-    assert np.isnan(figures.auc(scores, np.zeros(4, bool), one_fold))
+    auc_of = figures.auc(scores, is_positive, one_fold)
+    found = figures.estimates(lambda weight: {"auc": auc_of(weight)}, groups)
+    assert found["auc"] == (1.0, 1.0, 1.0)
+    assert np.isnan(figures.auc(scores, np.zeros(4, bool), one_fold)(np.ones(4)))
 
 
 # ---- the page ----
@@ -1018,12 +1099,29 @@ def test_figures_of_a_draw_without_a_class_or_of_one_prediction_are_scikit_learn
     rng = np.random.default_rng(5)
     for num_classes in (2, 3, 5):
         true, predicted = rng.integers(0, num_classes, (2, 60))
+        weight = rng.integers(0, 4, 60)
         for y, said in ((true, predicted), (np.minimum(true, 1), predicted), (true, true * 0)):
+            found = figures.of_counts(figures.confusion(said, y, num_classes, weight))
+            of_classes = figures.of_classes(figures.confusion(said, y, num_classes, weight))
+            there = [*range(num_classes)]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # of classes that are predicted and are not there
-                balanced = metrics.balanced_accuracy_score(y, said)
-            assert figures.balanced_accuracy(said, y) == pytest.approx(balanced)
-            assert figures.mcc(said, y) == pytest.approx(metrics.matthews_corrcoef(y, said))
+                wanted = {
+                    "accuracy": metrics.accuracy_score(y, said, sample_weight=weight),
+                    "balanced_accuracy": metrics.balanced_accuracy_score(
+                        y, said, sample_weight=weight
+                    ),
+                    "macro_f1": metrics.f1_score(y, said, average="macro", sample_weight=weight),
+                    "mcc": metrics.matthews_corrcoef(y, said, sample_weight=weight),
+                }
+                each = metrics.precision_recall_fscore_support(
+                    y, said, labels=there, sample_weight=weight
+                )
+            assert found == pytest.approx(wanted)
+            for name, values in zip(figures.OF_CLASSES, each, strict=False):
+                known = ~np.isnan(of_classes[name])
+                np.testing.assert_allclose(of_classes[name][known], values[known])
+                assert not values[~known].any()
 
 
 # ---- what is no good ----

@@ -17,7 +17,7 @@ from test_heads import COLUMN, computed, head, proteins, refusal, table_of, writ
 
 from featuremill.merge.command import merge
 from featuremill.steps.heads import computed as computed_of
-from featuremill.steps.heads import intervals
+from featuremill.steps.heads import figures
 from featuremill.store.files import read_json
 
 TWICE = [("twice", "ACDEFGHIKL"), ("twice", "ACDEFGHIKL"), ("two", "MKVL"), ("two", "MKVLA")]
@@ -27,7 +27,7 @@ ODD = [("bad", "MK*LA"), ("empty", ""), ("x|a b", "MKTAYJAKQRQ"), ("lower", "mkt
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    monkeypatch.setattr(figures, "RESAMPLES", 50)
     torch.set_num_threads(1)
 
 

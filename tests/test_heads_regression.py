@@ -17,9 +17,11 @@ from scipy.stats import spearmanr
 from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
 
 import featuremill
-from featuremill.steps.heads import intervals, regression, task_page
+from featuremill.steps.heads import figures
 from featuremill.steps.heads.card import Card
+from featuremill.steps.heads.fitting import Ridge, Rows, fitted_folds, out_of_fold
 from featuremill.steps.heads.network import logits
+from featuremill.steps.heads.train import of_numbers
 
 NUM = 90
 
@@ -27,7 +29,7 @@ NUM = 90
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(intervals, "RESAMPLES", 100)
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
     torch.set_num_threads(1)
 
 
@@ -48,6 +50,11 @@ def labels_of(folder, values, name="l.csv"):
     return write_labels(folder / name, rows, head="id,tm,family")
 
 
+def rows_of(x, y, groups=None):
+    each = np.arange(len(y))
+    return Rows(x, y, each if groups is None else groups, each)
+
+
 def test_a_fit_is_that_of_scikit_learn():
     """Golden values: `Ridge(alpha=12 * penalty).fit(z, y)` of scikit-learn 1.9.1, with `coef_`,
     `intercept_` and the first three of `predict(z)`, where `z` are the standardised features."""
@@ -65,7 +72,7 @@ def test_a_fit_is_that_of_scikit_learn():
         ),
     }
     for penalty, (weights, values) in theirs.items():
-        (tensors,) = regression.fit(x, y, [penalty])
+        tensors = next(Ridge().heads(rows_of(x, y), [penalty]))
         np.testing.assert_allclose(tensors["weight"][0], weights, rtol=1e-6)
         assert tensors["bias"][0] == pytest.approx(-2.6472004588331735)
         np.testing.assert_allclose(logits(tensors, x)[:3, 0], values, rtol=1e-6)
@@ -76,7 +83,8 @@ def test_a_fit_is_that_of_the_normal_equations(num, width):
     rng = np.random.default_rng(1)
     x, y = rng.normal(size=(num, width)).astype(np.float32), rng.normal(size=num)
     z = (x - x.mean(0, dtype=np.float64)) / (x.std(0, dtype=np.float64) + 1e-8)
-    for penalty, tensors in zip((1.0, 0.01), regression.fit(x, y, (1.0, 0.01)), strict=True):
+    heads = Ridge().heads(rows_of(x, y), Ridge.settings)
+    for penalty, tensors in zip(Ridge.settings, heads, strict=True):
         left = z.T @ z + num * penalty * np.eye(width)
         wanted = np.linalg.solve(left, z.T @ (y - y.mean()))
         np.testing.assert_allclose(tensors["weight"][0], wanted, rtol=1e-6, atol=1e-10)
@@ -86,7 +94,7 @@ def test_a_fit_is_that_of_the_normal_equations(num, width):
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=30))
 def test_the_correlation_is_spearmans_within_a_fold(pairs):
     one, other = np.array(pairs, float).T
-    found = regression.spearman(one, other, np.zeros(len(pairs), np.int64))
+    found = figures.spearman(one, other, np.zeros(len(pairs), np.int64))(np.ones(len(pairs)))
     if len({*other}) == 1:
         assert np.isnan(found)
     elif len({*one}) == 1:
@@ -150,11 +158,12 @@ def test_random_numbers_give_no_skill():
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(60, 10)).astype(np.float32), rng.normal(size=60)
         groups = (np.arange(60) // 3).astype(str)
-        value, guess = regression.out_of_fold(x, y, groups, np.arange(60))
-        folds = regression._folds(groups, y, 0)
-        r2.append(regression.r2(value, y))
-        correlation.append(regression.spearman(value, y, folds))
-        assert regression.r2(guess, y) < 0.02
+        rows = rows_of(x, y, groups)
+        folds = [*fitted_folds(Ridge(), rows)]
+        found = of_numbers(rows, out_of_fold(rows, folds), folds)
+        r2.append(found.scores["r2"].value)
+        correlation.append(found.scores["spearman"].value)
+        assert found.guesses["r2"] < 0.02
     assert np.mean(r2) < 0.02 and abs(np.mean(correlation)) < 0.12
 
 
@@ -165,7 +174,9 @@ def test_a_head_that_guesses_is_called_so(run, tmp_path, capfd):
     capfd.readouterr()
     head("train", *words, "--output", tmp_path / "h")
     assert "warning: No better than guessing the mean" in capfd.readouterr().err
-    assert task_page.warning_of(Card.read(tmp_path / "h" / "head.json"))
+    card = Card.read(tmp_path / "h" / "head.json")
+    assert "No better" in card.warnings[0] and card.permutation_p > 0.01
+    assert f"permutation p {card.permutation_p:.3g}" in card.warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -16,16 +16,11 @@ from safetensors.numpy import load_file
 from test_heads import card_of, head, refusal, table_of
 
 from featuremill.merge.command import merge
-from featuremill.steps.heads import (
-    fitting,
-    intervals,
-    residue_figures,
-    residue_labels,
-    residues,
-    task_page,
-)
+from featuremill.steps.heads import figures, residues
 from featuremill.steps.heads.card import Card
-from featuremill.steps.heads.residue_labels import UNLABELLED, numbers_of
+from featuremill.steps.heads.examples import Examples
+from featuremill.steps.heads.fitting import Logistic
+from featuremill.steps.heads.labels import UNLABELLED, numbers_of, read_letters
 
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(PLUGINS))
@@ -37,8 +32,8 @@ WORDS = ["--task", "per_residue", "--vectors", "residues"]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(intervals, "RESAMPLES", 100)
-    monkeypatch.setattr(fitting, "PENALTIES", (1e-2, 1e-4))
+    monkeypatch.setattr(figures, "RESAMPLES", 100)
+    monkeypatch.setattr(Logistic, "settings", (1e-2, 1e-4))
     torch.set_num_threads(1)
 
 
@@ -171,19 +166,6 @@ def test_a_column_groups_and_a_mask(run, tmp_path):
     assert missing[0] == "fails"
 
 
-def test_no_head_sees_a_copy_or_a_relative_of_what_measures_it():
-    groups = np.array([0, 0, 1, 2, 3])
-    payloads = np.array([0, 1, 2, 0, 3])  # the first and the fourth are copies
-    of = residues.Labelled([], [], [], groups, groups, payloads, ["a", "b"])
-    learnt = residues.Learnt(np.empty((10, 1)), np.zeros(10, np.int64), np.repeat(np.arange(5), 2))
-    folds = np.array([0, 0, 1, 2, 3])
-    sees = [residues._learns(of, learnt, folds, fold)[::2].tolist() for fold in range(4)]
-    assert sees[0] == [False, False, True, False, True]
-    assert sees[1] == [True, True, False, True, True]
-    assert sees[2] == [False, True, True, False, True]
-    assert residues._learns(of, learnt, folds, None).all()
-
-
 @settings(max_examples=15, deadline=None)
 @given(order=st.permutations(range(len(LABELLED))), most=st.sampled_from([150, 10**6]))
 def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
@@ -192,21 +174,23 @@ def test_no_record_gets_anothers_letters(run, tmp_path_factory, order, most):
     labels = fasta_of(folder / "l.fasta", [(LABELLED[n][0], states(LABELLED[n][1])) for n in order])
     parts = residues.open_residues(run, "residues")
     planned = residues.features.Planned(run)
-    found = residue_labels.read(labels, "", None, "", planned)
-    of, missing = residues._labelled(found.of_id, parts, planned, "", found.used)
-    assert not missing and of.sha256s == sorted(of.sha256s)
+    found = read_letters(labels, "", None, "", planned)
+    of = Examples.of(found.of_id, dict(planned.digests()), found.of_id)
+    assert of.sha256s == sorted(of.sha256s)
     assert of.ids == sorted(dict(LABELLED), key=lambda one: (of.sha256s[of.ids.index(one)], one))
-    numbers = [numbers_of(label.name, of.classes) for label in of.labels]
+    row_of = {id: row for ids, rows in parts.records() for id, row in zip(ids, rows, strict=True)}
+    numbers = [numbers_of(label.name, "CEH") for label in of.labels]
+    every = residues.Residues(parts, np.array([row_of[id] for id in of.ids]), numbers)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(residues, "MOST_LEARNT", most)
-        learnt = residues._drawn(of, numbers, parts, 0)
+        learnt, record_N = residues.drawn(every, of, 3, 0)
     text_of = dict(LABELLED)
     assert len(learnt.y_N) == min(most, sum(map(len, text_of.values())))
     own = {id: vectors_of(text.encode()).astype(np.float32) for id, text in LABELLED}
-    for vector, number, record in zip(learnt.x_NF, learnt.y_N, learnt.record_N, strict=True):
+    for vector, number, record in zip(learnt.x_NF, learnt.y_N, record_N, strict=True):
         id = of.ids[record]
         (places,) = np.nonzero((own[id] == vector).all(1))
-        assert {states(text_of[id])[place] for place in places} == {of.classes[number]}
+        assert {states(text_of[id])[place] for place in places} == {"CEH"[number]}
 
 
 def test_random_letters_give_no_skill(run, tmp_path, capfd):
@@ -217,34 +201,7 @@ def test_random_letters_give_no_skill(run, tmp_path, capfd):
     assert "No better than guessing the same class" in capfd.readouterr().err
     card = Card.read(folder / "head.json")
     value, low, high = card.scores["mcc"]
-    assert low < 0 < high and abs(value) < 0.1 and task_page.warning_of(card)
-
-
-def test_figures_follow_from_the_counts():
-    """Golden values: `matthews_corrcoef`, `f1_score` and `accuracy_score` of scikit-learn 1.9.1 of
-    the 20 residues that the counts have."""
-    counts = np.array([[5, 1, 0], [2, 6, 1], [0, 2, 3]])
-    of_classes = [0.7692307692307693, 0.6666666666666666, 0.6666666666666666]
-    assert residue_figures.accuracy(counts) == pytest.approx(0.7)
-    assert residue_figures.mcc(counts) == pytest.approx(0.5351725824203112)
-    np.testing.assert_allclose(residue_figures.f1(counts), of_classes)
-    assert residue_figures.macro_f1(counts) == pytest.approx(np.mean(of_classes))
-    one = np.array([[0, 4], [0, 6]])
-    assert residue_figures.mcc(one) == 0 and np.isnan(residue_figures.precision(one)[0])
-    assert residue_figures.of_guesses(one) == {
-        "accuracy": 0.6,
-        "macro_f1": pytest.approx(residue_figures.macro_f1(one)),
-        "mcc": 0.0,
-    }
-
-
-def test_an_interval_is_of_groups_and_not_of_their_residues():
-    rng = np.random.default_rng(0)
-    right = rng.integers(0, 2, 30)  # a group is right in all its residues, or wrong
-    counts = np.array([[[50 * r, 50 * (1 - r)], [50 * (1 - r), 50 * r]] for r in right])
-    scores, _ = residue_figures.judged(counts, ["a", "b"])
-    value, low, high = scores["accuracy"]
-    assert value == right.mean() and high - low > 0.25
+    assert low < 0 < high and abs(value) < 0.1 and card.permutation_p > 0.01
 
 
 @given(st.text("HEC?", max_size=30))
@@ -282,8 +239,8 @@ LETTERS = [(id, states(text)) for id, text in LABELLED]
         ([*LETTERS[:7], (LETTERS[7][0], LETTERS[7][1] + "H")], (), "l.fasta:15: 'p0.7' has "),
         ([("other", "HHH")], (), "l.fasta: none of its 1 ids is a record of "),
         ([*LETTERS, LETTERS[0]], (), "l.fasta:51: 'p0.0' has labels in line 1 already"),
-        ([(id, "H" * len(text)) for id, text in LETTERS], (), "have only 'H'; a head needs at"),
-        ([*LETTERS[:-1], ("twin", "Z" * len(TWIN[1]))], (), "the class 'Z' is in 1 records, and a"),
+        ([(id, "H" * len(text)) for id, text in LETTERS], (), "the label is 'H' in all 25 records"),
+        ([*LETTERS[:-1], ("twin", "Z" * len(TWIN[1]))], (), "the class 'Z' has 1 record, and a"),
         (LETTERS[:4], (), "4 different records are too few for 5 folds"),
         ([(id, text[:1] + " " + text[2:]) for id, text in LETTERS], (), "have ' '; write a "),
         (LETTERS, ("--column", "ss"), "this is FASTA, which has no column 'ss' (--column)"),
@@ -333,7 +290,7 @@ def test_a_config_has_labels_of_residues(run, tmp_path, environment):
     fasta_of(tmp_path / "l.fasta", [*LETTERS[:5], (LETTERS[5][0], "H" * 99)])
     assert "l.fasta:11: 'p0.5' has 99 labels, and " in typed(2)
     fasta_of(tmp_path / "l.fasta", LETTERS[:1])
-    assert " is in 1 records, and a head needs " in typed(2)
+    assert " has 1 record, and a head needs 3 " in typed(2)
     assert not (tmp_path / "results/my/receipts").exists(), "before any record is computed"
     fasta_of(tmp_path / "l.fasta", LETTERS)
     typed()

@@ -11,17 +11,22 @@ from programs import Desk, fasta
 from test_heads import COLUMN, card_of, computed, head, proteins, refusal, write_labels
 
 from featuremill.base.errors import UserError
-from featuremill.steps.heads import intervals, page, threshold
+from featuremill.steps.heads import figures, page, threshold
 from featuremill.steps.heads.card import Card
-from featuremill.steps.heads.fitting import Logistic, chosen_and_fitted, out_of_fold
-from featuremill.steps.heads.threshold import Wanted, choose, decided
-from featuremill.steps.heads.train import Cuts, Examples
+from featuremill.steps.heads.fitting import (
+    Logistic,
+    Rows,
+    chosen_and_fitted,
+    fitted_folds,
+    out_of_fold,
+)
+from featuremill.steps.heads.threshold import Cuts, Wanted, choose, decided
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    monkeypatch.setattr(figures, "RESAMPLES", 50)
     torch.set_num_threads(1)
 
 
@@ -55,15 +60,15 @@ def test_the_class_is_taken_where_its_score_reaches_and_else_the_best_of_the_oth
     assert decided(scores, 1, np.array([1.0, 0.0, 0.0])).tolist() == [0, 1, 1]
 
 
-def examples_of(x, y, groups):
-    names = np.arange(len(y)).astype(str)
-    return Examples(names.tolist(), names.tolist(), x, y, groups, np.arange(len(y)), ["a", "b"])
+def rows_of(x, y):
+    return Rows(x, y, np.arange(len(y)).astype(str), np.arange(len(y)), 2)
 
 
-def cuts_of(examples, asked):
-    learnt = examples.x_NF, examples.y_N, examples.groups_N, examples.payload_N
-    cuts = Cuts(asked, examples, chosen_and_fitted(Logistic(), *learnt, 2), "here")
-    return cuts, out_of_fold(Logistic(), *learnt, tell=cuts.add)
+def measured(rows, asked):
+    """Return the threshold of a head for the second class, with what its folds reach."""
+    cuts = Cuts(asked, rows, ["a", "b"], chosen_and_fitted(Logistic(), rows), "here")
+    folds = [*fitted_folds(Logistic(), rows)]
+    return cuts.measured(out_of_fold(rows, folds), folds)
 
 
 def test_what_is_asked_for_is_reached_by_unseen_records_of_a_rare_class():
@@ -73,10 +78,8 @@ def test_what_is_asked_for_is_reached_by_unseen_records_of_a_rare_class():
         rng = np.random.default_rng(seed)
         y = (rng.random(400) < 0.15).astype(np.int64)
         x = rng.normal(size=(400, 4)) + y[:, None] * 0.9
-        examples = examples_of(x, y, np.arange(400).astype(str))
         for of, level in (("precision", 0.8), ("recall", 0.9)):
-            cuts, scores = cuts_of(examples, Wanted("b", of, level))
-            about = cuts.measured(scores)
+            about = measured(rows_of(x, y), Wanted("b", of, level))
             value, low, high = getattr(about, of)
             assert low <= value <= high and about.share == y.mean()
             reached[of].append(value)
@@ -91,21 +94,18 @@ def test_no_threshold_is_chosen_by_the_records_that_measure_it():
         rng = np.random.default_rng(seed)
         y = (rng.random(100) < 0.3).astype(np.int64)
         x = rng.normal(size=(100, 3)) + y[:, None] * 0.6
-        cuts, scores = cuts_of(
-            examples_of(x, y, np.arange(100).astype(str)), Wanted("b", "recall", 0.8)
-        )
-        misses += cuts.measured(scores).recall[0] < 0.8
+        misses += measured(rows_of(x, y), Wanted("b", "recall", 0.8)).recall[0] < 0.8
     assert 0 < misses < 4
 
 
 def test_random_labels_reach_no_precision():
     rng = np.random.default_rng(1)
     y = (rng.random(300) < 0.1).astype(np.int64)
-    examples = examples_of(rng.normal(size=(300, 8)), y, np.arange(300).astype(str))
+    rows = rows_of(rng.normal(size=(300, 8)), y)
     with pytest.raises(
         UserError, match=r"here: no threshold has a precision of 0.95 for 'b': on held"
     ):
-        cuts_of(examples, Wanted("b", "precision", 0.95))
+        measured(rows, Wanted("b", "precision", 0.95))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_the_threshold_is_in_the_card_and_decides_predictions(run, tmp_path):
     confusion = np.array(card.confusion)
     assert confusion[1, 1] / confusion[1].sum() == pytest.approx(about["recall"][0])
     assert confusion[1, 1] / confusion[:, 1].sum() == pytest.approx(about["precision"][0])
-    assert page.warning_of(card) == "" or card.is_guessing
+    assert [*page.warnings_of(card)] == card.warnings == [] or card.is_guessing
     text = (tmp_path / "h" / "head.html").read_text()
     assert "is called &#39;y&#39; if its score is at least" in text.replace("'", "&#39;")
 

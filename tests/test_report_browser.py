@@ -14,12 +14,11 @@ import pytest
 from browser import CHROMIUM, Tab, browser
 from report_runs import CPU, H200, HOSTILE, FakeRun, make
 
-from featuremill.steps.heads import figures
-from featuremill.steps.heads.card import Bin, Calibration, Card, Part, TableUsed
-from featuremill.steps.heads.curves import Judged
-from featuremill.steps.heads.figures import OfSample
-from featuremill.steps.heads.page import write_page
-from featuremill.steps.heads.train import Examples, judged
+from featuremill.kit.ids import IdColumns
+from featuremill.steps.heads.card import Calibration, Card, Part, TableUsed
+from featuremill.steps.heads.fitting import Rows
+from featuremill.steps.heads.page import Judged, write_page
+from featuremill.steps.heads.train import of_classes
 
 pytestmark = [
     pytest.mark.slow,
@@ -154,10 +153,9 @@ def head_page(path: Path, num_classes: int) -> Path:
     scores = random.dirichlet(np.ones(num_classes), 600)
     scores[np.arange(600), y] += 0.4
     scores /= scores.sum(1, keepdims=True)
-    told = Judged([f"{HOSTILE}{n}" for n in range(600)], y, scores, scores.argmax(1))
-    each = [str(n) for n in range(600)]
-    examples = Examples(each, each, scores, y, np.array(each), np.arange(600), names)
-    estimates, gain, confusion = judged(scores, examples)
+    ids, each = [f"sample {n % 20}/{HOSTILE}{n}" for n in range(600)], np.arange(600)
+    rows = Rows(np.empty((600, 0)), y, each, each, num_classes)
+    found = of_classes(rows, names, scores, [])
     made = Card(
         version=Card.NEWEST,
         kind="logistic",
@@ -165,28 +163,19 @@ def head_page(path: Path, num_classes: int) -> Path:
         features=[Part(width=20, column="mean", recipe="a" * 32, run="results/my")],
         sha256="b" * 64,
         counts={"records": 600, "groups": 600, "missing": 0},
-        scores={name: [*estimate] for name, estimate in estimates.items()},
-        guesses=figures.of_guesses(y, num_classes),
-        accuracy_gain=[*gain],
-        reliability=[
-            Bin(
-                class_name=names[one.number],
-                low=one.low,
-                high=one.high,
-                records=one.items,
-                mean_score=one.mean_score,
-                share=one.share,
-            )
-            for one in figures.reliability(scores, y)
-        ],
+        scores={name: [*estimate] for name, estimate in found.scores.items()},
+        guesses=found.guesses,
+        permutation_p=0.005,
+        warnings=[HOSTILE],
         calibration=Calibration(scale=1.0, shift=[0.0] * num_classes),
-        confusion=confusion.tolist(),
         setting={"penalty": 1.0},
         setting_bounds=[10, 1e-6],
         labels=TableUsed(file="labels.csv", sha256="c" * 64, column="kind", group="family"),
         seed=0,
+        **found.on_card,
     )
-    write_page(path, HOSTILE, made, told, [OfSample(f"sample {n}", 30, n) for n in range(20)])
+    assert found.judged
+    write_page(path, HOSTILE, made, Judged(ids, y, *found.judged, IdColumns(("sample",))))
     return path
 
 

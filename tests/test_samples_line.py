@@ -31,7 +31,7 @@ from featuremill.flow.context import validated
 from featuremill.flow.screen import RefusedError
 from featuremill.inputs import labels as labels_of
 from featuremill.inputs import samples
-from featuremill.steps.heads import card, intervals
+from featuremill.steps.heads import card, figures
 from featuremill.steps.heads import network as network_of
 from featuremill.steps.heads.labels import of_fragments, read
 from featuremill.steps.transfer.search.command import search
@@ -50,7 +50,7 @@ PATIENT = {"a": "one", "b": "one"}
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(logging.getLogger("featuremill"), "handlers", [])
-    monkeypatch.setattr(intervals, "RESAMPLES", 50)
+    monkeypatch.setattr(figures, "RESAMPLES", 50)
     torch.set_num_threads(1)
 
 

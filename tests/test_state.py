@@ -4,7 +4,6 @@ and the files ask for now."""
 import json
 import os
 import shutil
-from base64 import urlsafe_b64decode
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -13,13 +12,14 @@ import yaml
 from programs import Desk, Verbs, fasta, random_records
 
 from featuremill import config
+from featuremill.base.errors import UserError
 from featuremill.config import runs
 from featuremill.status import view
 from featuremill.status.project import ProjectReader
 from featuremill.steps.groups import Groups
 from featuremill.steps.heads import Head
 from featuremill.steps.transfer import Transfer
-from featuremill.store import state
+from featuremill.store import run_lock, state
 from featuremill.store.results import Results, RunFile
 
 
@@ -52,6 +52,62 @@ def test_commands_typed_elsewhere_read_the_files_of_the_run(tmp_path, environmen
     (own / "in.fa").unlink()
     said = verbs.type("featuremill", "status", run).out
     assert "in.fa: this input is gone" in said, "the other file of this name is none of the run's"
+
+
+TYPED = {
+    "status": "status RUN",
+    "top": "top --once RUN",
+    "retry": "retry --dry-run RUN",
+    "clean": "clean RUN",
+    "verify": "verify RUN --seed 1 --recompute 1",
+    "search": "search RUN --query IN --vectors composition",
+    "export": "export RUN --to tsv --output OUT",
+}
+
+
+@pytest.fixture(scope="module")
+def two_folders(tmp_path_factory, environment):
+    """Return a folder with results, and one with another file of the same name as each input."""
+    own, other = (tmp_path_factory.mktemp(name) for name in ("own", "other"))
+    (own / "in.fa").write_text(fasta(random_records(9)))
+    (other / "in.fa").write_text(fasta([("OTHER", "MKKKKK")]))
+    written_run(own)
+    verbs, run = Verbs(own, environment), "results/test"
+    verbs("plan", run)
+    verbs("extract", run, json.loads((own / run / "plan.json").read_text())["shards"][0]["shard"])
+    verbs("merge", run)
+    return own, other
+
+
+@pytest.mark.parametrize("verb", TYPED)
+def test_a_command_gives_the_same_answer_in_any_folder(verb, two_folders, environment, tmp_path):
+    own, _ = two_folders
+    answers = []
+    for number, folder in enumerate(two_folders):
+        above = os.path.relpath(own, folder)
+        names = {
+            "RUN": os.path.normpath(f"{above}/results/test"),
+            "IN": str(own / "in.fa"),
+            "OUT": str(tmp_path / str(number)),
+        }
+        words = [names.get(word, word) for word in TYPED[verb].split()]
+        said = Verbs(folder, environment).type("featuremill", *words, status=None)
+        text = said.text.replace(f"{above}/", "").replace(f"{own}/", "")
+        answers.append((said.status, text.replace(names["OUT"], "OUT")))
+    assert answers[0] == answers[1] and answers[0][0] in (0, 1)
+
+
+def test_a_config_that_is_named_by_its_run_is_read_where_it_was_typed(two_folders, monkeypatch):
+    own, other = two_folders
+    (own / "my.yaml").write_text("run: test\ninputs: in.fa\nworkload: composition\n")
+    run = own / "results" / "test"
+    with run_lock.claim(run) as file:
+        run_lock.sign(file, "featuremill run my.yaml", folder=".", config="my.yaml")
+    monkeypatch.chdir(own)
+    assert run_lock.config_of(run) == Path("my.yaml")
+    monkeypatch.chdir(other)
+    with pytest.raises(UserError, match=rf"seen from {own}; type: cd .* with results/test\."):
+        run_lock.config_of(run)
 
 
 # ---- every key of a config, and every file that a step reads ----
@@ -282,11 +338,8 @@ def test_a_head_from_elsewhere_whose_tensors_change_is_no_head_any_more(desk):
 
 
 def test_run_makes_again_what_snakemake_has_no_record_of(desk):
-    """As after commands that were typed by hand. Of predictions it has one, and their inputs are as
-    before: what was damaged is made again nevertheless."""
-    for path in Path(".snakemake/metadata").iterdir():
-        if not urlsafe_b64decode(path.name).startswith(b"results/my/predictions/"):
-            path.unlink()
+    """As after commands that were typed by hand."""
+    shutil.rmtree(".snakemake/metadata")
     changes = {"outputs": "parquet_dataset", "order": "shard", **of_step("groups", "g", pool="max")}
     write(desk.folder, **changes)
     root = Path("results/my")

@@ -50,7 +50,7 @@ def top(verbs, *more, folder="results/test", status=0):
 
 def visited(verbs, **given):
     """Do the same in this process, which is quicker; return the exit status."""
-    usual = {"once": False, "json": False, "quiet": False, "every": None}
+    usual = dict.fromkeys(("once", "json", "quiet"), False) | dict.fromkeys(("every", "html"))
     return watch.run(argparse.Namespace(run_folder=verbs.run_folder.root, **{**usual, **given}))
 
 

@@ -31,7 +31,7 @@ from safetensors.numpy import load_file, save_file
 from featuremill.__main__ import main
 from featuremill.base.errors import IntegrityError, UserError
 from featuremill.steps.heads.card import CARD, Card, Part
-from featuremill.steps.heads.virnucpro import LAYOUTS, FileFeatures
+from featuremill.steps.heads.computed import Vectors
 from featuremill.steps.translate.command import translate
 from featuremill.steps.virnucpro import command, files
 from featuremill.store import ours, run_lock
@@ -112,7 +112,7 @@ class Pretended:
         (kind,) = (kind for kind, run in self.runs.items() if run == root)
         vectors = self.vectors[kind]
         rows = np.stack([*vectors.values()]) if vectors else np.empty((0, WIDTHS[kind]), np.float32)
-        return FileFeatures([root], [*vectors], LAYOUTS[0], rows)
+        return Vectors(str(root), "DNABERT_S", [*vectors], rows)
 
 
 def in_parts(ids):

@@ -25,9 +25,7 @@ import numpy as np
 import torch
 from network import Network, Shape, save
 from perplexity import baselines, cross_entropies, frequencies, load, mask, perplexity
-from probes import Probes, composition
-
-from featuremill.steps.heads.intervals import Estimate
+from probes import Estimate, Probes, composition
 
 DESCRIPTIONS = {
     "gain": "the first less composition, pair by pair",

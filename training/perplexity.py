@@ -14,9 +14,8 @@ import shards
 import torch
 from batches import MASKED, with_targets
 from network import Network, Shape
+from probes import Estimate, bootstrap
 from torch.nn import functional
-
-from featuremill.steps.heads.intervals import Estimate, bootstrap
 
 PSEUDO_COUNTS = 160  # of the training set's frequencies, in the composition baseline
 ROW_TOKENS = 8192

@@ -11,18 +11,52 @@ the same regression, spreads classes over folds, and chooses by the log-loss of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 from shards import AMINO_ACIDS
+from sklearn.metrics import f1_score, roc_auc_score
 
-from featuremill.steps.heads.figures import auc, macro_f1
-from featuremill.steps.heads.fitting import Logistic
-from featuremill.steps.heads.intervals import Estimate, bootstrap
+from featuremill.steps.heads.fitting import Logistic, Rows
 from featuremill.steps.heads.network import logits
 
-__all__ = ["Probes", "auc", "composition", "folds_of", "macro_f1"]
+__all__ = ["Estimate", "Probes", "bootstrap", "composition", "folds_of"]
 
 FOLDS = 5
 PENALTIES = (1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+DRAWS = 1000
+
+
+class Estimate(NamedTuple):
+    """A figure and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} | {self.low:.3f}–{self.high:.3f}"
+
+
+def bootstrap(statistic: Callable[[np.ndarray], float], groups_N: np.ndarray) -> Estimate:
+    """Return `statistic` of all N items, and its 95 % interval from draws of whole groups. It gets
+    the items' indices. Draws whose statistic is NaN do not count."""
+    random = np.random.default_rng(0)
+    order = np.argsort(groups_N, kind="stable")
+    _, sizes = np.unique(groups_N, return_counts=True)
+    members = np.split(order, np.cumsum(sizes)[:-1])
+    values = []
+    for _ in range(DRAWS):
+        drawn = random.integers(len(members), size=len(members))
+        values.append(statistic(np.concatenate([members[group] for group in drawn])))
+    low, high = np.nanpercentile(values, (2.5, 97.5))
+    return Estimate(statistic(np.arange(len(groups_N))), float(low), float(high))
+
+
+def macro_f1(predicted_N: np.ndarray, true_N: np.ndarray) -> float:
+    """Return the mean over classes of F1."""
+    return float(f1_score(true_N, predicted_N, average="macro"))
 
 
 def composition(sequences: list[str]) -> np.ndarray:
@@ -51,7 +85,7 @@ def out_of_fold(x_NF: np.ndarray, y_N: np.ndarray, groups_N: np.ndarray) -> np.n
         x, y = x_NF[outside], y_N[outside]
         inner_N = folds_of(groups_N[outside], FOLDS, 1) != 0
         penalty = _penalty(x, y, inner_N, num_classes)
-        head = Logistic().fit(x, y, penalty, num_classes)
+        head = _fitted(x, y, penalty, num_classes)
         found_NC[~outside] = logits(head, x_NF[~outside])
     return found_NC
 
@@ -60,14 +94,21 @@ def _penalty(x: np.ndarray, y: np.ndarray, inner_N: np.ndarray, num_classes: int
     """Return the penalty that predicts best, by macro-F1, what is not in `inner_N` from what is."""
     found = []
     for penalty in PENALTIES:
-        head = Logistic().fit(x[inner_N], y[inner_N], penalty, num_classes)
+        head = _fitted(x[inner_N], y[inner_N], penalty, num_classes)
         found.append(macro_f1(logits(head, x[~inner_N]).argmax(1), y[~inner_N]))
     return PENALTIES[int(np.argmax(found))]
 
 
+def _fitted(x: np.ndarray, y: np.ndarray, penalty: float, num_classes: int) -> dict:
+    each_N = np.arange(len(y))
+    return next(Logistic().heads(Rows(x, y, each_N, each_N, num_classes), [penalty]))
+
+
 def pooled_auc(odds_N: np.ndarray, is_positive_N: np.ndarray) -> float:
     """Return the AUC over pairs of all folds, as when the cards' figures were measured."""
-    return auc(odds_N, is_positive_N, np.zeros(len(odds_N), np.int64))
+    if is_positive_N.all() or not is_positive_N.any():
+        return float("nan")
+    return float(roc_auc_score(is_positive_N, odds_N))
 
 
 class Probes:

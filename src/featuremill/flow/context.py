@@ -401,8 +401,7 @@ class Flow:
     def note_steps(self) -> None:
         """Write down of what those files of steps were made that jobs of this process made."""
         for made in self.made:
-            is_other = not made.missing() and _looks(made) != self._looks[made.label]
-            if is_other and not any(map(preflight.was_made_older, map(Path, made.files))):
+            if not made.missing() and _looks(made) != self._looks[made.label]:
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
                     made.note(is_new=True)
 

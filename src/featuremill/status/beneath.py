@@ -200,11 +200,13 @@ class _Picture(_Lines):
             self._picture = []  # the terminal is a shell's, which could not be drawn over
         if not (self._height or self._picture):
             return
-        up = b"\x1b[%dA" % (self._height - 1) if self._height > 1 else b""
+        up = b"\x1b[%dA" % self._height if self._height else b""
         shown = self._picture
         if shown and self._unfinished:
             shown = [self._shown_of_unfinished(), *shown]
-        below = "\n".join(shown).encode(self._encoding, "replace") or self._unfinished
+        # The cursor is below it, where a shell goes on if this process is killed.
+        below = "".join(f"{row}\n" for row in shown).encode(self._encoding, "replace")
+        below = below or self._unfinished
         self._height = len(shown)
         self._write((b"\r%b\x1b[J" % up if is_in_front else b"") + lines + below)
 

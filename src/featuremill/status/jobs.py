@@ -169,7 +169,7 @@ def job_of(shard: Shard, tail: TelemetryTail) -> Job:
         host=start.get("host", holder.host or ""),
         pid=None if "pid" not in start else int(start["pid"]),
         stage=stage,
-        devices=_devices(now.devices, sample) if stage != "wait" else [],
+        devices=devices_of(now.devices, sample) if stage != "wait" else [],
         records=shard.records,
         rows_done=rows,
         rows_failed=int(sample.get("rows_failed", 0)),
@@ -190,7 +190,7 @@ def _is_of_another(start: dict[str, Any], holder: Holder) -> bool:
     return holder.host is not None and "pid" in start and start["pid"] != holder.pid
 
 
-def _devices(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
+def devices_of(held: list[dict[str, Any]], sample: dict[str, Any]) -> list[DeviceNow]:
     """Return the devices that a job holds by its telemetry, with what its last sample measured."""
     measured = {entry.get("uuid"): entry for entry in sample.get("devices", [])}
     gauges = ("utilisation", "memory_mb", "power_w", "temperature_c")

@@ -99,7 +99,7 @@ def _jobs_table(now: RunState, width: int) -> Table:
     rows = []
     for job in sorted(now.at_work, key=lambda job: (job.host, *(_order(d) for d in job.devices))):
         for number, device in enumerate(job.devices):
-            name = f"{'' if is_here else f'{one_line(job.host)} '}{_label(device)}"
+            name = f"{'' if is_here else f'{one_line(job.host)} '}{label(device)}"
             shard, records, last = job.shard[:8], f"{job.rows_done:,}/{job.records:,}", _last(job)
             if number:
                 shard, records, last = "″", "", [Text(), Text()]
@@ -159,7 +159,7 @@ def _last(job: Job) -> list[Text]:
     return [_speed(job), Text(left)]
 
 
-def _label(device: DeviceNow) -> str:
+def label(device: DeviceNow) -> str:
     """Return a device's name, its model, and which slot of several it is."""
     if device.uuid == "cpu":
         return "CPU"
@@ -180,7 +180,7 @@ def _notes(now: RunState) -> list[tuple[str, str]]:
         for device in job.devices:
             if slowed := [why for why in device.throttle if why not in HARMLESS]:
                 why = one_line(", ".join(slowed).replace("_", " "))
-                notes.append((f"{_label(device)}: slowed down by {why}", WARN))
+                notes.append((f"{label(device)}: slowed down by {why}", WARN))
     if waiting := [job.shard[:8] for job in now.waiting if job.state == "running"]:
         jobs = counted(len(waiting), "job")
         notes.append((f"{jobs} waiting for a device: shard {', '.join(waiting)}", QUIET))

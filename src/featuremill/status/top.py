@@ -7,6 +7,7 @@ disturbing it. What the states of shards are called, and when a run is done, is 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from featuremill.base.arguments import add_runs
 
@@ -22,6 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         metavar="SECONDS",
         help="between two looks (default: 1 on a terminal, 10 elsewhere)",
+    )
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="keep a page with a curve for each GPU there"
     )
 
 

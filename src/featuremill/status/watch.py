@@ -23,6 +23,7 @@ from featuremill.base.errors import UserError
 from featuremill.base.text import plain
 from featuremill.config.runs import Runs, named
 from featuremill.status import lines, screen, view
+from featuremill.status.page import Page
 from featuremill.status.project import ProjectReader, ProjectState
 from featuremill.status.reader import is_run, refusing_what_cannot_be_read
 from featuremill.status.state import NOT_DONE
@@ -50,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(
             f"--every {arguments.every:g}: it must be more than 0 seconds, and a day at most."
         )
+    page = Page(arguments.html) if arguments.html else None
     if not arguments.once:
         _await_run(runs)
     reader = ProjectReader(runs)
@@ -57,7 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
         refusing_what_cannot_be_read(run_folder),
         _output_for(arguments) as output,
     ):
-        last = _one_look(reader) if arguments.once else _watch(reader, output)
+        last = _one_look(reader) if arguments.once else _watch(reader, output, page)
+        if page:
+            page.look(last, is_last=True)
         output.end(last)
     return last.exit_status if last.is_close else NOT_DONE
 
@@ -84,7 +88,9 @@ def _one_look(reader: ProjectReader) -> ProjectState:
     return _known(reader, now)
 
 
-def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectState:
+def _watch(
+    reader: ProjectReader, output: _Screen | _Lines | _Json, page: Page | None
+) -> ProjectState:
     """Show the runs until no process works on them; return their state then."""
     was_running = False
     still_since: float | None = 0.0  # at the first look, it has been still for long
@@ -103,6 +109,8 @@ def _watch(reader: ProjectReader, output: _Screen | _Lines | _Json) -> ProjectSt
             if (known := _known(reader, now)).is_close:
                 return known
         output.look(now)
+        if page:
+            page.look(now)
         if not streams.is_read():  # it ends as SIGPIPE would end it
             raise SystemExit(128 + signal.SIGPIPE)
     raise AssertionError("looks do not end by themselves")

@@ -139,13 +139,21 @@ def config_of(run_folder: Path) -> Path:
     """Return the config of the last start of the run in this folder, or of the runs in it.
 
     Raises:
-        UserError: when it is unknown, or no longer there.
+        UserError: when it is unknown, or no longer there, or of another folder than this one.
     """
     own = path_of(run_folder)
     for path in (own, *sorted(own.parent.glob(f"{own.stem}+*.owner"))):
         last = _owner_in(path)
-        if last and last.config and (working_folder(run_folder) / last.config).is_file():
-            return Path(os.path.relpath(working_folder(run_folder) / last.config))
+        working = working_folder(run_folder)
+        if last and last.config and (working / last.config).is_file():
+            folder = Path(os.path.normpath(working / last.folder))
+            if folder.is_dir() and not folder.samefile(Path.cwd()):
+                raise UserError(
+                    f"{run_folder}: the paths in its config are seen from {folder}; type: "
+                    f"cd {shlex.quote(str(folder))} and then the same with "
+                    f"{os.path.relpath(whole_path(run_folder), folder)}."
+                )
+            return Path(os.path.relpath(working / last.config))
     raise UserError(f"{run_folder}: this is a folder; name the config of the run, as in my.yaml.")
 
 

@@ -242,13 +242,14 @@ def problems_of_records(
     asked: Mapping[str, Head], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield labels that are not of the records, and those of too few classes or groups."""
-    from featuremill.steps.heads import tasks
+    from featuremill.steps.heads.examples import Chosen
+    from featuremill.steps.heads.train import refuse_unfit
 
     fragments = fragments_of(project)
     for name, head in asked.items():
         runs = features_of(head, project)
         if not head.folder and are_there(head.labels, runs, project):
-            chosen = tasks.Chosen(
+            chosen = Chosen(
                 [Path(run) for run in runs],
                 Path(head.labels) if head.labels else None,
                 head.column or "",
@@ -269,7 +270,7 @@ def problems_of_records(
                     listed_in(run, project, column)
                     for run, column in zip(runs, columns, strict=True)
                 ]
-                tasks.refuse_unfit(chosen, parts)
+                refuse_unfit(chosen, parts)
             except UserError as error:
                 yield (name, "labels" if head.labels else "column"), str(error)
 
@@ -282,7 +283,7 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         UserError: the labels cannot be read, or there are too few.
     """
     from featuremill.inputs import labels, samples
-    from featuremill.steps.heads import numbers
+    from featuremill.steps.heads.labels import refuse_many_numbers, refuse_no_numbers
 
     if head.task == "per_residue":
         return ()
@@ -296,7 +297,7 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
         group = head.group if not id_columns.keys or head.group in (labels.ID, *there) else None
         found = labels.read_ahead(table, head.column, group, id_columns, head.id_column or "")
         if head.task == "regression":
-            numbers.check(found, head.labels, head.column)
+            refuse_no_numbers(found, head.labels, head.column)
             return ()
         classes = {label.name for label in found.values()}
     elif sheet and sheet.exists():
@@ -309,7 +310,7 @@ def classes_of(head: Head, project: Project) -> Collection[str]:
     if not head.has_classes:
         return ()
     if head.task is None:
-        numbers.refuse_many(classes, str(table), head.column)
+        refuse_many_numbers(classes, str(table), head.column)
     if len(classes) == 1:
         (only,) = classes
         raise UserError(

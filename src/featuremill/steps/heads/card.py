@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,30 @@ class Needs(WorkloadOptions):
 
 
 class NeedsTorch(WorkloadOptions):
-    """Packages to train heads and to read VirNucPro's files."""
+    """Packages to read VirNucPro's files."""
 
     PACKAGES = dict.fromkeys(("safetensors", "torch"), "featuremill[esm2]")
+
+
+class NeedsLearning(WorkloadOptions):
+    """Packages to train heads."""
+
+    PACKAGES = dict.fromkeys(("safetensors", "torch", "sklearn"), "featuremill[esm2]")
+
+
+class Recorded(Protocol):
+    """Features that may say how they were made."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def column(self) -> str: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def recipe(self) -> str | None: ...
+    @property
+    def settings(self) -> Settings | None: ...
 
 
 class Part(JsonRecord):
@@ -138,6 +159,11 @@ class Card(JsonFile):
     """Of residues: the letters that are no label."""
     of_classes: dict[str, dict[str, list[float]]] = {}  # noqa: RUF012
     """Of residues: precision, recall and F1 of each class, each with its interval."""
+    permutation_p: float | None = None
+    """The share of shuffles of the labels that are predicted as well as the labels; None in earlier
+    heads."""
+    warnings: list[str] = []  # noqa: RUF012
+    """Warnings about its predictions; none in earlier heads."""
     accuracy_gain: list[float] = []  # noqa: RUF012
     """The accuracy less that of always the most frequent class, and its 95 % interval, over the
     same draws of groups; empty in earlier heads."""

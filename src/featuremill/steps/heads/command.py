@@ -177,11 +177,12 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> None:
     if arguments.act == "train":
-        from featuremill.steps.heads import tasks
+        from featuremill.steps.heads.examples import Chosen
+        from featuremill.steps.heads.train import train
 
         given = vars(arguments) | {"threshold": _threshold(arguments)}
         _refuse_of_classes(arguments)
-        tasks.train_head(tasks.Chosen(**{name: given[name] for name in tasks.Chosen._fields}))
+        train(Chosen(**{name: given[name] for name in Chosen._fields}))
     elif arguments.act == "import":
         from featuremill.steps.heads import importing
 
@@ -195,7 +196,7 @@ def run(arguments: argparse.Namespace) -> None:
         importing.import_head(chosen)
     else:
         from featuremill.steps.heads.computed import Choices
-        from featuremill.steps.heads.tasks import predict
+        from featuremill.steps.heads.predict import predict
 
         predict(
             arguments.head,

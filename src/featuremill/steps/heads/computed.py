@@ -17,7 +17,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from featuremill.features import Failure, Matrix, Rows
+from featuremill.features import Failure, Index, Matrix, Rows
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import DeviceChoice
 from featuremill.kit.errors import UserError
@@ -91,22 +91,35 @@ def _without(record: Record, status: str, reason: str) -> Failure:
     return Failure(record.id, record.source, str(record.line), status, reason)
 
 
-class Computed:
-    """Features of the records of a file, as those of a run."""
+class Vectors:
+    """Vectors of records that are in files, one for each id, read as those of a run."""
 
     id_columns = ID_ALONE
 
     def __init__(
-        self, of: Read, part: Part, vectors: Matrix, rows: Rows, failures: Sequence[Failure]
+        self,
+        name: str,
+        column: str,
+        ids: Sequence[str],
+        vectors: Matrix,
+        sha256s: Sequence[str] = (),
+        failures: Sequence[Failure] = (),
+        made: Part | None = None,
+        rows: Rows | None = None,
     ) -> None:
-        """`rows` are the records that have `vectors`; each record has a place there."""
-        assert part.column
-        self.name, self.column, self.width = str(of.path), part.column, vectors.shape[1]
-        self.recipe: str | None = part.recipe
-        self.settings: Settings | None = part.settings
-        self.num_rows = len(rows)
-        self._good, self._rows, self._vectors = of.good, rows, vectors
-        self._failures = failures
+        """`made` has the recipe. `sha256s` are those of the payloads; none if unknown. `rows` are
+        those of `vectors` that the ids have, if not all.
+
+        Raises:
+            UserError: an id occurs twice.
+        """
+        self.name, self.column = name, column
+        self.num_rows, self.width = len(ids), vectors.shape[1]
+        self._rows = np.arange(len(ids)) if rows is None else rows
+        self.recipe: str | None = made.recipe if made else None
+        self.settings: Settings | None = made.settings if made else None
+        self._ids, self._vectors, self._sha256s, self._failures = ids, vectors, sha256s, failures
+        Index(self)
 
     def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
         for start in range(0, self.num_rows, ROWS_AT_ONCE):
@@ -114,15 +127,13 @@ class Computed:
             yield self.ids_of(rows), self.take(rows)
 
     def ids_of(self, rows: Rows) -> list[str]:
-        return [self._good[row].id for row in self._rows[rows].tolist()]
+        return [self._ids[row] for row in rows.tolist()]
 
     def take(self, rows: Rows) -> Matrix:
         return self._vectors[self._rows[rows]]
 
     def digests(self) -> Iterator[tuple[str, str]]:
-        for row in self._rows.tolist():
-            record = self._good[row]
-            yield record.id, hashlib.sha256(record.payload).hexdigest()
+        return zip(self._ids, self._sha256s, strict=False)
 
     def failures(self) -> Iterator[Failure]:
         return iter(self._failures)
@@ -130,19 +141,19 @@ class Computed:
 
 def open_computed(
     folder: Path, parts: Mapping[Path, Sequence[Part]], choices: Choices
-) -> dict[Path, list[Computed]]:
+) -> dict[Path, list[Vectors]]:
     """Return the features of each file: those of each of its `parts` of the head in `folder`.
 
     Raises:
         UserError: a recipe is unknown or cannot be repeated here, or no record of a file can be
             computed.
     """
-    made: dict[Path, list[Computed]] = {}
+    made: dict[Path, list[Vectors]] = {}
     for path, its_parts in parts.items():
         by_recipe: dict[str, list[Part]] = {}
         for part in its_parts:
             by_recipe.setdefault(str(part.recipe), []).append(part)
-        done: dict[tuple[str, str | None], Computed] = {}
+        done: dict[tuple[str, str | None], Vectors] = {}
         for name, some in by_recipe.items():
             recipe = Recipe(origin_of(folder, some[0], path), choices.device, choices.weights, log)
             of = read(path, recipe.records(path))
@@ -171,7 +182,7 @@ def origin_of(folder: Path, part: Part, path: Path) -> Origin:
     return Origin(str(folder), part.settings, part.recipe, part.column, run, run)
 
 
-def _computed(of: Read, recipe: Recipe, parts: Sequence[Part]) -> list[Computed]:
+def _computed(of: Read, recipe: Recipe, parts: Sequence[Part]) -> list[Vectors]:
     """Return the vectors of all `parts`, which have one recipe."""
     vectors: dict[str, Matrix] = {}
     is_there = np.zeros(len(of.good), bool)
@@ -197,8 +208,13 @@ def _computed(of: Read, recipe: Recipe, parts: Sequence[Part]) -> list[Computed]
     if not is_there.any():
         raise nothing_left(of, without)
     rows = np.flatnonzero(is_there)
+    good = [of.good[row] for row in rows.tolist()]
+    ids = [record.id for record in good]
+    sha256s = [hashlib.sha256(record.payload).hexdigest() for record in good]
     return [
-        Computed(of, part, vectors[part.column], rows, without) for part in parts if part.column
+        Vectors(str(of.path), part.column, ids, vectors[part.column], sha256s, without, part, rows)
+        for part in parts
+        if part.column
     ]
 
 

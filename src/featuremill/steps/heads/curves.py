@@ -13,21 +13,13 @@ from featuremill.kit.pages import Figure, categories, drawn, values
 from featuremill.kit.text import clipped, counted, listed
 from featuremill.steps.heads.figures import Labels
 
+Values = npt.NDArray[np.float64]
 MOST_CLASSES = 7
 """Classes that have a curve: there are so many colours."""
 MOST_POINTS = 300
 """Of a curve: a screen shows no more."""
 MOST_ERRORS = 20
 MOST_TEXT = 30
-
-
-class Judged(NamedTuple):
-    """Records with a label, and what heads that did not see their group say of them."""
-
-    ids: Sequence[str]
-    y_N: Labels
-    scores_NC: npt.NDArray[np.float64]
-    predicted_N: Labels
 
 
 class Curve(NamedTuple):
@@ -38,49 +30,43 @@ class Curve(NamedTuple):
     """Of the class."""
     share: float
     """Of all records."""
-    false_T: npt.NDArray[np.float64]
+    false_T: Values
     """Share of the others with at least this score; begins with 0."""
-    recall_T: npt.NDArray[np.float64]
+    recall_T: Values
     """Share of the class with at least this score."""
-    precision_T: npt.NDArray[np.float64]
+    precision_T: Values
     """Share of records with at least this score that are of the class; begins with 1."""
-
-    @property
-    def area(self) -> float:
-        """Area under the ROC curve."""
-        return float(np.trapezoid(self.recall_T, self.false_T))
-
-    @property
-    def average_precision(self) -> float:
-        """Mean of the precision at each score, weighted by the recall that it adds."""
-        return float((np.diff(self.recall_T) * self.precision_T[1:]).sum())
+    area: float
+    """Area under the ROC curve."""
+    average_precision: float
+    """Mean of the precision at each score, weighted by the recall that it adds."""
 
 
-def curve(name: str, score_N: npt.NDArray[np.float64], is_it_N: npt.NDArray[np.bool_]) -> Curve:
-    """Return the curve of a class; both sides have records."""
-    order = np.argsort(-score_N, kind="stable")
-    ends = np.append(np.flatnonzero(np.diff(score_N[order])), len(score_N) - 1)
-    hits = np.cumsum(is_it_N[order])[ends]
-    others = ends + 1 - hits
+def curve(name: str, score_N: Values, is_it_N: npt.NDArray[np.bool_]) -> Curve:
+    """Return the curve of a class, as scikit-learn has it; both sides have records."""
+    from sklearn import metrics
+
+    false_T, recall_T, _ = metrics.roc_curve(is_it_N, score_N, drop_intermediate=False)
+    precision_T, _, _ = metrics.precision_recall_curve(is_it_N, score_N)
     return Curve(
         name,
-        int(hits[-1]),
+        int(is_it_N.sum()),
         float(is_it_N.mean()),
-        np.append(0, others / others[-1]),
-        np.append(0, hits / hits[-1]),
-        np.append(1, hits / (ends + 1)),
+        false_T,
+        recall_T,
+        precision_T[::-1],
+        float(metrics.auc(false_T, recall_T)),
+        float(metrics.average_precision_score(is_it_N, score_N)),
     )
 
 
-def curves(classes: Sequence[str], judged: Judged) -> list[Curve]:
+def curves(classes: Sequence[str], y_N: Labels, scores_NC: Values) -> list[Curve]:
     """Return the curves of the classes in their order; of two classes that of the rarer one."""
-    sizes = np.bincount(judged.y_N, minlength=len(classes))
+    sizes = np.bincount(y_N, minlength=len(classes))
     places = range(len(classes))
     if len(classes) == 2:
         places = range(int(sizes[1] <= sizes[0]), 1 + int(sizes[1] <= sizes[0]))
-    return [
-        curve(classes[place], judged.scores_NC[:, place], judged.y_N == place) for place in places
-    ]
+    return [curve(classes[place], scores_NC[:, place], y_N == place) for place in places]
 
 
 def roc(found: Sequence[Curve]) -> Figure:
@@ -171,17 +157,22 @@ class Error(NamedTuple):
     """Of the true class."""
 
 
-def worst(classes: Sequence[str], judged: Judged) -> tuple[int, list[Error]]:
+def worst(
+    classes: Sequence[str],
+    ids: Sequence[str],
+    y_N: Labels,
+    scores_NC: Values,
+    predicted_N: Labels,
+) -> tuple[int, list[Error]]:
     """Return how many predictions are wrong, and those that were surest."""
-    rows = np.flatnonzero(judged.predicted_N != judged.y_N)
-    sure_N = judged.scores_NC[rows, judged.predicted_N[rows]]
-    own_N = judged.scores_NC[rows, judged.y_N[rows]]
+    rows = np.flatnonzero(predicted_N != y_N)
+    sure_N, own_N = scores_NC[rows, predicted_N[rows]], scores_NC[rows, y_N[rows]]
     order = np.argsort(-(sure_N - own_N), kind="stable")[:MOST_ERRORS]
     return len(rows), [
         Error(
-            judged.ids[rows[place]],
-            classes[judged.y_N[rows[place]]],
-            classes[judged.predicted_N[rows[place]]],
+            ids[rows[place]],
+            classes[y_N[rows[place]]],
+            classes[predicted_N[rows[place]]],
             float(sure_N[place]),
             float(own_N[place]),
         )

@@ -1,143 +1,193 @@
-"""Fits a head: logistic regression, or the multilayer perceptron of VirNucPro.
+"""Fits a head: logistic regression, ridge regression, or the multilayer perceptron of VirNucPro.
 
-The fit weights classes equally; calibration then restores their frequencies. Folds inside the
-training side choose one setting: the regularisation of the regression, or the number of epochs of
-the perceptron. The result depends on data and seed and, in its last digits, on torch, the machine
-and the number of threads. Items come in an order of their own, that of their sha256.
+scikit-learn fits the regressions, torch the perceptron. Folds inside the training side choose one
+setting: the penalty, or the number of epochs. Classes weigh equally in a fit; calibration then
+restores their frequencies. The result depends on data and seed and, in its last digits, on the
+libraries, the machine and the number of threads. Rows come in an order of their own, that of their
+sha256.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from featuremill.steps.heads import calibration
-from featuremill.steps.heads.calibration import Calibration
-from featuremill.steps.heads.figures import FOLDS, Labels, folds_of, log_loss
+from featuremill.steps.heads.figures import FOLDS, folds_of
 from featuremill.steps.heads.network import (
     ROWS_AT_ONCE,
+    Calibration,
     Matrix,
+    calibration_of,
     logits,
     softmax,
     standardisation,
     standardised,
 )
 
-if TYPE_CHECKING:
-    import torch
-
-Found = dict[str, npt.NDArray[Any]]
+Tensors = dict[str, npt.NDArray[Any]]
 """Tensors of a head, by name."""
-PENALTIES = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
-"""Factors of the sum of squared weights, which is added to the mean loss."""
+Values = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+FIFTHS = 5
+MOST_STEPS = 100
+"""Steps of L-BFGS."""
+ENOUGH = 1e-5
+"""A logistic regression ends where no derivative of the mean loss is larger."""
 HIDDEN = 512
 DROPOUT = 0.5
 LEARNING_RATE = 1e-3
 BATCH = 256
 MOST_EPOCHS = 40
+SHUFFLES = 199
+MOST_SHUFFLED = 2**13
+"""Rows whose labels are shuffled, drawn evenly."""
+SHUFFLED_PENALTY = 0.1
+NUMBERS_AT_ONCE = 2**24
+"""Shuffled labels in memory."""
 log = logging.getLogger("featuremill.head")
 
 
-class Candidate(NamedTuple):
-    """A head fitted with one setting."""
+class Rows(NamedTuple):
+    """What fits learn from: records, or residues of records."""
 
-    setting: float
-    head: Found
+    x_NF: Matrix
+    y_N: npt.NDArray[Any]
+    """The number of each row's class; of a regression, its label."""
+    groups_N: npt.NDArray[Any]
+    payload_N: npt.NDArray[Any]
+    """Rows with equal numbers are copies, or of copies."""
+    num_classes: int = 0
+    """0 of a regression."""
+
+    def where(self, is_one_N: Flags) -> Self:
+        """Return some of the rows."""
+        return self._replace(
+            x_NF=self.x_NF[is_one_N],
+            y_N=self.y_N[is_one_N],
+            groups_N=self.groups_N[is_one_N],
+            payload_N=self.payload_N[is_one_N],
+        )
+
+    def folds(self, seed: Literal[0, 1]) -> npt.NDArray[np.int64]:
+        """Return the folds that measure a head (0), or those that choose its setting (1). Groups
+        stay whole, and each fold has about the same share of every class; of numbers, of every
+        fifth of them."""
+        if self.num_classes:
+            return folds_of(self.groups_N, self.y_N, FOLDS, seed)
+        rank_N = np.argsort(np.argsort(self.y_N, kind="stable"), kind="stable")
+        return folds_of(self.groups_N, rank_N * FIFTHS // len(self.y_N), FOLDS, seed)
+
+    def apart_from(self, is_held_out_N: Flags) -> Flags:
+        """Return which rows a fit may see: none that is held out, and no copy of one."""
+        return ~np.isin(self.payload_N, self.payload_N[is_held_out_N])
 
 
-class Classifier(Protocol):
+class Learner(Protocol):
     """A method to fit a head."""
 
-    @property
-    def setting(self) -> str:
-        """The name of the setting."""
+    setting: str
+    """The name of the setting that folds choose."""
+    settings: Sequence[float]
+    """Those that are tried, in order."""
+    patience: int
+    """The search ends after so many settings without a better one."""
 
-    @property
-    def bounds(self) -> tuple[float, float]:
-        """The first and the last setting that are tried."""
-
-    @property
-    def patience(self) -> int:
-        """The search ends after so many settings without a better one."""
-
-    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
-        """Yield heads fitted to all items, one for each setting in order."""
-
-    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
-        """Return a head of `num_classes`, fitted to all items."""
+    def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
+        """Yield a head for each of the settings, in order, fitted to all rows."""
 
 
 class Logistic:
-    """Logistic regression on standardised features, by L-BFGS."""
+    """Logistic regression on standardised features."""
 
-    setting, bounds, patience = "penalty", (PENALTIES[0], PENALTIES[-1]), 2
+    setting = "penalty"
+    settings: Sequence[float] = (1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+    """Factors of the sum of squared weights, which is added to the mean loss."""
+    patience = 2
 
-    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
-        for penalty in PENALTIES:
-            yield Candidate(penalty, self.fit(x_NF, y_N, penalty, num_classes))
+    def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
+        from sklearn.exceptions import ConvergenceWarning
+        from sklearn.linear_model import LogisticRegression
 
-    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
-        import torch
-        from torch.nn import functional
+        standard = standardisation(rows.x_NF)
+        x_NF = _singles(standard, rows.x_NF)
+        is_of_two = len(np.unique(rows.y_N)) == 2
+        for penalty in settings:
+            model = LogisticRegression(
+                C=1 / ((1 if is_of_two else 2) * len(x_NF) * penalty),
+                class_weight="balanced",
+                max_iter=MOST_STEPS,
+                tol=ENOUGH,
+            )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ConvergenceWarning)  # a penalty that is too small
+                model.fit(x_NF, rows.y_N)
+            weight_CF, bias_C = model.coef_, model.intercept_
+            if is_of_two:  # scikit-learn has those of the second class alone
+                weight_CF, bias_C = (np.concatenate([-a, a]) / 2 for a in (weight_CF, bias_C))
+            every_CF = np.zeros((rows.num_classes, x_NF.shape[1] + 1), np.float32)
+            every_CF[:, -1] = bias_C.min() - 10  # of a class that no row has
+            every_CF[model.classes_] = np.column_stack([weight_CF, bias_C])
+            yield standard | {"weight": every_CF[:, :-1], "bias": every_CF[:, -1]}
 
-        found: Found = {**standardisation(x_NF)}
-        x = _singles(found, x_NF)
-        y = torch.from_numpy(y_N)
-        balance = 1 / torch.bincount(y, minlength=num_classes).float()
-        weight = torch.zeros(x.shape[1], num_classes, requires_grad=True)
-        bias = torch.zeros(num_classes, requires_grad=True)
-        optimizer = torch.optim.LBFGS([weight, bias], max_iter=100, line_search_fn="strong_wolfe")
 
-        def closure() -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = functional.cross_entropy(x @ weight + bias, y, weight=balance)
-            loss = loss + setting * weight.square().sum()
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss
+class Ridge:
+    """Ridge regression on standardised features."""
 
-        optimizer.step(closure)  # type: ignore[no-untyped-call]
-        weight_CF = np.ascontiguousarray(weight.detach().numpy().T)
-        return found | {"weight": weight_CF, "bias": bias.detach().numpy()}
+    setting = "penalty"
+    settings: Sequence[float] = (1e4, 1e3, 1e2, 1e1, 1e0, 1e-1, 1e-2, 1e-3, 1e-4)
+    """Factors of the sum of squared weights, which is added to the mean of squared errors."""
+    patience = len(settings)
+
+    def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
+        """Yield the regression for each penalty; all share the products of the features."""
+        from sklearn.linear_model import Ridge as Model
+
+        standard = standardisation(rows.x_NF)
+        model = Model(np.array(settings) * len(rows.y_N), copy_X=False)
+        y_NP = np.repeat(rows.y_N[:, None], len(settings), 1)
+        model.fit(standardised(standard, rows.x_NF), y_NP)
+        weight_P1F, bias_P1 = (
+            each.reshape(len(settings), 1, -1) for each in (model.coef_, model.intercept_)
+        )
+        for weight_1F, bias_11 in zip(weight_P1F, bias_P1, strict=True):
+            yield standard | {"weight": weight_1F, "bias": bias_11[0]}
 
 
 class Perceptron:
     """Linear to 512, BatchNorm, ReLU, Dropout, Linear to the classes (VirNucPro's `MLPClassifier`),
     on standardised features, by Adam."""
 
-    setting, bounds, patience = "epochs", (1, MOST_EPOCHS), 8
+    setting, patience = "epochs", 8
+    settings: Sequence[float] = range(1, MOST_EPOCHS + 1)
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
-    def fit(self, x_NF: Matrix, y_N: Labels, setting: float, num_classes: int) -> Found:
-        epochs = self.candidates(x_NF, y_N, num_classes)
-        return next(epoch.head for epoch in epochs if epoch.setting == setting)
-
-    def candidates(self, x_NF: Matrix, y_N: Labels, num_classes: int) -> Iterator[Candidate]:
-        """Yield the network after each epoch; equal arguments give equal networks."""
+    def heads(self, rows: Rows, settings: Sequence[float]) -> Iterator[Tensors]:
+        """Yield the network after these epochs; equal arguments give equal networks."""
         import torch
         from torch import nn
 
-        standard = standardisation(x_NF)
-        x = _singles(standard, x_NF)
-        y = torch.from_numpy(y_N)
+        standard = standardisation(rows.x_NF)
+        x, y = torch.from_numpy(_singles(standard, rows.x_NF)), torch.from_numpy(rows.y_N)
         generator = torch.Generator().manual_seed(self._seed)
         hidden_layer, norm = nn.Linear(x.shape[1], HIDDEN), nn.BatchNorm1d(HIDDEN)
-        output_layer = nn.Linear(HIDDEN, num_classes)
+        output_layer = nn.Linear(HIDDEN, rows.num_classes)
         for layer in (hidden_layer, output_layer):
             nn.init.xavier_uniform_(layer.weight, generator=generator)
             nn.init.zeros_(layer.bias)
         network = nn.ModuleDict(
             {"hidden_layer": hidden_layer, "bn1": norm, "output_layer": output_layer}
         )
-        balance = 1 / torch.bincount(y, minlength=num_classes).float()
+        balance = 1 / torch.bincount(y, minlength=rows.num_classes).float()
         loss_of = nn.CrossEntropyLoss(weight=balance)
         optimizer = torch.optim.Adam(network.parameters(), lr=LEARNING_RATE)
-        for number in range(1, MOST_EPOCHS + 1):
+        for epoch in range(1, int(max(settings)) + 1):
             # Of nearly equal sizes: BatchNorm needs at least two items in a batch.
             order = torch.randperm(len(x), generator=generator)
             for batch in order.tensor_split(-(-len(x) // BATCH)):
@@ -148,106 +198,84 @@ class Perceptron:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            tensors = {key: value.numpy().copy() for key, value in network.state_dict().items()}
-            yield Candidate(number, standard | tensors)
+            if epoch in settings:
+                state = network.state_dict().items()
+                yield standard | {key: value.numpy().copy() for key, value in state}
 
 
-def _singles(standard: Found, x_NF: Matrix) -> torch.Tensor:
+def _singles(standard: Tensors, x_NF: Matrix) -> npt.NDArray[np.float32]:
     """Return standardised features in float32, in blocks, so that few are float64 at a time."""
     import torch
 
-    singles = torch.empty(x_NF.shape)  # torch's own memory: the alignment of NumPy's varies
-    singles_NF = singles.numpy()
+    singles_NF: npt.NDArray[np.float32] = torch.empty(x_NF.shape).numpy()  # always aligned alike
     for start in range(0, len(x_NF), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         singles_NF[rows] = standardised(standard, x_NF[rows])
-    return singles
+    return singles_NF
 
 
 class Fitted(NamedTuple):
-    """A head with calibrated scores, and its chosen setting."""
+    """A head with its chosen setting."""
 
-    head: Found
+    head: Tensors
     setting: float
-    calibration: Calibration
-    """The calibration that is built into the head."""
-    held_out_NC: npt.NDArray[np.float64]
-    """The calibrated scores of the items, each by an inner fold that did not see it."""
+    calibration: Calibration | None
+    """The calibration that is built into the head; None of a regression."""
+    held_out_NC: Values
+    """The outputs for the rows, each by an inner fold that did not see it."""
 
 
-def chosen_and_fitted(
-    kind: Classifier,
-    x_NF: Matrix,
-    y_N: Labels,
-    groups_N: npt.NDArray[Any],
-    payload_N: npt.NDArray[Any],
-    num_classes: int,
-) -> Fitted:
+def outputs(head: Tensors, rows: Rows) -> Values:
+    """Return the scores (N, C) of rows; of a regression, their values (N, 1)."""
+    found = logits(head, rows.x_NF)
+    return softmax(found) if rows.num_classes else found
+
+
+def _calibrated(logits_NC: Values, rows: Rows) -> tuple[Calibration | None, Values, float]:
+    """Return the calibration of what rows have, its outputs, and their loss: the mean of -log of
+    the true class's score, or of squared errors."""
+    if not rows.num_classes:
+        return None, logits_NC, float(np.square(logits_NC[:, 0] - rows.y_N).mean())
+    fitted = calibration_of(logits_NC, rows.y_N)
+    scores_NC = softmax(fitted.logits(logits_NC))
+    true_N = scores_NC[np.arange(len(rows.y_N)), rows.y_N]
+    return fitted, scores_NC, float(-np.log(np.maximum(true_N, np.finfo(np.float64).tiny)).mean())
+
+
+def chosen_and_fitted(learner: Learner, rows: Rows) -> Fitted:
     """Return the head fitted with the setting that folds of whole groups choose: the one with the
-    least log-loss of calibrated scores on items of unseen groups and payloads. The calibration
-    comes from the same logits."""
-    folds_N = inner_folds(groups_N, y_N)
-    folds = np.unique(folds_N).tolist()  # of few groups some folds are empty
-    by_fold = [_tried(kind, x_NF, y_N, folds_N == fold, payload_N, num_classes) for fold in folds]
-    choices, scores, losses = [], [], []
-    for of_setting in zip(*by_fold, strict=False):  # as many as all folds tried
-        logits_NC = np.empty((len(y_N), num_classes))
-        for fold, one in zip(folds, of_setting, strict=True):
-            logits_NC[folds_N == fold] = one.logits_NC
-        calibrated = calibration.fitted(logits_NC, y_N)
-        scores.append(softmax(calibrated.logits(logits_NC)))
-        losses.append(log_loss(scores[-1], y_N))
-        choices.append((of_setting[0].setting, calibrated))
-    best = int(np.argmin(losses))
-    setting, calibrated = choices[best]
-    head = kind.fit(x_NF, y_N, setting, num_classes)
-    return Fitted(calibrated.built_in(head), setting, calibrated, scores[best])
+    least loss of calibrated outputs for rows of unseen groups and payloads. The calibration comes
+    from the same logits."""
+    folds_N, by_fold = rows.folds(1), []
+    for fold in np.unique(folds_N).tolist():  # of few groups some folds are empty
+        is_held_out_N = folds_N == fold
+        by_fold.append((is_held_out_N, _tried(learner, rows, is_held_out_N)))
+    best: tuple[float, float, Calibration | None, Values] | None = None
+    for of_setting in zip(*(tried for _, tried in by_fold), strict=False):  # as many as all tried
+        logits_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
+        for (is_held_out_N, _), (_, of_fold_NC) in zip(by_fold, of_setting, strict=True):
+            logits_NC[is_held_out_N] = of_fold_NC
+        fitted, outputs_NC, loss = _calibrated(logits_NC, rows)
+        if best is None or loss < best[0]:
+            best = loss, of_setting[0][0], fitted, outputs_NC
+    assert best
+    _, setting, fitted, outputs_NC = best
+    (head,) = learner.heads(rows, [setting])
+    return Fitted(fitted.built_in(head) if fitted else head, setting, fitted, outputs_NC)
 
 
-def inner_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
-    """Return the folds that choose a setting."""
-    return folds_of(groups_N, y_N, FOLDS, 1)
-
-
-def outer_folds(groups_N: npt.NDArray[Any], y_N: Labels) -> npt.NDArray[np.int64]:
-    """Return the folds that measure a head."""
-    return folds_of(groups_N, y_N, FOLDS, 0)
-
-
-def apart_from(
-    is_held_out_N: npt.NDArray[np.bool_], payload_N: npt.NDArray[Any]
-) -> npt.NDArray[np.bool_]:
-    """Return which items a fit may see: none that is held out, and no copy of one."""
-    return ~np.isin(payload_N, payload_N[is_held_out_N])
-
-
-class Tried(NamedTuple):
-    """The results of one setting on items that the fit did not see."""
-
-    setting: float
-    logits_NC: npt.NDArray[np.float64]
-
-
-def _tried(
-    kind: Classifier,
-    x_NF: Matrix,
-    y_N: Labels,
-    is_held_out_N: npt.NDArray[np.bool_],
-    payload_N: npt.NDArray[Any],
-    num_classes: int,
-) -> list[Tried]:
-    """Return the results of settings on the held-out items, until several in a row are no
-    better."""
-    tried, losses = list[Tried](), list[float]()
-    learns_N = apart_from(is_held_out_N, payload_N)
-    x, y, others, true = x_NF[learns_N], y_N[learns_N], x_NF[is_held_out_N], y_N[is_held_out_N]
-    for setting, head in kind.candidates(x, y, num_classes):
-        tried.append(Tried(setting, logits(head, others)))
-        scores_NC = softmax(
-            calibration.fitted(tried[-1].logits_NC, true).logits(tried[-1].logits_NC)
-        )
-        losses.append(log_loss(scores_NC, true))
-        if len(losses) - 1 - int(np.argmin(losses)) >= kind.patience:
+def _tried(learner: Learner, rows: Rows, is_held_out_N: Flags) -> list[tuple[float, Values]]:
+    """Return each setting and the logits of the held-out rows, until several settings in a row are
+    no better."""
+    tried, losses = list[tuple[float, Values]](), list[float]()
+    held_out = rows.where(is_held_out_N)
+    learnt = rows.where(rows.apart_from(is_held_out_N))
+    for setting, head in zip(
+        learner.settings, learner.heads(learnt, learner.settings), strict=False
+    ):
+        tried.append((setting, logits(head, held_out.x_NF)))
+        losses.append(_calibrated(tried[-1][1], held_out)[2])
+        if len(losses) - 1 - int(np.argmin(losses)) >= learner.patience:
             break
     return tried
 
@@ -255,31 +283,96 @@ def _tried(
 class Fold(NamedTuple):
     """A fold that measures, and the head that it measures."""
 
-    held_out_N: npt.NDArray[np.bool_]
-    learns_N: npt.NDArray[np.bool_]
-    """The items that the head was fitted to."""
+    held_out_N: Flags
+    learns_N: Flags
+    """The rows that the head was fitted to."""
     fitted: Fitted
 
 
-def out_of_fold(
-    kind: Classifier,
-    x_NF: Matrix,
-    y_N: Labels,
-    groups_N: npt.NDArray[Any],
-    payload_N: npt.NDArray[Any],
-    tell: Callable[[Fold], object] = bool,
-) -> npt.NDArray[np.float64]:
-    """Return the calibrated scores (N, C) of each item, by a head that saw no item of its group and
-    none with its payload; `tell` gets each fold."""
-    num_classes = int(y_N.max()) + 1
-    scores_NC = np.empty((len(y_N), num_classes))
-    folds_N = outer_folds(groups_N, y_N)
+def fitted_folds(learner: Learner, rows: Rows) -> Iterator[Fold]:
+    """Yield each fold, with a head that saw no row of the fold's groups and none with a payload of
+    them."""
+    folds_N = rows.folds(0)
     for fold in range(FOLDS):
         held_out_N = folds_N == fold
-        learns_N = apart_from(held_out_N, payload_N)
-        learnt = x_NF[learns_N], y_N[learns_N], groups_N[learns_N], payload_N[learns_N]
-        one = chosen_and_fitted(kind, *learnt, num_classes)
-        scores_NC[held_out_N] = softmax(logits(one.head, x_NF[held_out_N]))
-        tell(Fold(held_out_N, learns_N, one))
-        log.info("fold %d of %d: %s %g", fold + 1, FOLDS, kind.setting, one.setting)
-    return scores_NC
+        learns_N = rows.apart_from(held_out_N)
+        fitted = chosen_and_fitted(learner, rows.where(learns_N))
+        log.info("fold %d of %d: %s %g", fold + 1, FOLDS, learner.setting, fitted.setting)
+        yield Fold(held_out_N, learns_N, fitted)
+
+
+def out_of_fold(rows: Rows, folds: Iterable[Fold]) -> Values:
+    """Return the outputs for each row, by the head of its fold."""
+    outputs_NC = np.empty((len(rows.y_N), max(1, rows.num_classes)))
+    for fold in folds:
+        outputs_NC[fold.held_out_N] = outputs(fold.fitted.head, rows.where(fold.held_out_N))
+    return outputs_NC
+
+
+def torn(rows: Rows) -> list[int]:
+    """Return the classes for which one fold would hold all rows, or copies of them. Of numbers, 0
+    stands for all: a fold would leave a single group."""
+    folds = range(FOLDS)
+    outer_N = rows.folds(0)
+    sides = [rows, *(rows.where(rows.apart_from(outer_N == fold)) for fold in folds)]
+    if not rows.num_classes:
+        return [0] * any(len(np.unique(side.groups_N)) < 2 for side in sides)
+    classes, lost = {*range(rows.num_classes)}, set[int]()
+    for side in sides:
+        inner_N = side.folds(1) if len(side.y_N) else side.y_N
+        for seen_N in (inner_N >= 0, *(side.apart_from(inner_N == fold) for fold in folds)):
+            lost |= classes - {*side.y_N[seen_N].tolist()}
+    return sorted(lost)
+
+
+def shuffled_p(rows: Rows) -> float:
+    """Return the share of shuffles of the labels for which held-out rows are predicted as well as
+    without a shuffle, which counts as one of them (Phipson and Smyth 2010).
+
+    A shuffle puts whole groups in another order and leaves the labels of each together. A ridge
+    regression predicts, in the folds that measure a head, and is judged by its correlation with the
+    labels within folds. So each shuffle has fits of its own, which intervals do not have.
+    """
+    from sklearn.linear_model import Ridge as Model
+
+    random = np.random.default_rng(0)
+    folds_N, num = rows.folds(0), len(rows.y_N)
+    if num > MOST_SHUFFLED:
+        drawn = np.zeros(num, bool)
+        drawn[random.choice(num, MOST_SHUFFLED, replace=False)] = True
+        rows, folds_N = rows.where(drawn), folds_N[drawn]
+    x_NF = _singles(standardisation(rows.x_NF), rows.x_NF)
+    y_NK = (
+        np.eye(rows.num_classes)[rows.y_N, 1 * (rows.num_classes == 2) :]
+        if rows.num_classes
+        else (rows.y_N[:, None] - rows.y_N.mean())
+    )
+    by_group = np.argsort(np.unique(rows.groups_N, return_inverse=True)[1], kind="stable")
+    _, sizes = np.unique(rows.groups_N, return_counts=True)
+    members = np.split(by_group, np.cumsum(sizes)[:-1])
+    orders = [np.arange(len(y_NK))]
+    for _ in range(SHUFFLES):
+        order = np.empty_like(by_group)
+        order[by_group] = np.concatenate([members[n] for n in random.permutation(len(members))])
+        orders.append(order)
+    at_once, found = max(1, NUMBERS_AT_ONCE // y_NK.size), list[float]()
+    for start in range(0, len(orders), at_once):
+        some = orders[start : start + at_once]
+        y_NT = np.concatenate([y_NK[order] for order in some], axis=1, dtype=np.float32)
+        total_T = np.zeros(y_NT.shape[1])
+        for fold in np.unique(folds_N).tolist():
+            held_out_N = folds_N == fold
+            learns_N = rows.apart_from(held_out_N)
+            model = Model(SHUFFLED_PENALTY * learns_N.sum()).fit(x_NF[learns_N], y_NT[learns_N])
+            guess_NT = model.predict(x_NF[held_out_N]).reshape(-1, len(total_T))
+            guess_NT, true_NT = (
+                each_NT - each_NT.mean(0) for each_NT in (guess_NT, y_NT[held_out_N])
+            )
+            spread_T = np.sqrt(np.square(guess_NT).sum(0) * np.square(true_NT).sum(0))
+            product_T = (guess_NT * true_NT).sum(0)
+            total_T += held_out_N.sum() * np.divide(
+                product_T, spread_T, out=np.zeros(len(total_T)), where=spread_T > 0
+            )
+        found += total_T.reshape(len(some), -1).sum(1).tolist()
+    as_good = np.array(found) >= found[0] - 1e-9 * abs(found[0])
+    return float(as_good.mean())

@@ -6,16 +6,16 @@ the sha256 of their payload, since other samples may have the same ids.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from featuremill.kit.errors import IntegrityError
 from featuremill.kit.files import sha256_of
-from featuremill.kit.ids import ID_ALONE, IdColumns
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.runs import whole_ids, with_keys
 from featuremill.steps.heads.card import HELD_OUT, Card
 from featuremill.steps.heads.joined import Source
@@ -27,43 +27,39 @@ YES, NO, UNKNOWN = "yes", "no", "unknown"
 COLUMN = "seen_in_training"
 
 
+class Records(Protocol):
+    """Labelled records."""
+
+    @property
+    def ids(self) -> list[str]:
+        """Whole ids; the table has a column of each sample and id."""
+
+    @property
+    def sha256s(self) -> list[str]:
+        """In ascending order."""
+
+
+def write(path: Path, of: Records, columns: Mapping[str, Any], id_columns: IdColumns) -> str:
+    """Write the labelled records to `path`, with further columns; return the file's sha256."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    cells = zip(*map(id_columns.cells, of.ids), strict=True)
+    ids = dict(zip(id_columns.names, map(list, cells), strict=True))
+    table = pa.table({**ids, "sha256": of.sha256s, **columns})
+    pq.write_table(table, path, compression="zstd")
+    return sha256_of(path)
+
+
 class HeldOut(NamedTuple):
     """The labelled records, in the order of their sha256."""
 
     ids: list[str]
-    """Whole ids; the table has a column of each sample and id."""
     sha256s: list[str]
     labels: list[str] | list[float]
     groups: list[str]
     scores_NC: Scores
     """In the order of the card's classes."""
-
-
-def write(
-    path: Path,
-    held_out: HeldOut,
-    classes: Sequence[str],
-    id_columns: IdColumns = ID_ALONE,
-) -> str:
-    """Write `held_out` with scores of `classes` to `path`; return the file's sha256."""
-    return write_columns(path, held_out, [f"score_{name}" for name in classes], id_columns)
-
-
-def write_columns(
-    path: Path, held_out: HeldOut, names: Sequence[str], id_columns: IdColumns
-) -> str:
-    """Write `held_out` to `path`, with scores in columns of these names; return the file's
-    sha256."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    cells = zip(*map(id_columns.cells, held_out.ids), strict=True)
-    columns = dict(zip(id_columns.names, map(list, cells), strict=True))
-    columns["sha256"] = held_out.sha256s
-    columns |= {"label": held_out.labels, "group": held_out.groups}
-    scores = {name: held_out.scores_NC[:, n] for n, name in enumerate(names)}
-    pq.write_table(pa.table({**columns, **scores}), path, compression="zstd")
-    return sha256_of(path)
 
 
 def checked(folder: Path, card: Card) -> Path:

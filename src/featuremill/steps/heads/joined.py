@@ -17,8 +17,7 @@ from featuremill.kit.errors import UserError
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.text import Progress, clipped, counted, listed
 from featuremill.kit.tsv import TsvWriter
-from featuremill.steps.heads.computed import Computed
-from featuremill.steps.heads.virnucpro import FileFeatures
+from featuremill.steps.heads.computed import Vectors
 
 __all__ = ["CHOOSING"]
 NOT_THERE = "it has no such record"
@@ -26,7 +25,7 @@ CHOOSING = "--vectors"
 log = logging.getLogger("featuremill.head")
 
 
-Source = Features | FileFeatures | Computed
+Source = Features | Vectors
 """One vector a record, by id."""
 
 
@@ -144,15 +143,6 @@ class Joined:
                     yield Lacking(id, self._parts[number].name, reason)
                 for others in self._failures[number + 1 :]:
                     others.pop(id, None)
-
-    @property
-    def name(self) -> str:
-        """What people call the features, all of them."""
-        return listed(part.name for part in self._parts)
-
-    def first_id(self) -> str:
-        """Return an id of the first run."""
-        return self._parts[0].ids_of(np.arange(1))[0]
 
     def lacking_in_first(self, id: str, otherwise: str) -> Lacking:
         """Return the report about an id that the first run lacks."""

@@ -1,26 +1,36 @@
-"""The labels of what has features: of records, of contigs and so of their fragments, of samples."""
+"""The labels of what has features: of records, of their residues, of contigs and so of their
+fragments, of samples."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from featuremill.features import Listed
-from featuremill.inputs import labels
+from featuremill import inputs
+from featuremill.features import Listed, Planned
+from featuremill.inputs import labels, source
 from featuremill.inputs.labels import Label
 from featuremill.inputs.samples import SAMPLE
 from featuremill.kit.errors import UserError
 from featuremill.kit.files import sha256_of
 from featuremill.kit.ids import IdColumns
 from featuremill.kit.processes import command_again
-from featuremill.kit.text import listed
+from featuremill.kit.text import clipped, listed
 from featuremill.steps.heads import card
 
+UNLABELLED = -1
+"""The number of a residue without a label."""
+Numbers = npt.NDArray[np.int8]
+MOST_CLASSES = 20
+"""Different numbers that may be names of classes without a word about it."""
 log = logging.getLogger("featuremill.head")
 
 
@@ -169,3 +179,150 @@ def _contigs(translated: Path) -> Iterator[str]:
             last = contig
     for row in untranslated(translated):
         yield row["contig"]
+
+
+def _value_of(text: str) -> float | None:
+    """Return the finite number that `text` is; None if it is none."""
+    with suppress(ValueError):
+        if math.isfinite(value := float(text)):
+            return value
+    return None
+
+
+def refuse_no_numbers(found: Mapping[str, Label], file: str, column: str) -> None:
+    """Raise UserError where a label is no number."""
+    for id, label in found.items():
+        if _value_of(label.name) is None:
+            where = f"{file}:{label.line}" if label.line else file
+            raise UserError(
+                f"{where}: {clipped(label.name)!r}, the label of {clipped(id)!r} in {column!r}, is "
+                "no number; write one, or leave the cell empty where none is known."
+            )
+
+
+def refuse_many_numbers(names: Collection[str], file: str, column: str) -> None:
+    """Raise UserError where labels are so many different numbers that they are hardly classes."""
+    different = {*names}
+    if len(different) > MOST_CLASSES and all(_value_of(name) is not None for name in different):
+        raise UserError(
+            f"{file}: {column!r} has {len(different):,} different numbers, and a classifier takes "
+            "each for the name of a class; to predict the number, give task: regression (--task "
+            "regression), and if they are names, task: classification."
+        )
+
+
+def read_letters(
+    path: Path,
+    column: str,
+    group: str | None,
+    id_column: str,
+    planned: Planned,
+    log: logging.Logger | None = log,
+) -> Labels:
+    """Return the labels in `path` by the ids of the records of `planned`; what is of none stays
+    under its own name. `log` warns of those.
+
+    Raises:
+        UserError: the file has no such labels.
+    """
+    used = card.TableUsed(file=str(path), sha256=sha256_of(path), column=column, group=group)
+    if not inputs.is_table(path):
+        for option, name in (("--column", column), ("--group", group)):
+            if name:
+                raise UserError(
+                    f"{path}: this is FASTA, which has no column {name!r} ({option}); give labels "
+                    "in a table for that."
+                )
+        if planned.id_columns.keys:
+            raise UserError(
+                f"{path}: this is FASTA, which does not say whose a record is; give labels in a "
+                "table with a column sample."
+            )
+        found, num_empty = dict(_letters_in(path)), 0
+        if not found:
+            raise UserError(f"{path}: there is no label in it; give a letter for each residue.")
+    else:
+        if not column:
+            raise UserError(f"{path}: name the column of its labels with --column.")
+        found, num_empty = labels.read(path, column, group, planned.id_columns, id_column)
+    named = labels.NamedRecords(f"record of {planned.name}", planned.id_columns, log)
+    return Labels(labels.by_record(found, path, [planned], named), num_empty, used)
+
+
+def _letters_in(path: Path) -> Iterator[tuple[str, Label]]:
+    """Yield the id and the letters of each record."""
+    lines: dict[str, int] = {}
+    id, letters = "", list[str]()
+    with labels.refusing_damage(path), source.open_text(path, errors="surrogateescape") as text:
+        meter = source.meter_of(text)
+        for number, line in enumerate(text, 1):
+            line = line.rstrip("\r\n").lstrip("\ufeff")
+            if line.startswith(">"):
+                if id:
+                    yield id, Label("".join(letters), id, lines[id])
+                meter.num_open = 0
+                id, letters = (line[1:].split(None, 1) or [""])[0], []
+                if not id:
+                    raise UserError(f"{path}:{number}: this record has no id; give it one.")
+                if id in lines:
+                    raise UserError(
+                        f"{path}:{number}: {clipped(id)!r} has labels in line {lines[id]} already; "
+                        "leave one of them."
+                    )
+                lines[id] = number
+            elif id:
+                letters.append(line)
+            elif line.strip():
+                raise UserError(
+                    f"{path}:{number}: labels of residues are read from FASTA, which begins with "
+                    ">, or from a table (.csv, .tsv, .parquet); give one of these."
+                )
+    if id:
+        yield id, Label("".join(letters), id, lines[id])
+
+
+def letters_of(found: Mapping[str, Label], ids: Sequence[str], mask: str, file: str) -> list[str]:
+    """Return the letters of the labels of `ids`, but for those of the mask.
+
+    Raises:
+        UserError: one of them is no letter.
+    """
+    letters = {letter for id in ids for letter in set(found[id].name)} - {*mask}
+    strange = next((x for x in sorted(letters) if not x.isprintable() or x.isspace()), None)
+    if strange is not None:
+        id = next(id for id in ids if strange in found[id].name)
+        raise UserError(
+            f"{file}:{found[id].line}: the labels of {clipped(id)!r} have {strange!r}; write a "
+            "printable letter for each residue (such as C for what DSSP leaves blank)."
+        )
+    return sorted(letters)
+
+
+def numbers_of(label: str, classes: Sequence[str]) -> Numbers:
+    """Return the number of each residue's class; UNLABELLED for other letters."""
+    codes = np.frombuffer(label.encode("utf-32-le"), np.uint32)
+    known = np.array([ord(letter) for letter in classes], np.uint32)  # ascending
+    place = np.minimum(np.searchsorted(known, codes), len(known) - 1)
+    return np.where(known[place] == codes, place, UNLABELLED).astype(np.int8)
+
+
+def refuse_length(id: str, label: Label, num_residues: int, of: str, file: str) -> None:
+    """Raise UserError where a record has another number of labels than of vectors."""
+    if len(label.name) != num_residues:
+        raise UserError(
+            f"{file}:{label.line}: {clipped(id)!r} has {len(label.name):,} labels, and "
+            f"{num_residues:,} residues with vectors in {of}; write a letter for each residue, or "
+            "let the run compute all of a protein that it cut."
+        )
+
+
+def without_features(
+    found: Mapping[str, Label], file: str, runs: str, first: Sequence[str]
+) -> UserError:
+    """Return the error for labels of which none is of a record with features; `first` has the first
+    id of the run."""
+    theirs = f", the run's first is {clipped(first[0])!r}" if first else ""
+    return UserError(
+        f"{file}: none of its {len(found):,} ids has features in {runs}: its first is "
+        f"{clipped(next(iter(found)))!r}{theirs}; write the ids as the run has them."
+    )

@@ -1,4 +1,4 @@
-"""The forward pass of a head, in NumPy and float64: class scores of features.
+"""The forward pass of a head, in NumPy and float64: class scores of features, calibrated.
 
 The tensors define the network. A logistic regression has `weight` (classes, features) and `bias`; a
 perceptron with one hidden layer has those of VirNucPro's `MLPClassifier`, under its names. With
@@ -11,13 +11,15 @@ on the BLAS.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 Tensors = Mapping[str, npt.NDArray[Any]]
 Matrix = npt.NDArray[Any]
+Scores = npt.NDArray[np.float64]
+LAST_LAYERS = ("", "output_layer.")
 EPSILON = 1e-5
 """The default of BatchNorm (`torch.nn.BatchNorm1d`)."""
 ROWS_AT_ONCE = 4096
@@ -109,3 +111,61 @@ def softmax(logits_NC: Matrix) -> npt.NDArray[np.float64]:
     scores: npt.NDArray[np.float64] = np.exp(logits_NC - logits_NC.max(1, keepdims=True))
     scores /= scores.sum(1, keepdims=True)
     return scores
+
+
+class Calibration(NamedTuple):
+    """Turns logits into calibrated logits, so that scores are probabilities.
+
+    A head that weights classes equally gives scores for equally frequent classes, and its logits
+    may be too large or too small. One scale for all logits and one shift for each class correct
+    both: scores are softmax(scale · logits + shift). For two classes this is Platt scaling; for
+    more, temperature scaling with a bias (Alexandari, Kundaje and Shrikumar 2020).
+    """
+
+    scale: float
+    shift_C: Scores
+    """Shape (C,), with mean 0, since only differences count."""
+
+    def logits(self, logits_NC: Scores) -> Scores:
+        """Return calibrated logits (N, C)."""
+        calibrated: Scores = self.scale * logits_NC + self.shift_C
+        return calibrated
+
+    def built_in(self, tensors: Tensors) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the tensors of a head with the calibration built into its last layer."""
+        layer = next(name for name in LAST_LAYERS if f"{name}bias" in tensors)
+        weight, bias = (tensors[f"{layer}{key}"].astype(np.float64) for key in ("weight", "bias"))
+        last = {f"{layer}weight": self.scale * weight, f"{layer}bias": self.logits(bias)}
+        return {**tensors, **last}
+
+
+def calibration_of(logits_NC: Scores, y_N: npt.NDArray[np.int64]) -> Calibration:
+    """Return the calibration with the least log-loss on these items, whose group the head did not
+    see.
+
+    Targets are Platt's (1999): a little less than 1 and more than 0, so that logits that separate
+    the items get no infinite scale. A scale below 0 would invert the head, so there is none.
+    """
+    from scipy.optimize import minimize
+
+    num, num_classes = logits_NC.shape
+    z_NC = logits_NC - logits_NC.mean(1, keepdims=True)
+    unit = float(z_NC.std()) or 1.0
+    z_NC = z_NC / unit
+    little_C = 1 / (np.bincount(y_N, minlength=num_classes) + num_classes)
+    target_NC = np.repeat(little_C[y_N][:, None], num_classes, 1)
+    target_NC[np.arange(num), y_N] = 1 - (num_classes - 1) * little_C[y_N]
+
+    def loss_and_slope(parameters: Scores) -> tuple[float, Scores]:
+        calibrated_NC = parameters[0] * z_NC + parameters[1:]
+        p_NC = softmax(calibrated_NC)
+        off_NC = p_NC - target_NC
+        slope = np.array([(off_NC * z_NC).sum(), *off_NC.sum(0)]) / num
+        return float(-(target_NC * np.log(np.maximum(p_NC, 1e-300))).sum() / num), slope
+
+    bounds = [(0, None), *[(None, None)] * num_classes]
+    start = np.append(1.0, np.log(target_NC.mean(0)))
+    found = minimize(
+        loss_and_slope, start, jac=True, bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9}
+    ).x
+    return Calibration(float(found[0]) / unit, found[1:] - found[1:].mean())

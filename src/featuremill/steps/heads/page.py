@@ -1,21 +1,24 @@
-"""The page of a head: its figures, confusion matrix and provenance."""
+"""The page of a head: its figures, the surest errors, and what it was made of."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
+import numpy as np
+import numpy.typing as npt
 
+from featuremill.kit.ids import IdColumns
 from featuremill.kit.pages import Figure, categories, drawn, values, write_of
 from featuremill.kit.text import clipped, count, counted, listed, records
 from featuremill.steps.heads import curves, threshold
-from featuremill.steps.heads.card import HELD_OUT, MISSING, Card
-from featuremill.steps.heads.curves import Judged
-from featuremill.steps.heads.figures import OfSample
+from featuremill.steps.heads.card import HELD_OUT, MISSING, PAGE, Card
+from featuremill.steps.heads.figures import FEW_GROUPS
 
-__all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warning_of"]
+__all__ = ["MOST_SAMPLES", "NAMES", "confusion_figure", "warnings_of"]
 TEMPLATE = Path(__file__).parent / "assets" / "head.html"
 NAMES = {
     "accuracy": "accuracy",
@@ -24,45 +27,64 @@ NAMES = {
     "mcc": "MCC",
     "auc": "AUC",
     "brier": "Brier score",
+    "r2": "R²",
+    "spearman": "Spearman correlation",
+    "rmse": "RMSE",
 }
-HIGHER_IS_BETTER = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auc")
-TERMS = (
-    ("accuracy", "the share of records that are predicted as what they are"),
-    (
+HIGHER_IS_BETTER = ("accuracy", "balanced_accuracy", "macro_f1", "mcc", "auc", "r2", "spearman")
+TERMS = {
+    "accuracy": ("accuracy", "the share of records that are predicted as what they are"),
+    "balanced_accuracy": (
         "balanced accuracy",
         "the mean over classes of the share of a class that is predicted: each class counts alike",
     ),
-    ("macro F1", "the mean over classes of F1: a rare class counts as much as a common one"),
-    (
+    "macro_f1": (
+        "macro F1",
+        "the mean over classes of F1: a rare class counts as much as a common one",
+    ),
+    "mcc": (
         "MCC",
         "Matthews' correlation coefficient of predicted and true classes: 1 is right throughout, 0 "
         "is guessing, below 0 is worse",
     ),
-    (
+    "auc": (
         "AUC",
         "the chance that a record of a class has a higher score for it than a record of another "
         "that the same head scored; of more than two classes, the mean",
     ),
-    (
+    "brier": (
         "Brier score",
         "half the sum over classes of the squared difference between a score and 1 for the true "
         "class, 0 for the others; lower is better",
     ),
-    (
-        "guessing",
-        "for accuracy, balanced accuracy, macro F1 and MCC always the most frequent class; for the "
-        "AUC 0.5, which scores have that depend on no feature; for the Brier score the classes' "
-        "frequencies as scores",
+    "r2": ("R²", "the share of the labels' variance that the predictions explain"),
+    "spearman": (
+        "Spearman correlation",
+        "the rank correlation of labels and predictions, within the records of one fold",
     ),
-    (
-        "95 % interval",
-        "of 1,000 draws of as many whole groups, with replacement, all but the lowest and the "
-        "highest 2.5 % lie within; other folds or other data may differ more",
-    ),
+    "rmse": ("RMSE", "the root of the mean squared error, in the unit of the labels"),
+}
+GUESSING = (
+    "guessing",
+    "for accuracy, balanced accuracy, macro F1 and MCC always the most frequent class; for the "
+    "AUC 0.5, which scores have that depend on no feature; for the Brier score the classes' "
+    "frequencies as scores; for numbers the mean of those that a fold learnt from",
+)
+INTERVAL = (
+    "95 % interval",
+    "from 1,000 draws of as many whole groups, with replacement. It is wider for few groups "
+    "(Student's t), and as heads of different folds learn from each other's records",
+)
+SHUFFLED = (
+    "permutation p",
+    "the labels are shuffled 199 times, those of a group together. It is the share of the 200 "
+    "orders, with the true one, in which a ridge regression predicts held-out labels as well as "
+    "in the true one. A small p means that features and labels are related",
 )
 MOST_TEXT = 30
 MOST_SAMPLES = 200
 """Rows of the table of samples."""
+MOST_POINTS = 2000
 ROW_PIXELS = 34
 CELL_PIXELS = (24, 64)
 """The least and the largest side of a cell of the confusion matrix, in pixels."""
@@ -73,58 +95,149 @@ LABEL_PIXELS = {"expr": "windowSize()[0] < 600 ? 110 : 220"}
 """The most of a class's name beside the confusion matrix: a phone has 340 for both."""
 MANY = 8
 """Classes from which on their names stand steeply."""
+log = logging.getLogger("featuremill.head")
 
 
-def write_page(
-    path: Path, name: str, card: Card, judged: Judged, samples: Sequence[OfSample] = ()
-) -> None:
-    """Write the page of the head called `name` to `path`, with the figures of `samples`."""
-    of_classes = curves.curves(card.classes, judged)
-    num_wrong, worst = curves.worst(card.classes, judged)
-    shown = sorted(samples, key=lambda one: one.right / one.records)[:MOST_SAMPLES]
+class Judged(NamedTuple):
+    """Records with a label, and what heads that did not see their group predict."""
+
+    ids: Sequence[str]
+    y_N: npt.NDArray[Any]
+    """The number of each record's class; of a regression, its label."""
+    outputs_NC: npt.NDArray[np.float64]
+    """The scores of the classes; of a regression, the values (N, 1)."""
+    predicted_N: npt.NDArray[np.int64]
+    """The number of each predicted class."""
+    id_columns: IdColumns
+
+
+class OfSample(NamedTuple):
+    """The labelled records of a sample."""
+
+    sample: str
+    records: int
+    right: int
+    """Records with a correct prediction by a head that did not see their group."""
+
+
+def of_samples(judged: Judged) -> list[OfSample]:
+    """Return how many records of each sample that has a name have a correct prediction, in the
+    order of the samples."""
+    owners = [*map(judged.id_columns.owner, judged.ids)]
+    samples, number_N = np.unique(owners, return_inverse=True)
+    is_right = judged.predicted_N == judged.y_N
+    counts = zip(np.bincount(number_N).tolist(), np.bincount(number_N, is_right), strict=True)
+    return [
+        OfSample(sample, num, int(right))
+        for sample, (num, right) in zip(samples.tolist(), counts, strict=True)
+        if sample
+    ]
+
+
+def write_page(path: Path, name: str, card: Card, judged: Judged | None) -> None:
+    """Write the page of the head called `name` to `path`; of residues, nothing is `judged` one by
+    one."""
+    figures, samples = list[Figure](), list[OfSample]()
+    about: dict[str, Any] = {"curves": [], "samples": []}
+    if card.classes:
+        figures.append(_scores(card))
+    if judged and card.classes:
+        of_classes = curves.curves(card.classes, judged.y_N, judged.outputs_NC)
+        figures += [curves.roc(of_classes), curves.precision_recall(of_classes)]
+        num_wrong, worst = curves.worst(card.classes, *judged[:4])
+        samples = of_samples(judged)
+        shown = sorted(samples, key=lambda sample: sample.right / sample.records)[:MOST_SAMPLES]
+        about = {
+            "curves": of_classes,
+            "wrong": curves.told(num_wrong, len(worst), HELD_OUT),
+            "worst": worst,
+            "reliability": _reliability(card),
+            "samples": sorted(shown),
+        }
+    elif judged:
+        figures.append(_numbers(judged.y_N, judged.outputs_NC[:, 0]))
+    if card.classes:
+        num = card.counts["records"] if judged else card.counts["residues"]
+        figures.append(
+            confusion_figure(
+                card.classes,
+                card.confusion,
+                f"{records(num) if judged else f'{count(num)} residues'} are predicted as what "
+                "they are by a head that did not see their group",
+            )
+        )
     write_of(
         path,
         TEMPLATE.read_text("utf-8"),
         verb="head",
         title=name,
         lead=_lead(card) + threshold.said(card),
-        warnings=[warning] if (warning := warning_of(card)) else [],
+        warnings=card.warnings,
         scores=[
-            (
-                NAMES[key],
-                *(f"{number:.3f}" for number in card.scores[key]),
-                f"{card.guesses[key]:.3f}",
-            )
-            for key in card.scores
+            (NAMES[key], *(f"{number:.3f}" for number in each), f"{card.guesses[key]:.3f}")
+            for key, each in card.scores.items()
         ],
-        figures={
-            "scores": _scores(card),
-            "roc": curves.roc(of_classes),
-            "precision-recall": curves.precision_recall(of_classes),
-            "confusion": _confusion(card),
-        },
-        curves=of_classes,
-        wrong=curves.told(num_wrong, len(worst), HELD_OUT),
-        worst=worst,
-        reliability=_reliability(card),
-        setting=_setting(card),
+        figures={figure.name: figure for figure in figures},
         card=card,
-        table=list(zip(card.classes, card.confusion, strict=True)),
-        missing=MISSING,
-        samples=sorted(shown),
+        table=list(zip(card.classes, card.confusion, strict=True)) if card.classes else [],
+        made_of=[*_made_of(card)],
         num_samples=len(samples),
+        **about,
     )
 
 
-def warning_of(card: Card) -> str:
-    """Return a warning to read before predictions are used; "" for none."""
-    if card.is_guessing:
-        _, low, high = card.scores["auc"]
-        place = "holds" if high >= (guess := card.guesses.get("auc", 0.5)) else "is below"
-        return (
-            f"No better than guessing: the 95 % interval of the AUC, {low:.3f}–{high:.3f}, {place} "
-            f"{guess:g}. Do not use its predictions."
+def say(card: Card, output: Path) -> None:
+    """Report the figures of a head, what lacks features, and where the page is."""
+    for key, (value, low, high) in card.scores.items():
+        log.info(
+            "%s %.3f (95 %% interval %.3f to %.3f; guessing %.3f)",
+            NAMES[key],
+            value,
+            low,
+            high,
+            card.guesses[key],
         )
+    log.info("permutation p %.3g", card.permutation_p)
+    if card.threshold:
+        log.info(threshold.said(card).strip())
+    for warning in card.warnings:
+        log.warning(warning)
+    if num_missing := card.counts["missing"]:
+        log.warning(
+            "%s without features in every run: %s lists them.",
+            counted(num_missing, "label is", "labels are"),
+            output / MISSING,
+        )
+    log.info("%s: open it in a browser", output / PAGE)
+
+
+def warnings_of(card: Card) -> Iterator[str]:
+    """Yield the warnings about its predictions."""
+    key, guessing, chance = {
+        "classification": ("auc", "", card.guesses.get("auc", 0.5)),
+        "regression": ("r2", " the mean", 0.0),
+        "per_residue": ("mcc", " the same class", 0.0),
+    }[card.task]
+    _, low, high = card.scores[key]
+    if low <= chance:
+        lies = "holds" if high >= chance else "is below"
+        p = "" if card.permutation_p is None else f"; permutation p {card.permutation_p:.3g}"
+        yield (
+            f"No better than guessing{guessing}: the 95 % interval of the {NAMES[key]}, {low:.3f}–"
+            f"{high:.3f}, {lies} {chance:g}{p}. Do not use its predictions."
+        )
+    elif card.task == "classification" and (warning := _rare_class(card)):
+        yield warning
+    if (num_groups := card.counts.get("groups", FEW_GROUPS)) < FEW_GROUPS:
+        group = card.labels.group if card.labels else None
+        what = f"{num_groups} groups ({group})" if group else records(num_groups)
+        yield (
+            f"The intervals come from {what}, and with fewer than {FEW_GROUPS} they are rough: the "
+            "true figures may lie outside. Label more groups."
+        )
+
+
+def _rare_class(card: Card) -> str:
     (accuracy, least, _), guess = card.scores["accuracy"], card.guesses["accuracy"]
     gain, low, high = card.accuracy_gain or (accuracy - guess, least - guess, 1.0)
     if low > 0 or card.threshold:
@@ -144,21 +257,56 @@ def warning_of(card: Card) -> str:
 
 
 def _lead(card: Card) -> str:
-    what = "Logistic regression" if card.kind == "logistic" else "A network with one hidden layer"
     sizes = " + ".join(count(part.width) for part in card.features)
+    if card.task == "regression":
+        return (
+            f"Ridge regression on {sizes} numbers a record, trained on "
+            f"{records(card.counts['records'])}. Scores are of records whose group the regression "
+            "did not see; guessing is the mean of those it saw."
+        )
+    what = "Logistic regression" if card.kind == "logistic" else "A network with one hidden layer"
+    if card.task == "per_residue":
+        return (
+            f"{what} on {sizes} numbers a residue, classes {listed(card.classes)}, trained on "
+            f"{count(card.counts['residues_learnt'])} residues of "
+            f"{records(card.counts['records'])}. Scores are of all residues of records whose group "
+            "the regression did not see, with intervals over these groups; guessing is the most "
+            "frequent class."
+        )
     return (
-        f"{what} of {sizes} numbers a record, "
-        f"{counted(len(card.classes), 'class', 'classes')}, trained on "
-        f"{records(card.counts['records'])}."
+        f"{what} of {sizes} numbers a record, {counted(len(card.classes), 'class', 'classes')}, "
+        f"trained on {records(card.counts['records'])}."
     )
 
 
-def _setting(card: Card) -> str:
-    """Return the chosen setting, and whether it is the first or the last of all."""
-    ((name, value),) = card.setting.items()
-    first, last = card.setting_bounds
-    place = {first: ", the first", last: ", the last"}.get(value, "")
-    return f"{name} {value:g}{place} of those tried ({first:g} to {last:g})"
+def _made_of(card: Card) -> Iterator[tuple[str, str]]:
+    assert card.labels
+    group = f", groups by {card.labels.group}" if card.labels.group else ""
+    column = f", column {card.labels.column}" if card.labels.column else ""
+    yield "labels", f"{card.labels.file}{column}{group}"
+    yield "SHA-256 of the labels", card.labels.sha256
+    for part in card.features:
+        about = f"{part.run}, {part.column}, {count(part.width)} numbers, recipe {part.recipe}"
+        yield "features", about
+    for name, number in card.counts.items():
+        more = f": {MISSING} lists them" if name == "missing" and number else ""
+        yield name.replace("_", " "), count(number) + more
+    for name, value in card.setting.items():
+        first, last = card.setting_bounds
+        place = {first: ", the first", last: ", the last"}.get(value, "")
+        tried = f"{name} {value:g}{place} of those tried ({first:g} to {last:g})"
+        yield "chosen by inner folds", tried
+    if card.calibration:
+        shifts = listed(f"{shift:+.3f}" for shift in card.calibration.shift)
+        yield (
+            "calibration",
+            f"{card.calibration.scale:.4g} · logits, shifted by {shifts} (in the order of the "
+            "classes); built into the head",
+        )
+    if card.seed is not None:
+        yield "seed", str(card.seed)
+    yield "SHA-256 of the head", card.sha256
+    yield from card.versions.items()
 
 
 def _scores(card: Card) -> Figure:
@@ -176,12 +324,15 @@ def _scores(card: Card) -> Figure:
     group = card.labels.group if card.labels else None
     unseen = f"no record of the same {group}" if group else "not the record"
     told = (
-        f"{row['figure']} {row['value']:.3f} ({_interval(row)}; guessing {row['guess']:.3f})"
+        f"{row['figure']} {row['value']:.3f} ({row['low']:.3f}–{row['high']:.3f}; guessing "
+        f"{row['guess']:.3f})"
         for row in rows
     )
+    p = "" if card.permutation_p is None else f" The permutation p is {card.permutation_p:.3g}."
+    each = "Each residue" if card.task == "per_residue" else "Each record"
     sentence = (
-        f"Each record predicted by a head that saw {unseen}: {listed(told)}; in brackets, "
-        "95 % intervals. The upright line of a row is what guessing gets."
+        f"{each} predicted by a head that saw {unseen}: {listed(told)}; in brackets, 95 % "
+        f"intervals. The upright line of a row is what guessing gets.{p}"
     )
     y = alt.Y("figure:N", title=None, sort=None)
     scale = alt.Scale(domain=[min(0, *(row["low"] for row in rows)), 1])
@@ -198,11 +349,26 @@ def _scores(card: Card) -> Figure:
             x=alt.X("value:Q", scale=scale), tooltip=tooltip
         )
     ).properties(width="container", height=ROW_PIXELS * len(rows))
-    return drawn("scores", "How good it is", sentence, chart, terms=TERMS)
+    terms = (*(TERMS[key] for key in card.scores), GUESSING, INTERVAL, SHUFFLED)
+    return drawn("scores", "How good it is", sentence, chart, terms=terms)
 
 
-def _interval(row: dict[str, Any]) -> str:
-    return f"{row['low']:.3f}–{row['high']:.3f}"
+def _numbers(y_N: npt.NDArray[np.float64], value_N: npt.NDArray[np.float64]) -> Figure:
+    """Return the predicted numbers of held-out records beside their labels."""
+    shown = range(0, len(y_N), -(-len(y_N) // MOST_POINTS))
+    rows = [{"label": float(y_N[n]), "predicted": float(value_N[n])} for n in shown]
+    ends = [{"label": float(end), "predicted": float(end)} for end in (y_N.min(), y_N.max())]
+    sentence = (
+        f"A point is one of {records(len(shown))}, predicted by a regression that did not see its "
+        "group; on the dashed line it is right."
+    )
+    x = alt.X("label:Q", title="label", scale=alt.Scale(zero=False))
+    y = alt.Y("predicted:Q", title="predicted", scale=alt.Scale(zero=False))
+    chart = (
+        alt.Chart(values(ends)).mark_line(style="guide").encode(x=x, y=y)
+        + alt.Chart(values(rows)).mark_circle(opacity=0.5, size=30).encode(x=x, y=y)
+    ).properties(width="container", height=320)
+    return drawn("numbers", "Predicted and true numbers", sentence, chart)
 
 
 def _reliability(card: Card) -> Figure:
@@ -247,15 +413,6 @@ def _reliability(card: Card) -> Figure:
         )
     ).properties(width="container", height=260)
     return drawn("reliability", "Whether scores are probabilities", sentence, chart)
-
-
-def _confusion(card: Card) -> Figure:
-    return confusion_figure(
-        card.classes,
-        card.confusion,
-        f"{records(card.counts['records'])} are predicted as what they are by a head that "
-        "did not see their group",
-    )
 
 
 def confusion_figure(

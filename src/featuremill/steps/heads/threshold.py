@@ -7,6 +7,7 @@ threshold that was chosen without them.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import clipped, listed, records
 from featuremill.steps.heads.card import Card, Threshold
-from featuremill.steps.heads.intervals import bootstrap
+from featuremill.steps.heads.figures import estimates
+from featuremill.steps.heads.fitting import Fitted, Fold, Rows
 
 FEWEST = 5
 """Records that must reach a threshold: the precision of fewer is chance."""
@@ -31,19 +33,6 @@ class Wanted(NamedTuple):
     class_name: str
     of: Literal["precision", "recall"]
     level: float
-
-    def place(self, classes: list[str], where: str) -> int:
-        """Return the number of the class.
-
-        Raises:
-            UserError: there is no such class.
-        """
-        if self.class_name not in classes:
-            raise UserError(
-                f"{where}: no record with features has the label {clipped(self.class_name)!r}, "
-                f"which the threshold is for; name one of {listed(classes)}."
-            )
-        return classes.index(self.class_name)
 
 
 def wanted(class_name: str, precision: float | None, recall: float | None) -> Wanted:
@@ -73,18 +62,6 @@ def choose(score_N: Scores, is_it_N: Flags, asked: Wanted) -> float:
         return float(cut_T[recall_T >= asked.level].max())
     reached = cut_T[precision_T >= asked.level]
     return float(reached.min()) if len(reached) else NEVER
-
-
-def refuse_unreached(score_N: Scores, is_it_N: Flags, asked: Wanted, where: str) -> None:
-    """Raise UserError with the highest precision that is reached."""
-    cut_T, precision_T, _ = _curve(score_N, is_it_N)
-    best = int(precision_T.argmax())
-    raise UserError(
-        f"{where}: no threshold has a precision of {asked.level:g} for "
-        f"{clipped(asked.class_name)!r}: on held-out records the highest is "
-        f"{precision_T[best]:.3f}, of {records(int((score_N >= cut_T[best]).sum()))}; ask for "
-        "less, or label more."
-    )
 
 
 def _curve(score_N: Scores, is_it_N: Flags) -> tuple[Scores, Scores, Scores]:
@@ -119,28 +96,73 @@ def classes_of(card: Card, scores_NC: Scores) -> npt.NDArray[np.int64]:
     return decided(scores_NC, place, card.threshold.score)
 
 
-def measured(
-    asked: Wanted, cut: float, is_called_N: Flags, is_it_N: Flags, groups_N: npt.NDArray[np.str_]
-) -> Threshold:
-    """Return a threshold with what is reached by records whose group its choice did not see."""
+class Cuts:
+    """The thresholds for the class of a user: one for all records, and one for each fold."""
 
-    def precision(i: npt.NDArray[np.intp]) -> float:
-        called = is_called_N[i]
-        return float(is_it_N[i][called].mean()) if called.any() else float("nan")
+    def __init__(
+        self, asked: Wanted, rows: Rows, classes: list[str], fitted: Fitted, where: str
+    ) -> None:
+        """Choose that of the final head.
 
-    def recall(i: npt.NDArray[np.intp]) -> float:
-        of_it = is_it_N[i]
-        return float(is_called_N[i][of_it].mean()) if of_it.any() else float("nan")
+        Raises:
+            UserError: there is no such class, or the precision is not reached.
+        """
+        if asked.class_name not in classes:
+            raise UserError(
+                f"{where}: no record with features has the label {clipped(asked.class_name)!r}, "
+                f"which the threshold is for; name one of {listed(classes)}."
+            )
+        self._asked, self._place = asked, classes.index(asked.class_name)
+        self._is_it_N, self._groups_N = rows.y_N == self._place, rows.groups_N
+        score_N = fitted.held_out_NC[:, self._place]
+        self.cut = choose(score_N, self._is_it_N, asked)
+        if self.cut == NEVER:
+            cut_T, precision_T, _ = _curve(score_N, self._is_it_N)
+            best = int(precision_T.argmax())
+            raise UserError(
+                f"{where}: no threshold has a precision of {asked.level:g} for "
+                f"{clipped(asked.class_name)!r}: on held-out records the highest is "
+                f"{precision_T[best]:.3f}, of {records(int((score_N >= cut_T[best]).sum()))}; ask "
+                "for less, or label more."
+            )
 
-    return Threshold(
-        class_name=asked.class_name,
-        of=asked.of,
-        level=asked.level,
-        score=cut,
-        precision=[*bootstrap(precision, groups_N)] if is_called_N.any() else [],
-        recall=[*bootstrap(recall, groups_N)],
-        share=float(is_it_N.mean()),
-    )
+    def _of_folds(self, folds: Iterable[Fold]) -> Scores:
+        """Return the threshold for each record: chosen by the records that the head of its fold
+        learnt from."""
+        cut_N = np.full(len(self._is_it_N), NEVER)
+        for fold in folds:
+            score_N = fold.fitted.held_out_NC[:, self._place]
+            cut = choose(score_N, self._is_it_N[fold.learns_N], self._asked)
+            cut_N[fold.held_out_N] = cut
+        return cut_N
+
+    def decided(self, scores_NC: Scores, folds: Iterable[Fold]) -> npt.NDArray[np.int64]:
+        """Return the class of each record by the threshold of its fold."""
+        return decided(scores_NC, self._place, self._of_folds(folds))
+
+    def measured(self, scores_NC: Scores, folds: Iterable[Fold]) -> Threshold:
+        """Return the threshold of the head, with what those of the folds reach."""
+        is_it_N = self._is_it_N
+        is_called_N = scores_NC[:, self._place] >= self._of_folds(folds)
+
+        def figures_of(weight_N: Scores) -> dict[str, float]:
+            both = weight_N @ (is_called_N & is_it_N)
+            called, of_it = weight_N @ is_called_N, weight_N @ is_it_N
+            return {
+                "precision": float(both / called) if called else float("nan"),
+                "recall": float(both / of_it) if of_it else float("nan"),
+            }
+
+        found = estimates(figures_of, self._groups_N)
+        return Threshold(
+            class_name=self._asked.class_name,
+            of=self._asked.of,
+            level=self._asked.level,
+            score=self.cut,
+            precision=[*found["precision"]] if is_called_N.any() else [],
+            recall=[*found["recall"]],
+            share=float(is_it_N.mean()),
+        )
 
 
 def said(card: Card) -> str:

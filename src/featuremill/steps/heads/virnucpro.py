@@ -14,24 +14,22 @@ from __future__ import annotations
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from featuremill.features import Failure, Index, Matrix, Rows
+from featuremill.features import Matrix
 from featuremill.kit.errors import UserError
-from featuremill.kit.ids import ID_ALONE
-from featuremill.kit.runs import Settings
 from featuremill.kit.text import Progress, clipped, listed
 from featuremill.kit.workloads import refuse_without_packages
 from featuremill.steps.heads.card import NeedsTorch
+from featuremill.steps.heads.computed import Vectors
 
 __all__ = ["LAYOUTS", "Layout", "refuse_without_torch"]
 WRONG = (ValueError, KeyError, TypeError)
-ROWS_AT_ONCE = 4096
 log = logging.getLogger("featuremill.head")
 
 
@@ -111,43 +109,10 @@ def _read(path: Path) -> Content:
     return Content(layout, ids, vectors)
 
 
-class FileFeatures:
-    """Features in files of one layout, read one after the other as those of a run. Memory holds the
-    ids, a temporary file the vectors: torch takes seconds to read some of these files."""
-
-    recipe: str | None = None
-    """Unknown for VirNucPro's files."""
-    settings: Settings | None = None
-    id_columns = ID_ALONE
-
-    def __init__(self, paths: Sequence[Path], ids: list[str], layout: Layout, vectors: Matrix):
-        self.paths, self._ids, self._vectors = paths, ids, vectors
-        self.column = layout.called
-        self.num_rows, self.width = vectors.shape
-        more = f" and {len(paths) - 1:,} more" if len(paths) > 1 else ""
-        self.name = f"{paths[0]}{more}"
-        Index(self)  # refuses ids that occur twice
-
-    def blocks(self) -> Iterator[tuple[list[str], Matrix]]:
-        for start in range(0, self.num_rows, ROWS_AT_ONCE):
-            rows = slice(start, start + ROWS_AT_ONCE)
-            yield self._ids[rows], self._vectors[rows]
-
-    def ids_of(self, rows: Rows) -> list[str]:
-        return [self._ids[row] for row in rows]
-
-    def take(self, rows: Rows) -> Matrix:
-        return self._vectors[rows]
-
-    def digests(self) -> Iterator[tuple[str, str]]:
-        return iter(())
-
-    def failures(self) -> Iterator[Failure]:
-        return iter(())
-
-
-def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
-    """Return the features in `paths`, those of one layout as one, in the order of their first.
+def open_files(paths: Sequence[Path]) -> dict[Path, Vectors]:
+    """Return the features of each of the `paths`; files of one layout have the same, read one after
+    the other. Memory holds the ids, a temporary file the vectors: torch takes seconds to read some
+    of these files.
 
     Raises:
         UserError: torch is not installed, a file has none of the layouts, or an id occurs twice in
@@ -175,12 +140,10 @@ def open_files(paths: Sequence[Path]) -> list[FileFeatures]:
             ids += its_ids
             num_read += len(its_ids)
             progress.at(num_read)
-        return [
-            FileFeatures(
-                its_paths,
-                ids,
-                layout,
-                np.memmap(file, np.float32, "r", 0, (len(ids), widths[layout])),
-            )
-            for layout, (file, its_paths, ids) in by_layout.items()
-        ]
+        opened: dict[Path, Vectors] = {}
+        for layout, (scratch, its_paths, ids) in by_layout.items():
+            vectors = np.memmap(scratch, np.float32, "r", 0, (len(ids), widths[layout]))
+            more = f" and {len(its_paths) - 1:,} more" if its_paths[1:] else ""
+            features = Vectors(f"{its_paths[0]}{more}", layout.called, ids, vectors)
+            opened |= dict.fromkeys(its_paths, features)
+        return opened

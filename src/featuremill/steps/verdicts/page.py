@@ -18,7 +18,7 @@ from featuremill.kit.pages import Figure, drawn, values, write_of
 from featuremill.kit.processes import command_again
 from featuremill.kit.runs import Accounts, FailedGroup, Results, failed_groups
 from featuremill.kit.text import clipped, count, counted, listed, one_line
-from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warning_of
+from featuremill.steps.heads.page import MOST_SAMPLES, NAMES, confusion_figure, warnings_of
 from featuremill.steps.verdicts.choices import RULES
 from featuremill.steps.verdicts.contigs import STATUSES, Counts
 from featuremill.steps.verdicts.predictions import Scored
@@ -221,8 +221,8 @@ def _warnings(counts: Counts, about: About) -> list[str]:
         )
     if about.trained:
         known = about.trained.card
-        if known.scores and (told := warning_of(known)):
-            found.append(told)
+        if known.scores:
+            found += warnings_of(known)
         if known.calibration is None:
             found.append("The scores of this head are not calibrated: they are no probabilities.")
     return found

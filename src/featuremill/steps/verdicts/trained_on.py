@@ -11,7 +11,7 @@ import numpy as np
 from featuremill.kit.errors import UserError
 from featuremill.kit.text import listed
 from featuremill.steps.heads import card, figures, held_out
-from featuremill.steps.heads.intervals import Estimate, bootstrap
+from featuremill.steps.heads.figures import Estimate, estimates
 from featuremill.steps.translate.folder import fragments
 
 
@@ -73,8 +73,9 @@ def judged(pairs: list[tuple[Label, int]], num_classes: int) -> Judged | None:
         return None
     true_N = np.array([label.number for label, _ in pairs])
     verdict_N = np.array([verdict for _, verdict in pairs])
-    accuracy = bootstrap(
-        lambda i: figures.accuracy(verdict_N[i], true_N[i]),
+    is_right_N = verdict_N == true_N
+    found = estimates(
+        lambda weight_N: {"accuracy": float(np.average(is_right_N, weights=weight_N))},
         np.array([label.group for label, _ in pairs]),
     )
-    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), accuracy)
+    return Judged(figures.confusion(verdict_N, true_N, num_classes).tolist(), found["accuracy"])

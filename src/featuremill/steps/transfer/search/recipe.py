@@ -21,7 +21,7 @@ from featuremill.features.table import Matrix
 from featuremill.kit.arrays import matrix
 from featuremill.kit.devices import Device, DeviceChoice, devices_for, with_processors
 from featuremill.kit.errors import UserError, error_text, is_out_of_memory
-from featuremill.kit.runs import Results, Settings, working_folder
+from featuremill.kit.runs import Results, Settings
 from featuremill.kit.workloads import (
     ENGINE_VERSION,
     Record,
@@ -167,14 +167,13 @@ class Recipe:
         name = self._settings.workload
         model = model_told(self._settings)
         file = Path((self._plan.weights if self._plan else None) or json_of_weights(model, name))
-        places = [*named] or [file]
-        if self._origin.run and not named:  # as in the workflow: beside results/
-            places.append(working_folder(self._origin.run.root) / file)
+        run = self._origin.run
+        places = [*named] or [run.placed(str(file)) if run else file]
         there = [place for place in places if place.is_file()]
         if not there:
             raise UserError(
-                f"{places[0]}: the weights that {self._name} was computed with are not here, and "
-                "new sequences need them; "
+                f"{[*named, file][0]}: the weights that {self._name} was computed with are not "
+                "here, and new sequences need them; "
                 f"{_conversion(model, name)} converts them, and --weights FILE names "
                 f"them.{self._origin.otherwise}"
             )
