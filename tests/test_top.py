@@ -551,7 +551,7 @@ def test_top_of_three_devices_on_a_terminal(tmp_path, environment, gpu_node):
     ]
     assert shares == sorted(shares) and len(set(shares)) > 10
     heads = [re.escape(gpu_name.gpu(uuid, number)) for number, uuid in enumerate(node.uuids)]
-    row = r"^{} Simulated.* [0-9a-f]{{8}} +\d+ % +9\d % .* 6\d "
+    row = r"^{} Simulated.* [0-9a-f]{{8}} +\d+/\d+ +9\d % .* 6\d "
     rows = [[re.search(row.format(head), s, re.M) for head in heads] for s in screens]
     fullest = max(screens, key=lambda screen: screen.count(" Simulated "))
     assert any(all(found) for found in rows), fullest  # all three at work at once
