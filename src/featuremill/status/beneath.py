@@ -146,7 +146,10 @@ class _Picture(_Lines):
             if self._lines in ready:
                 if not (content := os.read(self._lines, MOST_BYTES)):
                     break
-                self._take(content)
+                try:
+                    self._take(content)
+                except Exception:  # the run, which waits at a full pipe, goes on without a picture
+                    self._write(content)
             elif is_over:
                 break
             else:
