@@ -35,6 +35,7 @@ ALONE_REHEARSED = (["tests/test_troubleshooting.py"], "not gpu and not slow", "p
 MORE_NEEDS = {
     "tests/test_llm_json.py": ("hypothesis", "jinja2", "llguidance", "pandas", "snakemake"),
     "tests/test_on_a_gpu.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
+    "tests/test_spread.py": ("anndata", "h5py", "llguidance", "pandas", "scipy", "snakemake"),
     "tests/test_pac.py": ("mne", "pandas", "scipy", "snakemake"),
 }
 """Modules that are not brought (bench/needs.py) and that a file of tests needs besides: where one

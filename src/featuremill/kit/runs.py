@@ -9,7 +9,6 @@ from featuremill.store.parts import read_shard
 from featuremill.store.plan import Settings
 from featuremill.store.records import read_records, whole_ids, with_keys, with_whole_ids
 from featuremill.store.results import Results
-from featuremill.store.run_lock import working_folder
 
 __all__ = [
     "Accounts",
@@ -25,5 +24,4 @@ __all__ = [
     "whole_ids",
     "with_keys",
     "with_whole_ids",
-    "working_folder",
 ]

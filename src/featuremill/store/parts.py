@@ -16,7 +16,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from featuremill.base.arrays import Digests, digests
 from featuremill.base.errors import IntegrityError, UserError
@@ -260,6 +259,8 @@ def failed_rows(path: Path) -> tuple[npt.NDArray[np.int64], list[str]]:
     Raises:
         pa.ArrowInvalid: when its bytes are no part.
     """
+    import pyarrow.compute as pc  # here: a worker reads its shard, and starts faster without
+
     sha256, reasons = read_columns(path)
     failed = np.array(pc.indices_nonzero(reasons.is_valid()).to_pylist(), np.int64)
     rows = np.searchsorted(np.sort(sha256), sha256[failed])
