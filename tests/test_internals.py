@@ -31,6 +31,7 @@ NOTHING = {
     "replace_executor": ("none", None),
     "answer_sigterm": (),
     "guard_outputs": (object(), None, None, None),
+    "compare_times_of": ([None],),
 }
 """What each is called with in which it finds nothing; the others are given an object."""
 QUIET = {"filter_screen", "locks_on", "answer_sigterm", "job_error"}

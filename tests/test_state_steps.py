@@ -1,19 +1,25 @@
 """Each step that cuts, learns, judges or draws is done only as long as it is what the config and
 the files ask for now."""
 
+import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
+from conftest import ROOT
 from programs import Desk, fasta, random_records
 from test_contigs import contigs
 from test_state import VECTORS, copied, edited, files_made, keys_of, look, unnoticed
 
 from featuremill.config import runs
+from featuremill.flow import internals, preflight
+from featuremill.flow.context import Flow, validated
+from featuremill.flow.preflight import was_made_older as made_older
 from featuremill.status.project import ProjectReader
 from featuremill.step.finding import step_of
-from featuremill.steps.autoencoders import Autoencoder
+from featuremill.steps.autoencoders import DELIVERED, Autoencoder
 
 FEATURES = {"workload": "composition", "device": "cpu", "outputs": "parquet"}
 HEAD = {"labels": "kinds.csv", "column": "kind", "of": "proteins", **VECTORS}
@@ -239,6 +245,70 @@ def test_inputs_that_are_put_away_once_all_is_done_make_nothing_again(desk):
     assert look()[0] == 0
     said = desk.type("featuremill", "run", "my.yaml", "-c", "2", "-n").text
     assert "Nothing to be done" in said
+
+
+def test_all_files_of_a_result_are_made_again_but_for_damage(desk, monkeypatch):
+    """A training and its report are two jobs."""
+    monkeypatch.setattr(internals, "compare_times_of", lambda _: True)
+    write(**of_step("autoencoders", "s", k=3))
+    with Path("results/my/heads/h/head.html").open("a") as page:
+        page.write("mine")
+    workflow = SimpleNamespace(
+        is_main_process=True,
+        modifier=SimpleNamespace(is_main_snakefile=lambda: True),
+        output_settings=SimpleNamespace(dryrun=False),
+    )
+    flow = Flow(workflow, validated(yaml.safe_load(Path("my.yaml").read_text()), workflow), None)
+    preflight.make_steps_older(workflow, flow._whole)
+    older = {file for made in flow.made for file in made.files if made_older(Path(file))}
+    of_training = [f"results/my/autoencoders/s/{file}" for file in DELIVERED]
+    assert older == {*of_training, "results/my/heads/h/head.html"}
+    flow.look_at_steps()
+    noted = Path("results/my/.state/autoencoders.s.json")
+    before = noted.read_bytes()
+    for file in of_training[:3]:  # as after a training whose report was interrupted
+        os.utime(file)
+    flow.note_steps()
+    assert noted.read_bytes() == before and stands()["autoencoders.s"] == "older"
+    for file in of_training:
+        os.utime(file)
+    flow.note_steps()
+    assert noted.read_bytes() != before and stands()["autoencoders.s"] == "yes"
+
+
+def damage():
+    """Change two tables and the tensors of an autoencoder, as a person may."""
+    for name in ("transfer/t.tsv", "predictions/h.tsv", "autoencoders/s/sae_weights.safetensors"):
+        with Path("results/my", name).open("ab") as file:
+            file.write(b"mine")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", ["snakemake", "without_internals"])
+def test_what_was_damaged_is_made_again_whatever_snakemake_has_recorded(desk, program):
+    damage()
+    words = ("--snakefile", ROOT / "Snakefile", "--configfile", "my.yaml", "--cores", "2")
+    names = ["compare_times_of"] * (program == "without_internals")
+    desk.type(program, *names, *words)
+    assert look()[0] == 0
+    kept = {path.name for path in Path("results/my").rglob("*.yours-1.*")}
+    assert kept == {"t.yours-1.tsv", "h.yours-1.tsv", "sae_weights.yours-1.safetensors"}
+
+
+@pytest.mark.slow
+def test_an_older_manifest_trains_an_autoencoder_again(desk):
+    shutil.copytree("results/known", COPY)
+    write(**of_step("autoencoders", "s", of=COPY))
+    desk.type("featuremill", "run", "my.yaml", "-c", "2")
+    weights = Path("results/my/autoencoders/s/sae_weights.safetensors")
+    before = weights.stat().st_ino
+    manifest = Path(COPY, "manifest.json")
+    edited(manifest, "older")
+    manifest.write_bytes(Path("results/known/manifest.json").read_bytes() + b"\n")
+    os.utime(manifest, (1_500_000_000, 1_500_000_000))
+    assert look()[0] == 1
+    desk.type("featuremill", "run", "my.yaml", "-c", "2")
+    assert weights.stat().st_ino != before and look()[0] == 0
 
 
 @pytest.mark.slow

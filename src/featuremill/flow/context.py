@@ -401,7 +401,8 @@ class Flow:
     def note_steps(self) -> None:
         """Write down of what those files of steps were made that jobs of this process made."""
         for made in self.made:
-            if not made.missing() and _looks(made) != self._looks[made.label]:
+            is_other = not made.missing() and _looks(made) != self._looks[made.label]
+            if is_other and not any(map(preflight.was_made_older, map(Path, made.files))):
                 with contextlib.suppress(OSError):  # of a full disk: then its times decide
                     made.note(is_new=True)
 

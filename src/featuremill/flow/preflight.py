@@ -251,11 +251,10 @@ def make_steps_older(workflow: Any, project: ProjectConfig) -> None:
         if made.missing():
             continue
         changes, others = made.differences()
-        last = Path(made.files[-1])
-        if changes and not others:
-            make_older_for(workflow, made.label, last, changes)
-        elif others:  # newer ones, too: no rule may name them
-            make_older_for(workflow, made.label, last, others=others)
+        if changes or others:  # newer ones, too: no rule may name them
+            is_damage_alone = not changes and {*others} <= {*made.files}
+            files = others if is_damage_alone else made.files
+            make_older_for(workflow, made.label, files, () if others else changes, others)
         elif not (made.noted() or internals.is_dry(workflow)):
             with contextlib.suppress(OSError):
                 made.note(is_new=False)
@@ -269,28 +268,40 @@ def forget_what_is_of_another_config(workflow: Any, run: Run) -> None:
     planned, merged = asked.planned(run, folder.root), asked.merged(run, folder.root)
     for made, more in ((planned, changes), (merged, [])):
         if every := [*more, *made.differences().changes]:
-            make_older_for(workflow, made.label, Path(made.files[-1]), every)
+            make_older_for(workflow, made.label, made.files, every)
             return
 
 
 def make_older_for(
     workflow: Any,
     label: str,
-    file: Path,
+    files: Sequence[str],
     changes: Sequence[Change] = (),
     others: Sequence[str] = (),
 ) -> None:
-    """Have Snakemake see that `label` is of another config, or of other files: what was typed by
-    hand it has no record of."""
+    """Have Snakemake see that the `files` of `label` are of another config, or of other files: it
+    has no record of what was typed by hand, and none of files that no rule names."""
     is_dry = internals.is_dry(workflow)
     if is_dry and changes:
         log.warning(f"{label}: the config has changed ({told(changes)}): a run makes it again.")
     elif others:
         again = "A run makes it again." if is_dry else "This is made again."
         log.warning(f"{label}: {listed(others)} changed since this was made. {again}")
-    if not is_dry:
-        with refusing():
-            os.utime(file, BEFORE_ALL)
+    if is_dry:
+        return
+    paths = [*map(Path, files)]
+    with refusing():
+        has_times_compared = internals.compare_times_of(paths)
+        for path in paths:
+            if has_times_compared:
+                os.utime(path, BEFORE_ALL)
+            else:
+                ours.vacate(path)
+
+
+def was_made_older(path: Path) -> bool:
+    """Return whether `path` was made older, and no job has made it again since."""
+    return path.stat().st_mtime == BEFORE_ALL[1]
 
 
 def say_what_is_computed_again(workflow: Any, run: Run) -> None:

@@ -188,9 +188,13 @@ class Made(NamedTuple):
 
     def noted(self) -> State | None:
         """Return the file `state`; None unless it is about the files as they are."""
+        found = self._last_noted()
+        return found if found and found.is_of(self.files, Path(self.state).parent) else None
+
+    def _last_noted(self) -> State | None:
+        """Return the file `state`, be it about the files as they are or not; None without one."""
         path = Path(self.state)
-        found = State.find(path) if self.state and path.is_file() else None
-        return found if found and found.is_of(self.files, path.parent) else None
+        return State.find(path) if self.state and path.is_file() else None
 
     def note(self, is_new: bool) -> None:
         """Write the file `state`: of files that are `new`, what the config asks for; of others,
@@ -204,9 +208,12 @@ class Made(NamedTuple):
         another one than what the files were made of. Without all files there is none."""
         if self.missing():
             return Differences()
-        known, changed = self.noted(), list[str]()
+        known = self.noted()
+        changed = [] if known else state.damaged(self.files)
+        if changed:  # of what, stands in the file as before
+            known = self._last_noted()
         if known is None:
-            card, changed = self.card(), state.damaged(self.files)
+            card = self.card()
             made_of = card.made_of or dict.fromkeys(self.made_of, Seen(sha256=""))
             finished = Path(self.files[-1]).stat().st_mtime
             known = card.model_copy(update={"made_of": made_of, "finished": finished})
@@ -215,8 +222,8 @@ class Made(NamedTuple):
             for key, value in self.asked.items()
             if key in known.asked and known.asked[key] != value
         ]
-        others = changed or known.others(self.made_of, Path(self.state).parent, at)
-        return Differences(changes, others)
+        others = known.others(self.made_of, Path(self.state).parent, at)
+        return Differences(changes, [*dict.fromkeys([*changed, *others])])
 
 
 class Command(NamedTuple):
