@@ -147,7 +147,7 @@ def over(
             if any(device_of.setdefault(one, device) != device for one in layer.parameters()):
                 raise UserError(
                     "gpus_per_job: layers of this network share weights, so they cannot be on two "
-                    "GPUs; set gpus_per_job: 1."
+                    "devices; set gpus_per_job: 1, and leave gpu_layers out."
                 )
             layer.to(device)
         _bring_inputs(held[numbers.start : numbers.stop], device, copies)
@@ -167,7 +167,7 @@ def _layers(network: nn.Module, number: int) -> nn.ModuleList:
     if not fitting:
         raise UserError(
             f"gpus_per_job: a {type(network).__name__} has no list of its {number} layers, which "
-            "several GPUs need; set gpus_per_job: 1."
+            "several devices need; set gpus_per_job: 1, and leave gpu_layers out."
         )
     return max(fitting, key=_num_bytes)
 
