@@ -52,7 +52,7 @@ from featuremill.workload.recipe import refuse_other_versions, versions
 
 PIECE_BYTES = 2**30
 MOST_OF_MEMORY = 0.5
-"""Of what is free. The first pages of a larger file might be gone before they are used."""
+"""Share of the free memory. The first pages of a larger file might be gone before they are used."""
 
 
 def start(workload: Workload, devices: Sequence[Device]) -> None:

@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
     path: str
     line: int
-    """Of the first header, with which the text begins."""
+    """Line of the first header, at the beginning of the text."""
     text: str
     num_records: int
     is_first: bool

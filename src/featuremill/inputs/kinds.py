@@ -21,7 +21,7 @@ class Taken(NamedTuple):
     places: Sequence[int]
     """The columns that are wanted, from 0; the first of them holds the ids."""
     num_texts: int
-    """So many of them are wanted as text, whatever they hold."""
+    """Number of columns that are read as text."""
     of_row: Callable[[Sequence[Any], str, int], Record]
     """Makes the record of the values at `places`, a source and a line."""
     described: str
@@ -85,7 +85,7 @@ class Rows(NamedTuple):
 
     id_column: str = ""
     columns: Mapping[str, type] | Sequence[str] | None = None
-    """Those of the payload, with the types that their cells have; None: all but the id's."""
+    """Columns of the payload, with the types of their cells; None for all but that of the ids."""
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
         """Return what becomes of the rows of the table `path`, whose columns have these names."""

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     """The number of its sample, from 0, in the order of names."""
     file: str
     line: int
-    """Of the sheet."""
+    """Line in the sheet."""
 
 
 class Sheet(NamedTuple):

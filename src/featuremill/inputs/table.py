@@ -136,7 +136,7 @@ class _Lines(Iterator[Line]):
         self._ahead: deque[Line] = deque()
         """Lines that were read and put back."""
         self._open = 0
-        """Of a TSV table the line where a mark opened a cell, as long as it could continue."""
+        """Line of a TSV table where a mark opened a cell that may continue; 0 without one."""
         self._is_sure: bool | None = None
         """Whether the file is known to quote cells."""
 

@@ -163,7 +163,7 @@ class Holders(NamedTuple):
     """Which rows of old shards hold records of a bucket; in the order of the shards."""
 
     position: Integers
-    """Of the distinct record in the bucket."""
+    """Position of the distinct record in the bucket."""
     keys: npt.NDArray[np.void]
 
 

@@ -19,18 +19,18 @@ from featuremill.base.this_process import num_cores
 from featuremill.base.words import counted, human_bytes, plain_duration
 from featuremill.lease import Request, count_slots
 from featuremill.plan.needs import residues_of
-from featuremill.plan.speeds import Asked, Speed, find_first
+from featuremill.plan.speeds import JobSpec, Speed, find_first
 from featuremill.store.disk_space import stored_bytes
 from featuremill.store.plan import SHARDS_A_SLOT, Settings
 from featuremill.workload import find_workload, optional
 
 USUAL_SECONDS = 300.0
-"""Of computing a shard: start-up is a few per cent of it, and people see their run move."""
+"""Seconds to compute a shard: start-up is a few per cent of it, and progress is visible."""
 LEAST_SECONDS = 30.0
 MOST_STARTUP = 0.1
 """Share of a job's time."""
 MOST_SHARDS = 2_000
-"""Snakemake looks at every job that is ready whenever one ends (docs/performance.md)."""
+"""Snakemake looks at every job that is ready whenever one ends (bench/figures.md)."""
 MOST_RECORDS = 1_000_000
 """A worker lists them: digests, costs, an order."""
 MOST_PAYLOAD_BYTES = 2**28
@@ -40,8 +40,7 @@ MOST_PART_BYTES = 2**35
 """Parts are written and read as streams, so memory sets no limit. But a job that goes on hashes
 what is there, a damaged part is computed again as a whole, and people copy and move such files."""
 UNKNOWN_COST = 2_000_000
-"""Of a shard where nothing is known of the speed: as many residues are some minutes of a CPU, and
-no more of anything else."""
+"""Cost of a shard at an unknown speed: as many residues take a CPU some minutes."""
 USUAL_CARD = "NVIDIA A100-SXM4-80GB"
 """Stands in for a GPU that nobody named, or that the table lacks: by a slower one, a fast card
 would start up for most of its time."""
@@ -52,7 +51,7 @@ class Work(NamedTuple):
     records: int
     payload_bytes: int
     part_bytes: int
-    """Of all its values, as parts hold them."""
+    """Bytes of all values, as in parts."""
 
 
 def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit: str) -> Work:
@@ -64,13 +63,13 @@ def work_of(cost: int, records: int, payload_bytes: int, values: pa.Schema, unit
 class Choice(NamedTuple):
     num_shards: int
     cost: int
-    """Of a shard: by this plan's `cuts` makes `num_shards`."""
+    """Cost of a shard, with which plan's `cuts` makes `num_shards`."""
     why: str
     """Not more and not fewer, in words."""
     speed: Speed | None
     """By which it was chosen."""
     seconds: float
-    """Of computing a shard; 0 without a speed."""
+    """Seconds to compute a shard; 0 without a speed."""
 
     @property
     def startup_seconds(self) -> float:
@@ -166,7 +165,7 @@ class Cut(NamedTuple):
     """How large new shards are."""
 
     cost: float
-    """Of a shard, on average."""
+    """Mean cost of a shard."""
     why: str
     """A sentence; empty where the config says how large."""
 
@@ -189,7 +188,7 @@ class Sizing(NamedTuple):
     unit: str
     device: Device
     gpus: int
-    """That hold one model."""
+    """Number of GPUs that hold one model."""
 
     def cut(self, cost: int, records: int, payload_bytes: int) -> Cut:
         if not cost:
@@ -240,11 +239,11 @@ class Sizing(NamedTuple):
     def _speed(self, mean_cost: float) -> Speed | None:
         """Return the best that is known of the speed of a job; None for nothing."""
         # How many cores a job gets is the workflow's to say: what jobs had before tells most.
-        askeds = [Asked(self.settings, self.device.name, is_gpu=False)]
+        specs = [JobSpec(self.settings, self.device.name, is_gpu=False)]
         if self.device.kind == "cuda":
             # Where jobs go elsewhere, a profile may say to which cards (flow/jobs.py).
             here = self.device.name if self.device.uuid else ""
             names = dict.fromkeys((environment.GPU_MODEL.value() or here, ""))
-            askeds = [Asked(self.settings, name, True, self.gpus) for name in names]
+            specs = [JobSpec(self.settings, name, True, self.gpus) for name in names]
         weights, cores = self.weights, num_cores()
-        return find_first(askeds, self.results, weights, mean_cost, USUAL_CARD, cores)
+        return find_first(specs, self.results, weights, mean_cost, USUAL_CARD, cores)

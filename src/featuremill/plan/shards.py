@@ -52,7 +52,7 @@ class Work(NamedTuple):
     folder: Results
     spools: list[Path]
     buckets: list[int]
-    """Those that hold anything."""
+    """Buckets with records."""
     own: Own
     locations: Path
     """A file of `LOCATION`s, one a record: shards are numbered old ones first, then the parts of
@@ -94,7 +94,7 @@ class Used(NamedTuple):
     cost: int
     records: int
     shards: int
-    """That are asked for anything."""
+    """Number of shards with wanted records."""
 
 
 class Cutter:

@@ -79,7 +79,7 @@ class Chunk(NamedTuple):
     lengths: tuple[int, ...]
     """In the workload's unit: what a record says itself, else the bytes of its payload."""
     owners: tuple[int, ...]
-    """Whose each is: its number in the sheet of samples; 0 without one."""
+    """Number of the sample of each record in the sheet; 0 without one."""
     sizes: tuple[int, ...]
     """What each one takes of `CHUNK_BYTES`."""
 
@@ -113,12 +113,12 @@ class Tally:
 
     records: int = 0
     total_length: int = 0
-    """Of the good ones, in the workload's unit."""
+    """Length of the good records, in the workload's unit."""
     longest: int = 0
     costliest: int = 0
     """The highest cost of one."""
     total_bytes: int = 0
-    """Of the good ones' payloads."""
+    """Bytes of the payloads of the good records."""
     refusals: Counter[str] = field(default_factory=Counter)
     """Records by the head of the reason they were refused for."""
     notes: Counter[str] = field(default_factory=Counter)

@@ -43,7 +43,7 @@ from featuremill.store.shared_index import (
 from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("first", "<u8"), ("part", "<i4"), ("row", "<i4")])
-"""Of a payload that a store has: its position in its bucket, the first eight bytes of its sha256,
+"""A payload that a store has: its position in its bucket, the first eight bytes of its sha256,
 and its part and row."""
 ROWS_AT_ONCE = 2_000_000
 """About how many rows of parts are compared with an index at once."""

@@ -36,7 +36,7 @@ OptionFile = Annotated[str, Field(min_length=1), PathOption(is_folder=False)]
 """Type of an option that names a file, such as a vocabulary. Its content is part of the recipe, its
 path is not. Write `OptionFile | None` for an optional file. Read it in `load`."""
 OptionFolder = Annotated[str, Field(min_length=1), PathOption(is_folder=True)]
-"""The same for a folder; files and folders in it whose names begin with a dot do not count."""
+"""A folder like `OptionFile`; files and folders in it whose names begin with a dot do not count."""
 OptionWeights = Annotated[str, Field(min_length=1), PathOption(False, is_weights=True)]
 """Type of the option whose path `weights` returns, for weights that are not converted."""
 
