@@ -117,7 +117,7 @@ def test_a_workload_without_a_gpu_gets_none(monkeypatch):
 def test_conda_environments_are_the_workloads_where_they_are_needed():
     def environments(workload, *outputs):
         run = SimpleNamespace(workload=workload, outputs=outputs, module=find_workload(workload))
-        flow = SimpleNamespace(job=run)
+        flow = SimpleNamespace(asked=run)
         verbs = ("weights", "plan", "extract", "merge", "report")
         return [Path(RunOfRules.environment(flow, verb)).name for verb in verbs]
 
@@ -128,8 +128,8 @@ def test_conda_environments_are_the_workloads_where_they_are_needed():
 
 
 def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbered, monkeypatch):
-    job = {"inputs": "in.fa", "workload": "numbered", "options": {"number": "n"}}
-    config = validate(job)
+    asked = {"inputs": "in.fa", "workload": "numbered", "options": {"number": "n"}}
+    config = validate(asked)
     monkeypatch.setattr(internals, "makes_conda_environments", lambda workflow: True)
     monkeypatch.setattr(internals, "is_imported", lambda workflow: False)
     with pytest.raises(
@@ -138,7 +138,7 @@ def test_a_plug_ins_environment_is_everywhere_and_one_without_is_refused(numbere
         preflight.refuse_without_packages(None, config)
     monkeypatch.setattr(numbered, "ENVIRONMENT", Path("/its/own.yaml"), raising=False)
     preflight.refuse_without_packages(None, config)
-    flow = SimpleNamespace(job=config)
+    flow = SimpleNamespace(asked=config)
     assert {RunOfRules.environment(flow, verb) for verb in ("plan", "extract", "report")} == {
         "/its/own.yaml"
     }
