@@ -46,15 +46,15 @@ def last_error(path: Path) -> str:
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    found: list[str] = []
+    messages: list[str] = []
     is_same = False
     for level, message in (match.groups() for match in map(LINE.match, lines) if match):
         if message.startswith(BEGIN):
-            found = []
+            messages = []
         if level == "ERROR":
-            found = [*found, message] if is_same else [message]
+            messages = [*messages, message] if is_same else [message]
         is_same = level == "ERROR"
-    return " ".join(found)
+    return " ".join(messages)
 
 
 def is_log(path: Path, first: re.Pattern[str] = FIRST) -> bool:
@@ -72,7 +72,7 @@ def keeps_details() -> bool:
     return any(handler.level <= logging.DEBUG for handler in handlers)
 
 
-def place() -> str:
+def log_or_screen() -> str:
     """Return what to call the place where details stand: a log file, or the screen."""
     handlers = logging.getLogger("featuremill").handlers
     has_file = any(isinstance(handler, _LogFile) for handler in handlers)

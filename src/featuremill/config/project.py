@@ -58,7 +58,7 @@ class ProjectConfig(NamedTuple):
     inputs: tuple[str, ...]
     """The files with its records; of a sheet of samples, the sheet alone."""
     runs: Mapping[str, Run]
-    """By what each is called below results/: <run>, or <run>/<name> of each set of several."""
+    """The runs by their folder below results/: <run>, or <run>/<name> for each set of several."""
     sections: Mapping[str, Any]
     """What the config asks of steps, by their keys."""
     samples: str = ""
@@ -87,12 +87,12 @@ class ProjectConfig(NamedTuple):
         return step.Project(self.name, self.inputs, folders, self.sections, samples=self.samples)
 
     @property
-    def made(self) -> list[step.Made]:
+    def products(self) -> list[step.Made]:
         """What the steps make, first that which features are computed of."""
-        return [*chain.from_iterable(self.made_around)]
+        return [*chain.from_iterable(self.products_around)]
 
     @property
-    def made_around(self) -> tuple[list[step.Made], list[step.Made]]:
+    def products_around(self) -> tuple[list[step.Made], list[step.Made]]:
         """What they make before features, and what they make of them."""
         before, after = list[step.Made](), list[step.Made]()
         makers = _makers(self.sections)
@@ -171,7 +171,7 @@ def _sentences(
 ) -> Iterator[str]:
     for inside, sentence in problems:
         where = (key, *inside)
-        yield f"{project.origin.of(*where)}: {'.'.join(where)}: {sentence}"
+        yield f"{project.origin.at(*where)}: {'.'.join(where)}: {sentence}"
 
 
 def _with_runs(
@@ -212,16 +212,16 @@ def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any
     whole = configs.checked(Several, checked, (), _elsewhere, origin, finding.known())
     _refuse_path(whole.run, origin)
     records = {key: getattr(whole, key) for key in ("inputs", "samples", "store", "results")}
-    found: list[tuple[Mapping[str, Any], Origin]] = []
+    configs_of_sets: list[tuple[Mapping[str, Any], Origin]] = []
     for name, keys in sets.items():
         of_set = f"{origin.source}: {FEATURES}.{name}"
         where = Origin(of_set, dict(_inside(origin.places, name)))
         for key in records.keys() & keys.keys():
             raise UserError(
-                f"{where.of(key)}: {key}: it belongs to the top level, outside '{FEATURES}:'."
+                f"{where.at(key)}: {key}: it belongs to the top level, outside '{FEATURES}:'."
             )
-        found.append(({"run": f"{whole.run}/{name}", **records, **keys}, where))
-    return found
+        configs_of_sets.append(({"run": f"{whole.run}/{name}", **records, **keys}, where))
+    return configs_of_sets
 
 
 def _makers(sections: Mapping[str, Any]) -> dict[str, MakesRecords]:
@@ -245,7 +245,7 @@ def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:
         raise UserError(
-            f"{run.origin.of(OF)}: of: there are no records {kind!r}; there are {listed(files)}."
+            f"{run.origin.at(OF)}: of: there are no records {kind!r}; there are {listed(files)}."
         )
     return files[str(kind)]
 
@@ -256,9 +256,9 @@ def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
     themselves."""
     for_steps = project.for_steps
     now = {
-        file: made
+        file: file_now
         for key, maker in _makers(project.sections).items()
-        for file, made in zip(
+        for file, file_now in zip(
             maker.records(project.sections[key], for_steps).values(),
             maker.records_now(project.sections[key], for_steps, folder).values(),
             strict=True,
@@ -279,24 +279,24 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
 
 def draws_records() -> DrawsRecords:
     """Return the step that draws the map of a report; UserError where an older install lacks it."""
-    for one in map(step_of, finding.known()):
-        if isinstance(one, DrawsRecords):
-            return one
+    for drawer in map(step_of, finding.known()):
+        if isinstance(drawer, DrawsRecords):
+            return drawer
     raise older()
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield where the keys of a set stand, and those of the records."""
-    for key, place in places.items():
+    for key, where in places.items():
         if key[:2] == (FEATURES, name):
-            yield key[2:], place
+            yield key[2:], where
         elif key[0] in Records.model_fields:
-            yield key, place
+            yield key, where
 
 
 def _refuse_path(run: str, origin: Origin) -> None:
     if "/" in run:
-        where = origin.of("run")
+        where = origin.at("run")
         raise UserError(f"{where}: run: leave the / out, as it names a folder of its own.")
 
 
@@ -334,7 +334,7 @@ def read_one(path: Path, name: str | None = None) -> Run:
 
 def outputs_of(runs: Collection[Run]) -> dict[tuple[str, ...], list[str]]:
     """Return the runs that have the same outputs, by these."""
-    found: dict[tuple[str, ...], list[str]] = {}
+    runs_of: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
-        found.setdefault(run.outputs, []).append(run.run)
-    return found
+        runs_of.setdefault(run.outputs, []).append(run.run)
+    return runs_of

@@ -51,8 +51,8 @@ def _reason(letters: str, num_before: int) -> str:
     stranger = _STRANGER.search(plain)
     assert stranger, plain
     kind = reasons.PROTEIN if _is_protein(plain) else reasons.BASES
-    place = stranger.start()
-    return kind.reason(f"{show_at(plain, place)} at base {num_before + place + 1}")
+    index = stranger.start()
+    return kind.reason(f"{show_at(plain, index)} at base {num_before + index + 1}")
 
 
 def _is_protein(letters: str) -> bool:

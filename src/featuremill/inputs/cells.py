@@ -36,10 +36,10 @@ def payload(
             shown = f"{row[name]!s:.{MOST_SHOWN}}"
             detail = f"{shown!r} in column {name!r} is no {type.__name__}"
             return b"", reasons.CELLS.reason(detail.replace("\n", " "))
-    told = json.dumps(
+    encoded = json.dumps(
         row, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=_plain
     )
-    return told.encode(), ""
+    return encoded.encode(), ""
 
 
 def texts(column: pa.Array) -> list[str]:
@@ -48,8 +48,8 @@ def texts(column: pa.Array) -> list[str]:
     import pyarrow as pa
 
     text = column.cast(pa.large_string()).fill_null("")
-    found: list[str] = text.to_numpy(zero_copy_only=False).tolist()
-    return found
+    values: list[str] = text.to_numpy(zero_copy_only=False).tolist()
+    return values
 
 
 def _read(value: Any, read: Callable[[Any], Any]) -> Any:
@@ -100,10 +100,10 @@ def _bool(value: Any) -> bool:
 
 def _nested(kind: type) -> Callable[[Any], Any]:
     def read(value: Any) -> Any:
-        found = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(found, kind):
+        parsed = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(parsed, kind):
             raise TypeError(value)
-        return found
+        return parsed
 
     return read
 

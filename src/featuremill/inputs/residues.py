@@ -83,10 +83,10 @@ def _reason(letters: str) -> str:
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues
-    place = stranger.start()
+    index = stranger.start()
     if stranger.group() == "*":
-        return reasons.STOP.reason(f"residue {place + 1}")
-    return reasons.LETTERS.reason(f"{show_at(residues, place)} at residue {place + 1}")
+        return reasons.STOP.reason(f"residue {index + 1}")
+    return reasons.LETTERS.reason(f"{show_at(residues, index)} at residue {index + 1}")
 
 
 protein = maker(clean)

@@ -72,20 +72,20 @@ def write(source: Source, records_path: Path, failures: Path, path: Path, sums: 
         seconds += np.bincount(sample[asks], took, len(names))
     without = Counter((failure.sample, failure.status) for failure in failed.read(failures))
     statuses = ("failed", "refused", "pending")
-    found = {status: np.array([without[name, status] for name in names]) for status in statuses}
+    counts = {status: np.array([without[name, status] for name in names]) for status in statuses}
     counted = {
-        "records": planned + duplicates + found["refused"],
-        "ok": planned - found["failed"] - found["pending"],
-        "failed": found["failed"],
-        "refused": found["refused"],
+        "records": planned + duplicates + counts["refused"],
+        "ok": planned - counts["failed"] - counts["pending"],
+        "failed": counts["failed"],
+        "refused": counts["refused"],
         "duplicate": duplicates,
-        "pending": found["pending"],
+        "pending": counts["pending"],
     }
     for name, numbers in counted.items():
-        told = sums.input if name == "records" else getattr(sums, name)
-        if numbers.sum() != told or (numbers < 0).any():
+        total = sums.input if name == "records" else getattr(sums, name)
+        if numbers.sum() != total or (numbers < 0).any():
             raise IntegrityError(
-                f"merge: {name} of all samples come to {numbers.sum():,} and not {told:,}; "
+                f"merge: {name} of all samples come to {numbers.sum():,} and not {total:,}; "
                 "please report this."
             )
     if not sums.pending:

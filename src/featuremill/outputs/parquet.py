@@ -72,7 +72,7 @@ def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
 
     from featuremill.kit.arrays import digests
 
-    found = digests(sha256)
-    edges = np.arange(len(found) + 1, dtype=np.int32) * HEX_DIGITS
-    text = binascii.hexlify(found.tobytes())
-    return pa.StringArray.from_buffers(len(found), pa.py_buffer(edges), pa.py_buffer(text))
+    binary = digests(sha256)
+    edges = np.arange(len(binary) + 1, dtype=np.int32) * HEX_DIGITS
+    text = binascii.hexlify(binary.tobytes())
+    return pa.StringArray.from_buffers(len(binary), pa.py_buffer(edges), pa.py_buffer(text))

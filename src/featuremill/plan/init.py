@@ -259,7 +259,7 @@ def _placed(output: Path) -> Iterator[None]:
 
 def config_text(
     checked: config.Run,
-    given: Collection[str],
+    explicit: Collection[str],
     unfilled: Collection[str],
     survey: Survey | None,
     is_full: bool = False,
@@ -287,7 +287,7 @@ def config_text(
         if lines[-1]:
             lines.append("")
         if name == "options":
-            if options := [*_options(checked, given, unfilled, is_full)]:
+            if options := [*_options(checked, explicit, unfilled, is_full)]:
                 lines += ["options:", *options]
         elif isinstance(value, BaseModel):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
@@ -300,7 +300,7 @@ def config_text(
 
 
 def _options(
-    checked: config.Run, given: Collection[str], unfilled: Collection[str], is_full: bool
+    checked: config.Run, explicit: Collection[str], unfilled: Collection[str], is_full: bool
 ) -> Iterator[str]:
     """Yield the options: what is to be filled in, what was given and what names the model as keys,
     and the others, if it `is_full`, as comments."""
@@ -308,7 +308,7 @@ def _options(
     schema = model.model_json_schema()
     values = checked.options.model_dump(mode="json", warnings=False)
     has_model = not unfilled and checked.model
-    active = {*given, checked.model_key[-1]} if has_model else {*given}
+    active = {*explicit, checked.model_key[-1]} if has_model else {*explicit}
     for name, field in model.model_fields.items():
         if not (is_full or name in unfilled or name in active):
             continue

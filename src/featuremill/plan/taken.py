@@ -43,8 +43,8 @@ from featuremill.store.shared_index import (
 from featuremill.workload.recipe import recipe_of
 
 HIT = np.dtype([("position", "<i8"), ("first", "<u8"), ("part", "<i4"), ("row", "<i4")])
-"""Of a payload that a store has: its position in its bucket, the first eight bytes of its sha256,
-and its part and row."""
+"""A payload that a store has: its position in its bucket, the first eight bytes of its sha256, its
+part, and its row there."""
 ROWS_AT_ONCE = 2_000_000
 """About how many rows of parts are compared with an index at once."""
 TRIES = 5
@@ -216,10 +216,10 @@ def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
                 rows.append(np.where(is_failed, ~first, first))  # a failed row is not to be taken
         together = np.concatenate([np.empty(0, np.uint64), *rows])
         for path in hits.iterdir():
-            found = np.fromfile(path, HIT)
-            found = found[start[found["part"]] >= 0]
-            there = together[start[found["part"]] + found["row"]]
-            misplaced |= {*found["part"][there != found["first"]].tolist()}
+            entries = np.fromfile(path, HIT)
+            entries = entries[start[entries["part"]] >= 0]
+            there = together[start[entries["part"]] + entries["row"]]
+            misplaced |= {*entries["part"][there != entries["first"]].tolist()}
     return sorted(misplaced)
 
 

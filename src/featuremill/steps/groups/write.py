@@ -44,7 +44,7 @@ class Chosen(NamedTuple):
     pool: Sequence[Pool]
     output: Path
     id_column: str = ""
-    """Of the table, if not found by its name."""
+    """The table's column of ids; "" to find it by its name."""
 
 
 class Member(NamedTuple):
@@ -66,7 +66,7 @@ class Grouping(NamedTuple):
     number_of: Callable[[str], int | None]
     """Returns the number of a record's group; None where it has none."""
     ids: Sequence[str]
-    """Those that a table names; none where the groups are of samples."""
+    """The ids that a table names; empty where the groups are samples."""
     num_empty: int
     """Rows of the table, or samples, without a group."""
 

@@ -27,7 +27,7 @@ class Agreement(NamedTuple):
     purity: float
     """Mean share of the `num_neighbours` nearest others that have the record's own label."""
     chance: float
-    """The same of others drawn at random."""
+    """The mean share of records drawn at random that have the record's own label."""
     num_records: int
     num_labels: int
     num_neighbours: int

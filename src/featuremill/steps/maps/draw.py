@@ -29,8 +29,7 @@ from featuremill.steps.maps import keep, plane
 from featuremill.steps.maps.agreement import agreement
 
 FIELDS = re.compile(r"\s(?:OS|OX|GN|PE|SV|Tax|TaxID|RepID|n)=")
-"""With which UniProt's and UniRef's fields begin
-(https://www.uniprot.org/help/fasta-headers)."""
+"""The beginnings of UniProt's and UniRef's fields (https://www.uniprot.org/help/fasta-headers)."""
 UNIPROT_ORGANISM = re.compile(r"(?:^|\s)(?:OS|Tax)=(.+?)(?=\s(?:OX|GN|PE|SV|TaxID|RepID)=|$)")
 NCBI_ORGANISM = re.compile(r"\[([^\[\]=]+(?:\[[^\[\]]+\])?[^\[\]=]*)\]\s*$")
 """In brackets, at the end; `[gene=dnaA]` is a field of a coding region."""
@@ -48,7 +47,7 @@ OF_NCBI = re.compile(r"(?:[A-Z]P_[0-9]{6,}|[A-Z]{3}[0-9]{5}(?:[0-9]{2})?)(?:\.[0
 
 class Header(NamedTuple):
     name: str
-    """Of the protein, without fields."""
+    """The name of the protein, without fields."""
     organism: str | None
     accession: str
     link: int

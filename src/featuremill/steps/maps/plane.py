@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 PACKAGE = "openTSNE"
 COMPONENTS = 50
-"""Of the vectors, before neighbours are sought."""
+"""The principal components of the vectors in which neighbours are sought."""
 LEAST_RECORDS = 10
 DIGITS = 6
-"""Of the components: the last digits of sums depend on threads and on the processor, and t-SNE
-would make another picture of each."""
+"""The decimal digits of the components: the last digits of sums depend on threads and on the
+processor, and t-SNE would make another map of each."""
 Plane = npt.NDArray[np.float64]
 
 

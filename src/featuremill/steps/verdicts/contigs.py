@@ -40,16 +40,16 @@ class Counts(NamedTuple):
     unknown: int
     """Contigs of which it is unknown."""
     samples: Mapping[str, Counter[str]] = {}
-    """Of each sample, contigs by class; those without a verdict have an empty one."""
+    """Contigs by class, for each sample; of contigs without a verdict it is empty."""
 
 
 class Contig(NamedTuple):
     """What is known of one contig."""
 
     id: str
-    """Of samples, `<sample>/<id>`: each has contigs of its own."""
+    """The id of the contig; `<sample>/<id>` where there are samples."""
     highest_C: Scores
-    """Of its fragments with a prediction, a class; NaN where there is none."""
+    """The highest score of its fragments for each class; NaN without a prediction."""
     sum_C: Scores
     fragments: int
     failed: int

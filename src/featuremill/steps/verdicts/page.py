@@ -74,7 +74,7 @@ MEANING = {
 """What the scores of contigs are not, by rule."""
 MOST_TEXT = 30
 MOST_PIXELS = 300
-"""Of a name beside its scores."""
+"""The width of a name beside its scores, in pixels, at most."""
 ROW_PIXELS = 34
 
 

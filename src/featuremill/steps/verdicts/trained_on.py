@@ -19,7 +19,7 @@ class Label(NamedTuple):
     """What the head was told of a contig."""
 
     number: int
-    """Of the class."""
+    """The index of the class."""
     group: str
 
 

@@ -56,7 +56,7 @@ class SECTION(Section):
     head: str | None = None
     """The head whose predictions count. Needed where there are several."""
     files: Literal["predictions", "all"] = "predictions"
-    """Those of the predictions, or the sequences and features as well."""
+    """Which files: the predictions, or also the sequences and features."""
     nucleotides: str | None = None
     """The set of features of nucleotides; the one that is called so if not given."""
     proteins: str | None = None

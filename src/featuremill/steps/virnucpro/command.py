@@ -55,7 +55,7 @@ GETTING_DNA = (
     f"--local-dir {DNA}"
 )
 ANY_NUMBER = 10**9
-"""Of fragments that may fail: what is left is delivered."""
+"""The number of fragments that may fail: those that are left are delivered."""
 log = logging.getLogger("featuremill.virnucpro")
 
 

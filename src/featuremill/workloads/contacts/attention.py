@@ -35,7 +35,7 @@ class Sums(NamedTuple):
     weighted_LL: Tensor
     """The heads' probabilities, each times its weight, special tokens included."""
     margins_NHL: Tensor
-    """Of each residue, the sum of its row and its column."""
+    """The sum of the row and the column of each residue."""
 
     def to(self, device: torch.device) -> Sums:
         """Return the same on `device`, by way of the host."""

@@ -16,9 +16,10 @@ from featuremill.workloads.contacts.options import Options
 PAIRS = "contacts"
 """The column by which the output `contacts_tsv` finds its rows."""
 MAP = "contact_map"
-"""The same for `contacts_h5`: L lists of L probabilities."""
+"""The column by which the output `contacts_h5` finds its rows: L lists of L probabilities."""
 ATTENTION = "attention"
-"""The same for `attention_h5`: layers of heads of L × L probabilities; empty for most proteins."""
+"""The column by which the output `attention_h5` finds its rows: layers of heads of L × L
+probabilities; empty for most proteins."""
 PAIR = pa.struct(
     {
         "i": pa.int32(),
@@ -29,7 +30,7 @@ PAIR = pa.struct(
     }
 )
 MOST_NUMBERS = 2**31 - 1
-"""Of one column in one batch: Arrow counts them so."""
+"""The numbers of a column in a batch, at most: Arrow's offsets are int32."""
 Map = npt.NDArray[np.float32]
 """Probabilities, residues × residues."""
 Attention = npt.NDArray[Any]

@@ -36,7 +36,7 @@ __all__ = [
     "refuse_missing",
 ]
 LAYOUT = "esm2-contacts-1"
-"""Of all networks; it is called after the first."""
+"""The layout of the weights of all networks, named after the first of them."""
 NAMES = (*of_esm2.bundled_names(), *of_esm2.PUBLISHED, *ESM_1.published)
 URL = "https://dl.fbaipublicfiles.com/fair-esm/regression/{name}-contact-regression.pt"
 """The address that fair-esm's own `esm.pretrained` uses."""

@@ -10,16 +10,16 @@ from typing import NamedTuple
 TILE_BYTES = {"cpu": 2**20, "cuda": 2**26}
 """Probabilities that are computed at once, of one lane: on a CPU a core's cache holds them."""
 MOST_TILES = 32
-"""Of one sequence, as each has sums of columns of its own."""
+"""The tiles of a sequence, at most, as each tile has sums of columns of its own."""
 
 
 class Tile(NamedTuple):
     """Some rows of a sequence."""
 
     number: int
-    """Of the sequence in its pack."""
+    """The number of the sequence in its pack."""
     place: int
-    """Of the tile in its sequence."""
+    """The number of the tile in its sequence."""
     rows: slice
 
 

@@ -98,7 +98,7 @@ USUAL_TOKENS = 1024
 """What a network sees at once where nothing in it ends, its config says no more, and its authors do
 not compute records whole."""
 MOST_TOKENS = 4096
-"""Of a record, where tokens have any length and the config sets no limit."""
+"""The tokens of a record, at most, where the vocabulary and the config set no limit."""
 NO_BASES = b"EFILPQ"
 """Residues whose letters stand for no base, known or not."""
 PAIRING = ("bert", "t5")

@@ -33,8 +33,7 @@ MOSAIC_NAME = "mlp.gated_layers"
 """Each tells a MosaicBERT from a BERT, which it calls itself: in its config, among its names."""
 GATED_SIGN = "add_bias_fnn"
 GATED_NAME = "encoder.layer.0.intermediate.dense.weight"
-"""The same of an ESM with a gated feed-forward part: in its config, and the weight that has twice
-as many rows."""
+"""The marks of an ESM with gated feed-forward layers: a config key, a weight of twice the rows."""
 IDLE = re.compile(r"(^|\.)(position_ids|token_type_ids)$")
 """Tables that checkpoints of older releases hold, and that any network makes for itself."""
 OLD_NAMES = (
@@ -66,7 +65,7 @@ class Architecture(NamedTuple):
 
     name: str
     prefix: str
-    """Of the encoder's names in a checkpoint with heads."""
+    """The prefix of the encoder's names in a checkpoint with heads."""
     heads: tuple[str, ...]
     """What checkpoints have besides the encoder, by the beginnings of names."""
     build: Callable[[Mapping[str, Any]], torch.nn.Module] | None
@@ -311,7 +310,8 @@ class Facts(NamedTuple):
     num_layers: int
     width: int
     max_tokens: int | None
-    """Of a sequence, special ones included; None where nothing in the network ends."""
+    """The tokens of a sequence, at most, special ones included; None where the network has no
+    limit."""
     trained_tokens: int | None
     """As many as it was trained with, where that is not `max_tokens` and is known."""
 

@@ -89,7 +89,7 @@ class Counted(NamedTuple):
     others: int
     """All others, without the head: experts are one tensor, and no module."""
     head: int
-    """Those of the head; 0 where it is the embedding."""
+    """The numbers of the head; 0 where it is the embedding."""
     lays_out_scores: bool
     """Whether attention goes by the plain sums, which have all scores at once."""
 

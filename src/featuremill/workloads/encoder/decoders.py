@@ -41,7 +41,7 @@ BY_LENGTH = ("dynamic", "longrope")
 """Rotations that change where a batch has a longer sequence than the network was trained with
 first."""
 TURNED = tuple(name for name in KNOWN if name != "gpt2")
-"""Those that have a rotation also where their config says nothing of it."""
+"""The architectures with rotary positions, also where their config does not mention them."""
 GPT2_KEYS = {
     "hidden_size": "n_embd",
     "num_hidden_layers": "n_layer",

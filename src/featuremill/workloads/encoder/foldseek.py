@@ -20,7 +20,7 @@ OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))
 BARE = re.compile(r"(.+)()_(\w{1,4})")
 NUMBERS_A_RESIDUE = (3, 10)
 LEAST_RESIDUES = 9
-"""Of a line without numbers: names of columns are shorter, or not of one length."""
+"""The residues of a line without numbers, at least: column names are shorter or differ in length."""
 
 
 class Chain(NamedTuple):
@@ -37,7 +37,7 @@ class Named(NamedTuple):
 
     stem: str
     suffix: str
-    """Of the file of a structure; "" where it is not told."""
+    """The ending of the structure's file name; "" where the name has none."""
     chain: str
     """The letters behind the last `_`, which need be no chain where no suffix is told."""
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["named", "num_own", "parts_named", "places", "split", "with_joints"]
 STRANDS = b"+-"
-"""Of a contig: the strand of the element that follows."""
+"""The signs of the strands in a contig, each before its element."""
 BETWEEN = b"|"
-"""Of a pair: it stands between the chains."""
+"""The sign between the two chains of a pair."""
 STRETCH = {STRANDS: re.compile(rb"[^+-]+"), BETWEEN: re.compile(rb"[^|]+")}
 """What is between joints."""
 

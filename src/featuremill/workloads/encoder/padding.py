@@ -18,7 +18,7 @@ from featuremill.workloads.encoder.vocabulary import Ids, Vocabulary
 
 __all__ = ["Group", "groups", "in_order", "values_of"]
 MOST_FILLING = 1 / 16
-"""Of a group's tokens. Less means more and smaller groups."""
+"""The share of a group's tokens that may be padding; a lower one makes more and smaller groups."""
 OUTPUT_DTYPES = {"float16": torch.float16, "float32": torch.float32}
 
 

@@ -28,7 +28,7 @@ __all__ = ["REASONS", "read"]
 ENDS = re.compile(
     r"(?P<id>.+)[_|/.-](?:(?P<heavy>H|VH|heavy|heavy_chain)|(?:L|VL|light|light_chain))", re.I
 )
-"""Of the ids of chains; the rest is that of the pair."""
+"""The id of a chain: the id of its pair, and an ending that names the chain."""
 HEAVY, LIGHT = CHAINS = ("heavy", "light")
 TOLD = dict.fromkeys(("igh", "h", "vh", "heavy"), HEAVY)
 TOLD |= dict.fromkeys(("igk", "igl", "k", "l", "vk", "vl", "kappa", "lambda", "light"), LIGHT)

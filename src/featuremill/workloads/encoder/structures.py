@@ -30,7 +30,7 @@ NONE = "#"
 PAIRS = re.compile("(?:[A-Z#][a-z#])+")
 """Each residue with its structure behind it: what SaProt's authors call the combined sequence."""
 MOSTLY = 0.8
-"""Of the letters: so many in pairs are no protein with masked stretches in small letters."""
+"""The share of letters in pairs from which small letters are structures, not masked residues."""
 NOT_KNOWN = "no structure of this record, # for each residue"
 SMALL = "small letters read as residues, not as 3Di"
 UNPAIRED = "residues and letters of structure do not take turns"
@@ -117,7 +117,7 @@ class Structures(NamedTuple):
     letters: Mapping[str, bytes]
     lines: Mapping[str, int]
     residues: Mapping[str, bytes]
-    """Those that the structures are of, where the file tells."""
+    """The residues of the structures, by id, where the file has them."""
     also: Mapping[str, str]
     """What ids are meant by other names."""
     plddt: Plddt | None

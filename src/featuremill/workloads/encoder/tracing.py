@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["hooks", "spans"]
 KINDS = ("tokens", "residues", "last")
-"""Of columns that are hidden states as they are."""
+"""The kinds of columns that are hidden states without pooling."""
 
 
 def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:

@@ -48,18 +48,17 @@ USUAL_ENDS: Mapping[str, tuple[list[str], list[str]]] = {
 }
 """Special tokens around a sequence where no file says them, by model_type."""
 USUAL_PREFIXES = ("<AA2fold>", "[NLU]")
-"""With which ProstT5 is told that residues follow, and not the alphabet of structures; and Ankh 3
-that features are wanted, and not a sequence completed."""
+"""The usual prefixes: of ProstT5 for residues (not for the letters of structures), and of Ankh 3
+for features (not for completing a sequence)."""
 OF_STRUCTURE = "<fold2AA>"
-"""With which ProstT5 is told that letters of structure (3Di) follow, which are small ones."""
+"""ProstT5's prefix for letters of structure (3Di), which are small letters."""
 STRANDS = ("<+>", "<->")
 """gLM2's: of each element, the strand that it is on."""
 PREFIXES = (*USUAL_PREFIXES, OF_STRUCTURE, "[S2S]", *STRANDS)
 """All that may stand in front of a sequence."""
 THREE_DI = structures.LETTERS
 NO_STRUCTURE = structures.NONE
-"""Of the two letters of a token: a residue without a known structure, or a place without a known
-residue."""
+"""The letter for an unknown structure or an unknown residue in a token of two letters."""
 IN_TEMPLATE = "chat_template"
 """The code of the reason why a text is not taken by a chat template."""
 LEARNED_LETTERS = 4
@@ -74,7 +73,7 @@ class Vocabulary(NamedTuple):
     first: Ends
     """Special tokens before them."""
     last: Ends
-    """And behind them."""
+    """Special tokens behind the letters' tokens."""
     pad: int
     unknown: int
     letters_per_token: int
@@ -93,7 +92,7 @@ class Vocabulary(NamedTuple):
     has_small_bases: bool = False
     """Whether residues are capitals and bases small letters, so that it has both."""
     with_structure: Callable[[bytes, bytes], Ids] | None = None
-    """The same as `own` of letters and those of their structure, which make a token together."""
+    """Letters and their letters of structure → the ids of tokens for both, without special ones."""
     has_3di: bool = False
     """Whether residues are capitals and letters of structure small ones, so that it has both."""
     is_of_structure: bool = False

@@ -78,7 +78,8 @@ WORDS = {
     "FA2": "FA2",
     "direct": "direct",
 }
-"""By what FEATUREMILL_WITHOUT may hold: what is in the names of the ways that are meant."""
+"""The values of FEATUREMILL_WITHOUT, and what the names of the backends contain that each one
+excludes."""
 SAMPLE = 64
 """Rows of a full batch that are compared: the first, the last, and some between."""
 Weights = Mapping[str, tuple[Tensor, Tensor]]

@@ -28,7 +28,7 @@ from featuremill.workloads.esmc.folder import ESM_C, facts_of
 PREFIX = "esmc."
 """Before the keys of the encoder where there is a head beside it."""
 HEAD_DIM = 64
-"""Of every published ESM C, where nothing says how many heads there are."""
+"""The width of a head in every published ESM C, whose files do not state the number of heads."""
 VECTOR = 16
 """Numbers that go together in the operations between products."""
 COMMON_PARTS = {"lm_head", "sequence_head"}

@@ -83,15 +83,15 @@ SHIFT = pa.struct(
 near 1. NaN if the gene is not among the cell's `tokens` (but for `overexpress_absent`), is deleted
 and the only one, or is overexpressed and first already."""
 SHIFT_TOWARDS = pa.struct([*SHIFT, pa.field("state", pa.string()), pa.field("shift", pa.float64())])
-"""The same with `shift` towards a `state`: the perturbed cell's cosine with the state, minus the
+"""A shift towards a `state`: `shift` is the perturbed cell's cosine with the state, minus the
 cell's."""
 SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
 """The columns that the outputs `perturbations`, `gene_statistics`, `gene_shifts` and
 `gene_embeddings` read: shifts, shifts with the cosines of all genes, and the names of genes."""
 COSINES = pa.field("cosines", pa.list_(pa.float64()))
-"""Of each of a row's `genes`, the cosine of its vector in the cell with that in the perturbed cell;
-NaN for perturbed genes and those that are cut off, empty if there is no `cosine`, and after the
-first state."""
+"""For each of a row's `genes`, the cosine of its vector in the cell with that in the perturbed
+cell; NaN for perturbed genes and those that are cut off, empty if there is no `cosine`, and after
+the first state."""
 LONG = 40
 """Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
 

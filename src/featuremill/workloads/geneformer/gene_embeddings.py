@@ -48,7 +48,7 @@ class Writer:
         """The number of each gene, in the order in which they came."""
         self._cells = np.zeros(0, np.int64)
         self._sums = [np.zeros((0, width), np.int64) for width in widths]
-        """Of each column (genes, width), in steps."""
+        """The sums of each column, of shape (genes, width), in steps."""
         self._largest = 0.0
 
     def write(self, block: pa.Table) -> None:

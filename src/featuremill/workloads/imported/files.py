@@ -38,7 +38,7 @@ class Lot(NamedTuple):
     """Some vectors of one kind."""
 
     first: Vector
-    """Of all lots."""
+    """The first vector of all lots."""
     table: pa.Table
     """sha256 of the payload, and vector; each sequence once."""
     num_without: int

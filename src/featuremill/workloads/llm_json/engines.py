@@ -170,7 +170,7 @@ class Transformers:
         found: dict[int, Reply] = {}
         waiting = list(range(len(asked)))[::-1]
         rows: list[_Row] = []
-        """Of the slots, in their order."""
+        """The rows in the slots, in the order of the slots."""
         while waiting or rows:
             while waiting and len(rows) < num_rows:
                 place = waiting.pop()

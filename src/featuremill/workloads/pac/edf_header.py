@@ -27,9 +27,9 @@ class Header(NamedTuple):
     """The header of a file."""
 
     labels: list[str]
-    """Of the channels but those of annotations, in their order."""
+    """The labels of the channels without annotations, in the order of the file."""
     rates_hz: list[float]
-    """Of the same channels."""
+    """The sampling rates of these channels, in Hz."""
     gap: Gap | None
 
 

@@ -66,7 +66,7 @@ class Span(NamedTuple):
     stop: int
     name: str
     channels: Sequence[str]
-    """Those that are marked; none: all."""
+    """The marked channels; empty for all."""
 
 
 class Recording(NamedTuple):

@@ -18,7 +18,7 @@ from featuremill.workloads.scores.variants import AMINO_ACIDS
 VARIANTS = "variants"
 """The column by which the output `variant_scores` finds its rows."""
 POSITIONS = "positions"
-"""The same for `position_scores`."""
+"""The column by which the output `position_scores` finds its rows."""
 MEASURED, CLASS = pa.float64(), pa.int8()
 """The types of a measured score and of its class beside a variant: no other column has them."""
 MATRIX = "log_probabilities"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("featuremill.scores")
 ROOM = 0.9
-"""Of the memory that there is: more is not counted on."""
+"""The share of the memory that may be used."""
 PACKS_A_LOAD = 16
 """Packs of a batch on a GPU, so that networks that come one by one are not loaded for each."""
 

@@ -21,7 +21,7 @@ STRETCH = 100
 """Positions side by side in one chart, so that a cell is wide enough to be seen."""
 MOST_STRETCHES = 6
 LEAST_SHARE = 0.25
-"""Of all single substitutions: a heat map of fewer would be white."""
+"""The share of all single substitutions that a heat map needs: with fewer it would be white."""
 MOST_RANKED = 10
 """Variants at either end of the scores."""
 CELL_PIXELS = 13

@@ -45,7 +45,7 @@ SHAPE_OF_ESM_1 = (33, 20, 1280, 5120)
 POSITIONS_OF_FAIR_ESM = b"embed_positions.weight"
 """In the names of tensors of an ESM-1b or ESM-1v, and in none of an ESM-2."""
 FIRST_POSITION = 2
-"""Of the rows of a table of positions, those before the first token's."""
+"""The rows before the first token's in a table of positions."""
 
 
 class Kin(NamedTuple):

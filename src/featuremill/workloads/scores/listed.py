@@ -110,7 +110,7 @@ class _Listed:
         self.columns = tables.find(path, self._names, options)
         column, self._id_column = self.columns.variant, self.columns.id
         if not has_tables and options.id_column:
-            columns.one(path, self._names, options.id_column, columns.IDS, "id")
+            columns.find_column(path, self._names, options.id_column, columns.IDS, "id")
         if self._id_column:
             told = (path, column, self._id_column)
             log.info("%s: variants from column %r, their proteins from %r", *told)

@@ -55,7 +55,7 @@ class Work(NamedTuple):
     """The residues that the network sees."""
     options: Options
     names: list[str]
-    """Of the variants."""
+    """The names of the variants."""
     bounds: Places
     """Where each variant's substitutions begin, and where the last one's end; a variant with other
     changes has none here."""
@@ -72,11 +72,11 @@ class Work(NamedTuple):
     mutated: list[bytes]
     """The sequence of each variant; none where no score is of them."""
     rows: list[Row]
-    """Of the table, each with its variant; none where all are scored."""
+    """The rows of the table, each with its variant; empty where all variants are scored."""
     structure: bytes = b""
     """The 3Di letters of the residues; b"" where none is known."""
     mutated_structures: Sequence[bytes] = ()
-    """Those of each sequence in `mutated`."""
+    """The 3Di letters of each sequence in `mutated`."""
 
     @property
     def num_mutants(self) -> int:

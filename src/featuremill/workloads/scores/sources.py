@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 LAYOUT = "esm2-lm_head-1"
-"""Of all networks; it is called after the first."""
+"""The layout of the weights of all networks, named after the first of them."""
 BETWEEN = " + "
 """What stands between the models of an ensemble."""
 NUM_NETWORKS = "networks"

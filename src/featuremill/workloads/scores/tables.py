@@ -80,21 +80,21 @@ def find(path: Path, names: Sequence[str], options: Options) -> Columns:
         return found._replace(id=options.id_column)
     if not columns.has_id(possible):
         return found
-    return found._replace(id=possible[columns.one(path, possible, "", columns.IDS, "id")])
+    return found._replace(id=possible[columns.find_column(path, possible, "", columns.IDS, "id")])
 
 
 def of_variants(path: Path, names: Sequence[str], options: Options) -> Columns:
     """Return the columns of variants, without that of ids."""
     mutated = columns.first_of(names, MUTATED)
     if chosen := options.mutated_sequence_column:
-        mutated = names[columns.one(path, names, chosen, MUTATED, "mutated_sequence")]
+        mutated = names[columns.find_column(path, names, chosen, MUTATED, "mutated_sequence")]
     variant = options.variant_column or columns.first_of(names, NAMES) or mutated
-    variant = names[columns.one(path, names, variant, NAMES, "variant")]
+    variant = names[columns.find_column(path, names, variant, NAMES, "variant")]
     if variant != mutated and _has_sequences(path, variant):
         variant = mutated = options.mutated_sequence_column or variant
     first = options.first_residue_column
     if first:
-        columns.one(path, names, first, (), "first_residue")
+        columns.find_column(path, names, first, (), "first_residue")
     return Columns(variant, "", mutated, first)
 
 
@@ -125,7 +125,7 @@ def with_columns(options: Options) -> Options:
             settled["columns"] = tuple(name for name in others if name not in known[:3])
         for key, usual in (("measured", MEASURED), ("measured_class", MEASURED_CLASS)):
             if name := getattr(options, f"{key}_column"):
-                columns.one(path, names, name, (), key)
+                columns.find_column(path, names, name, (), key)
             elif usual in settled.get("columns", options.carried):
                 settled[f"{key}_column"] = usual
     found = options.model_copy(update=settled)
