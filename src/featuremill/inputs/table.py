@@ -136,7 +136,7 @@ class _Lines(Iterator[Line]):
         self._ahead: deque[Line] = deque()
         """Lines that were read and put back."""
         self._open = 0
-        """In a TSV table, the line where a quotation mark opened a cell that may continue; else 0."""
+        """In a TSV table, the line of the quotation mark that opened an unfinished cell; else 0."""
         self._is_sure: bool | None = None
         """Whether the file is known to quote cells."""
 

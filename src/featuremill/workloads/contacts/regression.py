@@ -107,9 +107,9 @@ def added(checkpoint: Checkpoint, found: Regression) -> Checkpoint:
         Entry(f"{OURS}{part}", (), tuple(tensor.shape), keeps_type=True)
         for part, tensor in tensors.items()
     ]
-    made = {f"{OURS}{part}": tensor for part, tensor in tensors.items()}
+    added = {f"{OURS}{part}": tensor for part, tensor in tensors.items()}
     return checkpoint._replace(
-        made={**checkpoint.made, **made}, entries=[*checkpoint.entries, *entries]
+        added={**checkpoint.added, **added}, entries=[*checkpoint.entries, *entries]
     )
 
 

@@ -95,9 +95,9 @@ def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any
     def build(config: Mapping[str, Any]) -> Any:
         import transformers
 
-        made = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
-        made._attn_implementation = ATTENTION  # whatever the config was saved with
-        return getattr(transformers, model)(made, **more)
+        own_config = transformers.CONFIG_MAPPING[model_type].from_dict(dict(config))
+        own_config._attn_implementation = ATTENTION  # whatever the config was saved with
+        return getattr(transformers, model)(own_config, **more)
 
     return build
 
@@ -173,11 +173,11 @@ def _glm2_trained(_: Mapping[str, Any]) -> int | None:
 
 def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a T5's tensors with its table of tokens under both of its names."""
-    found = dict(tensors)
-    for one, other in (T5_TABLES, T5_TABLES[::-1]):
-        if other in found:
-            found.setdefault(one, found[other])
-    return found
+    named = dict(tensors)
+    for name, twin in (T5_TABLES, T5_TABLES[::-1]):
+        if twin in named:
+            named.setdefault(name, named[twin])
+    return named
 
 
 def _bert_positions(config: Mapping[str, Any]) -> int | None:
@@ -374,10 +374,10 @@ def _why_not(config: Mapping[str, Any]) -> str:
         return "an ESM C, which is computed by workload: esmc"
     if name in PACKAGES_OF_THEIR_OWN:
         return f"and its network is in its authors' package alone; {own}"
-    found = decoders.why_not(config)
-    if found is None:
+    reason = decoders.why_not(config)
+    if reason is None:
         return f"and known ones are {', '.join(KNOWN)}, and transformers' causal networks"
-    return found and f"{found}; give a causal one, or one of {', '.join(KNOWN)}"
+    return reason and f"{reason}; give a causal one, or one of {', '.join(KNOWN)}"
 
 
 def _by_its_weights(facts: Facts, tensors: Mapping[str, Tensor]) -> Facts:
@@ -454,11 +454,11 @@ def _filled(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> torch.
             f"{folder / CONFIG}: no {name} can be made of it ({one_line(str(error))[:200]}); take "
             "the config of the model."
         ) from None
-    told = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
-    if told:
+    details = [f"{what}: {_some(sorted(names))}" for what, names in problems.items() if names]
+    if details:
         raise UserError(
             f"{folder}: its weights are not those of the {name} that its {CONFIG} describes "
-            f"({'; '.join(told)}); give a folder in which the two belong together."
+            f"({'; '.join(details)}); give a folder in which the two belong together."
         )
     return network
 
@@ -477,19 +477,19 @@ def _fitted(
         network = build(facts.config)
     heads = facts.architecture.heads
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = _renamed(folder, facts, tensors)
+    renamed = _renamed(folder, facts, tensors)
     idle = {FREQUENCIES, *(name for name in expected if name.startswith(heads))}
     problems = {
-        "missing": expected.keys() - found.keys() - idle,
-        "unexpected": found.keys() - expected.keys(),
+        "missing": expected.keys() - renamed.keys() - idle,
+        "unexpected": renamed.keys() - expected.keys(),
         "of another shape": {
             f"{name} {tuple(tensor.shape)} for {expected[name]}"
-            for name, tensor in found.items()
+            for name, tensor in renamed.items()
             if tuple(tensor.shape) != expected.get(name, tuple(tensor.shape))
         },
     }
     if not any(problems.values()):
-        network.load_state_dict(found, strict=False, assign=True)
+        network.load_state_dict(renamed, strict=False, assign=True)
     return network, problems
 
 
@@ -534,7 +534,7 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
         kept[module] = [parameter.data for parameter in parameters]
         for parameter in parameters:
             parameter.data = parameter.data.float()
-        return tuple(one.float() if one.is_floating_point() else one for one in inputs)
+        return tuple(tensor.float() if tensor.is_floating_point() else tensor for tensor in inputs)
 
     def restore(module: torch.nn.Module, _: Any, output: Tensor) -> Tensor:
         for parameter, data in zip(module.parameters(recurse=False), kept.pop(module), strict=True):
@@ -556,7 +556,7 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
 def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the encoder's tensors, without heads, under the names that they have today."""
     prefix, heads = facts.architecture.prefix, facts.architecture.heads
-    found: dict[str, Tensor] = {}
+    renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         bare = name.removeprefix(prefix)
         if bare.startswith(heads) or IDLE.search(bare):
@@ -565,15 +565,15 @@ def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[
             bare = old.sub(new, bare)
         if ROTARY.fullmatch(bare):
             bare = FREQUENCIES
-            if bare in found and not bool((found[bare] == tensor).all()):
+            if bare in renamed and not bool((renamed[bare] == tensor).all()):
                 raise UserError(
                     f"{folder}: its layers differ in their rotary frequencies; give another "
                     "network."
                 )
-        found[bare] = tensor
+        renamed[bare] = tensor
     if facts.architecture.prefix == ESM.prefix and facts.max_tokens is None:
-        found.pop(POSITIONS, None)
-    return facts.architecture.named(found)
+        renamed.pop(POSITIONS, None)
+    return facts.architecture.named(renamed)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -667,12 +667,12 @@ class Encoder:
             else:
                 mask = None if is_token_BT is None else is_token_BT.long()
                 is_last_only = set(wanted) == {self.num_layers}
-                found = self.network(
+                output = self.network(
                     input_ids=tokens_BT, attention_mask=mask, output_hidden_states=not is_last_only
                 )
                 if is_last_only:
-                    return {self.num_layers: found.last_hidden_state.float()}
-                states = (*found.hidden_states[:-1], found.last_hidden_state)
+                    return {self.num_layers: output.last_hidden_state.float()}
+                states = (*output.hidden_states[:-1], output.last_hidden_state)
         assert len(states) == self.num_layers + 1
         bring = self._copies.bring
         return {layer: bring(states[layer].float(), self.device) for layer in wanted}

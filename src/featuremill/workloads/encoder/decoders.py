@@ -66,7 +66,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
     if not {causal, bare} & set(saved):
         return f"saved as {saved[0]}, which is no causal network"
     try:
-        own = made(config)
+        own = transformers_config(config)
     except Exception as error:  # of a config that contradicts itself
         return f"and transformers cannot read it ({one_line(str(error))[:200]})"
     if own.is_encoder_decoder or not getattr(own, "is_decoder", True):
@@ -74,7 +74,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
     return "" if own.get_text_config() is own else "a network of more than texts"
 
 
-def made(config: Mapping[str, Any]) -> Any:
+def transformers_config(config: Mapping[str, Any]) -> Any:
     """Return transformers' own form of a config."""
     import transformers
 
@@ -112,9 +112,9 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the usual keys of a config, as transformers has them."""
-    own = made(config)
-    told = {key: getattr(own, key, None) for key in USUAL}
-    return {key: value for key, value in told.items() if value is not None}
+    own = transformers_config(config)
+    values = {key: getattr(own, key, None) for key in USUAL}
+    return {key: value for key, value in values.items() if value is not None}
 
 
 def positions(config: Mapping[str, Any]) -> int | None:
@@ -148,9 +148,9 @@ def trained(config: Mapping[str, Any]) -> int | None:
 def _rotations(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield what the config says of rotary positions: of all layers, or of each kind of them."""
     for name in ("rope_parameters", "rope_scaling"):
-        if isinstance(found := config.get(name), Mapping):
-            yield found
-            yield from (one for one in found.values() if isinstance(one, Mapping))
+        if isinstance(rotation := config.get(name), Mapping):
+            yield rotation
+            yield from (nested for nested in rotation.values() if isinstance(nested, Mapping))
 
 
 def named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ OF_FILE = re.compile(r"(.+?)(\.(?:pdb|ent|cif|mmcif|bcif|fcz)(?:\.gz)?)(?:_(.+))
 BARE = re.compile(r"(.+)()_(\w{1,4})")
 NUMBERS_A_RESIDUE = (3, 10)
 LEAST_RESIDUES = 9
-"""The residues of a line without numbers, at least: column names are shorter or differ in length."""
+"""The residues of a line without numbers, at least: column names are shorter or unequal."""
 
 
 class Chain(NamedTuple):
@@ -90,6 +90,4 @@ def also_called(names: Iterable[str]) -> dict[str, str]:
             called |= {stem, accession(stem)}
         for other in called:
             meant.setdefault(other, set()).add(name)
-    return {
-        other: min(found) for other, found in meant.items() if len(found) == 1 and other not in each
-    }
+    return {other: min(own) for other, own in meant.items() if len(own) == 1 and other not in each}

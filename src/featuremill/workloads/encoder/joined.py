@@ -42,11 +42,11 @@ def with_joints(words: Vocabulary, ids: Mapping[int, int]) -> Vocabulary:
     own_of_letters = words.own
 
     def own(letters: bytes) -> Ids:
-        found = own_of_letters(letters)
+        ids_L = own_of_letters(letters)
         written = np.frombuffer(letters, np.uint8)
         for byte, id in ids.items():
-            found = np.where(written == byte, id, found)
-        return found
+            ids_L = np.where(written == byte, id, ids_L)
+        return ids_L
 
     return words._replace(
         own=own,

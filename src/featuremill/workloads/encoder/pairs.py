@@ -96,9 +96,9 @@ def _told_by_column(names: Sequence[str], record: Record) -> Chain:
 
 
 def _told_by_id(record: Record) -> Chain:
-    told = ENDS.fullmatch(record.id)
-    if told:
-        return Chain(told["id"], HEAVY if told["heavy"] else LIGHT, record)
+    match = ENDS.fullmatch(record.id)
+    if match:
+        return Chain(match["id"], HEAVY if match["heavy"] else LIGHT, record)
     reason = record.reason or NO_CHAIN.reason(clipped(record.id))
     return Chain(record.id, "", record._replace(reason=reason))
 
@@ -110,13 +110,13 @@ def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
     """Yield pairs in the order of their first chains, and refused each chain of what is no pair."""
-    found: dict[str, list[Chain]] = {}
+    chains_of: dict[str, list[Chain]] = {}
     for chain in chains:
         if chain.name:
-            found.setdefault(chain.id, []).append(chain)
+            chains_of.setdefault(chain.id, []).append(chain)
         else:
             yield chain.record._replace(payload=b"")
-    for id, each in found.items():
+    for id, each in chains_of.items():
         of_name = {chain.name: chain.record for chain in each}
         if len(of_name) == len(each) == len(CHAINS):
             yield _pair(of_name[HEAVY]._replace(id=id), of_name[HEAVY], of_name[LIGHT])

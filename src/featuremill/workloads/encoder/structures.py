@@ -75,8 +75,8 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
     if not written:
         return Cleaned(b"", reasons.EMPTY.reason())
     if strangers := written.translate(str.maketrans("", "", alphabet)):
-        place = written.index(strangers[0])
-        return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, place)} at letter {place + 1}"))
+        index = written.index(strangers[0])
+        return Cleaned(b"", NOT_3DI.reason(f"{show_at(written, index)} at letter {index + 1}"))
     return Cleaned(written.encode())
 
 
@@ -87,13 +87,13 @@ def clean_pairs(letters: str) -> Cleaned:
     if num_paired < MOSTLY * len(written):
         return residues.clean(letters)
     if num_paired < len(written):
-        told = f"{num_paired:,} of {len(written):,} letters do"
-        return Cleaned(b"", OTHER_LENGTH.reason(told, UNPAIRED))
+        detail = f"{num_paired:,} of {len(written):,} letters do"
+        return Cleaned(b"", OTHER_LENGTH.reason(detail, UNPAIRED))
     structure = clean(written[1::2])
-    found = residues.clean(written[::2].replace(NONE, "X"))
-    if structure.reason or found.reason:
-        return structure if structure.reason else found
-    return found._replace(payload=Parts(found.payload, structure.payload).payload)
+    cleaned = residues.clean(written[::2].replace(NONE, "X"))
+    if structure.reason or cleaned.reason:
+        return structure if structure.reason else cleaned
+    return cleaned._replace(payload=Parts(cleaned.payload, structure.payload).payload)
 
 
 def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
@@ -103,11 +103,11 @@ def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
 
 def clean_beside(letters: str) -> Cleaned:
     """Return residues, with a note where they look like the 3Di that the network has too."""
-    found = residues.clean(letters)
+    cleaned = residues.clean(letters)
     written = letters.translate(NO_WHITESPACE)
-    if found.reason or not written.islower() or written.strip(LETTERS):
-        return found
-    return found._replace(note="; ".join(filter(None, (found.note, SMALL))))
+    if cleaned.reason or not written.islower() or written.strip(LETTERS):
+        return cleaned
+    return cleaned._replace(note="; ".join(filter(None, (cleaned.note, SMALL))))
 
 
 class Structures(NamedTuple):
@@ -135,7 +135,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
         id_column=id_column if options.structure_column else "",
         sequence_column=options.structure_column,
     )
-    found: dict[str, bytes] = {}
+    letters_of: dict[str, bytes] = {}
     lines: dict[str, int] = {}
     residues: dict[str, bytes] = {}
     is_descriptor = foldseek.takes(path)
@@ -148,12 +148,12 @@ def read(options: StructureOptions, id_column: str) -> Structures:
                 f"({record.reason}); give Foldseek's letters."
             )
         lines.setdefault(record.id, record.line)
-        if found.setdefault(record.id, record.payload) != record.payload:
+        if letters_of.setdefault(record.id, record.payload) != record.payload:
             raise UserError(
                 f"{path}:{record.line}: {clipped(record.id)!r} has two structures; drop one."
             )
     also = foldseek.also_called(
-        name for name in found if is_descriptor or foldseek.named(name).suffix
+        name for name in letters_of if is_descriptor or foldseek.named(name).suffix
     )
     known = None
     if options.plddt_folder or options.plddt_column:
@@ -161,7 +161,7 @@ def read(options: StructureOptions, id_column: str) -> Structures:
         if options.plddt_column:
             texts = plddt.of_column(path, options, table.id_column)
         known = Plddt(options, texts)
-    return Structures(path, found, lines, residues, also, known)
+    return Structures(path, letters_of, lines, residues, also, known)
 
 
 def _of_file(path: Path, options: TableOptions) -> Iterator[Record]:
@@ -190,16 +190,16 @@ def difference(own: bytes, of_structure: bytes) -> str:
     """Return where the residues of a structure are others than those of a record; "" where they
     are not. An X, which is any residue, is no difference."""
     pairs = zip(own.decode(), of_structure.decode("utf-8", "replace"), strict=True)
-    for place, (one, other) in enumerate(pairs, 1):
-        if one != other and "X" not in (one, other.upper()):
-            return f"residue {place:,} is {one} in the inputs and {other} in the structure"
+    for number, (letter, other) in enumerate(pairs, 1):
+        if letter != other and "X" not in (letter, other.upper()):
+            return f"residue {number:,} is {letter} in the inputs and {other} in the structure"
     return ""
 
 
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
     """Yield `records` with their structures, by id or accession; those with one of another length
     are refused."""
-    known = {name: structures.lines[of] for name, of in structures.also.items()}
+    known = {name: structures.lines[id] for name, id in structures.also.items()}
     matcher = Matcher(structures.path, known | dict(structures.lines), "record of the inputs")
     for record in records:
         name = matcher.name_of(record.id)
@@ -213,14 +213,14 @@ def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]
         elif letters is None:
             yield record._replace(note="; ".join(filter(None, (record.note, NOT_KNOWN))))
         elif len(letters) != len(own):
-            told = f"{len(letters):,} letters for {len(own):,} residues"
-            yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(told))
+            detail = f"{len(letters):,} letters for {len(own):,} residues"
+            yield record._replace(payload=b"", reason=OTHER_LENGTH.reason(detail))
         else:
             assert name is not None
             of_structure = structures.residues.get(name, own)
             reason = ""
-            if told := difference(own, of_structure):
-                reason = OTHER_RESIDUES.reason(told)
+            if detail := difference(own, of_structure):
+                reason = OTHER_RESIDUES.reason(detail)
             elif structures.plddt:
                 letters, reason = structures.plddt.masked(name, letters)
             payload = b"" if reason else Parts(own, letters).payload

@@ -30,12 +30,12 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
     """
     if not facts.architecture.is_causal:
         return None
-    found: dict[str, str] = {}
+    hook_of: dict[str, str] = {}
     for layer in map(int, options.layers):
         if layer < facts.num_layers:
             block = f"{layer - 1}.hook_resid_post" if layer else "0.hook_resid_pre"
-            found |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in KINDS}
-    return found
+            hook_of |= {f"{kind}_layer_{layer}": f"blocks.{block}" for kind in KINDS}
+    return hook_of
 
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
@@ -58,5 +58,5 @@ def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> 
     if options.chat and encoded.ids != words.own(payload).tolist():
         return None  # by the template, its tokens are others than alone
     most = options.max_tokens - words.num_special if options.max_tokens else None
-    found = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
-    return [slice(ends[begin], ends[end]) for begin, end in found]
+    offsets = [(begun + begin, begun + end) for begin, end in encoded.offsets[:most]]
+    return [slice(ends[begin], ends[end]) for begin, end in offsets]
