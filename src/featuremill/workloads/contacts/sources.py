@@ -48,8 +48,8 @@ log = logging.getLogger("featuremill.weights")
 def beside(model: str) -> Path | None:
     """Return the regression that lies beside the `.pt` that `model` is, as fair-esm has it."""
     path = Path(model).expanduser()
-    found = _beside(path)
-    return found if path.suffix == ".pt" and found.is_file() else None
+    path_beside = _beside(path)
+    return path_beside if path.suffix == ".pt" and path_beside.is_file() else None
 
 
 def _beside(path: Path) -> Path:
@@ -91,8 +91,8 @@ def refuse_missing(model: str) -> None:
 
 def locate(model: str) -> Checkpoint:
     """Return the place of the checkpoint of `model`, also before its download."""
-    found: Checkpoint = _sources(model).locate(model)
-    return found
+    checkpoint: Checkpoint = _sources(model).locate(model)
+    return checkpoint
 
 
 def weights_ahead(model: str) -> Weights:
@@ -109,16 +109,16 @@ def convert(source: Checkpoint, path: Path) -> Converted:
 
     its = _sources(source.name if source.kind == "published" else str(source.path))
     opened = its.read(source)
-    found = None
+    pairs_weights = None
     if opened.sizes.architecture is not ESM_1V:
-        found = regression.of_tensors(opened.tensors, opened.sizes, str(source.path))
-        if found is None and source.kind == "published":
-            found = _downloaded(source, opened.sizes.num_layers, opened.sizes.num_heads)
-    if found is not None:
-        opened = regression.added(opened, found)
-    made: Converted = its.write(source, opened, path)
-    metadata = made.metadata | {HAS_REGRESSION: "yes" if found else "no"}
-    return made._replace(metadata=metadata)
+        pairs_weights = regression.of_tensors(opened.tensors, opened.sizes, str(source.path))
+        if pairs_weights is None and source.kind == "published":
+            pairs_weights = _downloaded(source, opened.sizes.num_layers, opened.sizes.num_heads)
+    if pairs_weights is not None:
+        opened = regression.added(opened, pairs_weights)
+    converted: Converted = its.write(source, opened, path)
+    metadata = converted.metadata | {HAS_REGRESSION: "yes" if pairs_weights else "no"}
+    return converted._replace(metadata=metadata)
 
 
 def _downloaded(source: Checkpoint, num_layers: int, num_heads: int) -> Regression:

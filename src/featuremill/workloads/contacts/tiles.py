@@ -16,20 +16,20 @@ MOST_TILES = 32
 class Tile(NamedTuple):
     """Some rows of a sequence."""
 
-    number: int
+    sequence: int
     """The number of the sequence in its pack."""
-    place: int
+    number: int
     """The number of the tile in its sequence."""
     rows: slice
 
 
-def of(number: int, part: slice, kind: str) -> list[Tile]:
+def cut(sequence: int, part: slice, kind: str) -> list[Tile]:
     """Return the tiles of a sequence, which is that part of its pack, on a device of that kind."""
     length = part.stop - part.start
     step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
     return [
-        Tile(number, place, slice(start, min(start + step, length)))
-        for place, start in enumerate(range(0, length, step))
+        Tile(sequence, number, slice(start, min(start + step, length)))
+        for number, start in enumerate(range(0, length, step))
     ]
 
 
