@@ -43,14 +43,14 @@ def find() -> Path:
     if named:
         folder = named
     else:
-        places = [parent / NAME for parent in PARENTS]
-        open_places = [place for place in places if _is_open_to_all(place.parent)]
-        existing = [place for place in places if _is_open_to_all(place)]
-        if not existing and not open_places:
+        paths = [parent / NAME for parent in PARENTS]
+        open_paths = [path for path in paths if _is_open_to_all(path.parent)]
+        existing = [path for path in paths if _is_open_to_all(path)]
+        if not existing and not open_paths:
             raise UserError(
                 f"there is no folder for GPU leases; name a local one in {LEASE_FOLDER}."
             )
-        folder = (existing or open_places)[0]
+        folder = (existing or open_paths)[0]
     try:
         folder.mkdir(parents=bool(named))
         folder.chmod(MODE)  # mkdir's own mode is reduced by the umask

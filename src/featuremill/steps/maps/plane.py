@@ -62,13 +62,13 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
     axes = (axes / (np.abs(axes).max() or 1.0)).round(DIGITS)
     first = axes[:, :2] / (axes[:, 0].std() or 1.0) * 1e-4
     perplexity = perplexity_of(len(axes), perplexity)
-    found = TSNE(perplexity=perplexity, initialization=first, random_state=seed, n_jobs=1).fit(axes)
-    return np.asarray(found, np.float64)
+    plane = TSNE(perplexity=perplexity, initialization=first, random_state=seed, n_jobs=1).fit(axes)
+    return np.asarray(plane, np.float64)
 
 
-def perplexity_of(num_records: int, asked: float) -> float:
+def perplexity_of(num_records: int, wanted: float) -> float:
     """Return the perplexity that so many records have: what was asked for, or all that they can."""
-    return min(asked, (num_records - 1) / 3)
+    return min(wanted, (num_records - 1) / 3)
 
 
 def versions() -> Mapping[str, Any]:

@@ -107,10 +107,10 @@ def _of_block(block: Scored) -> Iterator[Contig]:
     failed = np.add.reduceat(np.isnan(block.scores_NC[:, 0]), starts, dtype=np.int64)
     seen = np.maximum.reduceat(block.seen_N, starts)
     sizes = np.diff([*starts, len(names)])
-    for name, *told in zip(
+    for name, *figures in zip(
         names[starts], highest, sums, sizes.tolist(), failed.tolist(), seen.tolist(), strict=True
     ):
-        yield Contig(name, *told)
+        yield Contig(name, *figures)
 
 
 def class_of(scores_C: Scores, preferred: int) -> int:
@@ -134,10 +134,10 @@ def counts_in(table: Path) -> dict[str, int]:
         table, parse_options=pc_csv.ParseOptions(delimiter="\t"), convert_options=types
     ) as reader:
         for block in reader:
-            found = Counter(zip(*(column.to_pylist() for column in block.columns), strict=True))
-            for (verdict, status), number in found.items():
+            counts = Counter(zip(*(column.to_pylist() for column in block.columns), strict=True))
+            for (verdict, status), number in counts.items():
                 if status in (OK, PARTLY):
                     verdicts[verdict] += number
                 else:
                     without[status] += number
-    return {name: number for one in (verdicts, without) for name, number in one.most_common()}
+    return dict([*verdicts.most_common(), *without.most_common()])
