@@ -79,7 +79,7 @@ def _arrays(column: pa.Array) -> Sequence[npt.NDArray[Any]]:
 class _Loaded(NamedTuple):
     """A model and what it was made of."""
 
-    asked: tuple[object, ...]
+    key: tuple[object, ...]
     """The workload, its model, and what tells whether other files are there by now."""
     device: Device
     options: Any
@@ -449,14 +449,14 @@ def _say(sentence: str) -> None:
 def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Device) -> _Loaded:
     """Return the model, the one that is loaded if it is the same, with the settled options."""
     last = _loaded.pop() if _loaded else None
-    key = _asked(name, workload, options)
-    if last and last.asked == key:
+    key = _key_of(name, workload, options)
+    if last and last.key == key:
         network = last.weights
     else:
         model = workload.weights(options)
         network = weights.weights_of(weights.convert(model, workload=name)) if model else None
     resolved = plugin_errors.resolved(name, workload, options, device, network)
-    if last and (last.asked, last.device) == (key, device):
+    if last and (last.key, last.device) == (key, device):
         kept = last.model if last.options == resolved else None
         if kept is None and isinstance(workload, TakesOtherOptions):
             kept = workload.with_options(last.model, resolved)
@@ -476,7 +476,7 @@ def _ready(name: str, workload: Workload, options: WorkloadOptions, device: Devi
     return _Loaded(key, device, resolved, network, loaded)
 
 
-def _asked(name: str, workload: Workload, options: WorkloadOptions) -> tuple[object, ...]:
+def _key_of(name: str, workload: Workload, options: WorkloadOptions) -> tuple[object, ...]:
     paths = [Path(path) for path in option_files.paths_of(options).values()]
     model = workload.weights(options)
     if model and weights.is_path(model, name):

@@ -18,7 +18,7 @@ class Change(NamedTuple):
 
 
 def in_words(changes: Sequence[Change]) -> str:
-    """Return the changes in words, such as "layers: 6 → 3; pool: mean → max"."""
+    """Return the changes as text, such as "layers: 6 → 3; pool: mean → max"."""
     shown = [f"{key}: {_value(before)} → {_value(now)}" for key, before, now in changes[:MOST_TOLD]]
     more = [f"{len(changes) - MOST_TOLD:,} more"] if len(changes) > MOST_TOLD else []
     return "; ".join([*shown, *more])

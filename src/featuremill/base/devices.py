@@ -60,7 +60,7 @@ def planning_device(choice: str) -> Device:
 
 
 def with_processors(devices: Sequence[Device]) -> list[Device]:
-    """Return `devices` with their numbers of multiprocessors, from CUDA's driver.
+    """Return `devices` with their numbers of multiprocessors, as CUDA's driver reports them.
 
     It is called without torch, which not every workload needs. Visible devices have the order of
     the lease. Without an answer the number stays 0, and a workload uses the usual one.

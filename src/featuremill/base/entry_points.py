@@ -39,15 +39,15 @@ def own(group: str) -> Mapping[str, EntryPoint]:
 
 
 def others(group: str) -> dict[str, EntryPoint]:
-    """Return what other packages register in a group, by name, in alphabetical order; what is
-    called like one of featuremill's own is left out."""
+    """Return the entry points of other packages in a group, by name, without names that featuremill
+    uses itself."""
     ours = own(group)
     registered = _all(group, tuple((folder, _changed(folder)) for folder in sys.path))
     return {name: registered[name] for name in sorted(registered.keys() - ours.keys())}
 
 
 def _changed(folder: str) -> int | None:
-    """Return when something was last installed in a folder that Python imports from."""
+    """Return the mtime in ns of a folder on Python's path: an install changes it."""
     try:
         return Path(folder or ".").stat().st_mtime_ns
     except OSError:

@@ -39,7 +39,7 @@ def accessions(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
 
 
 def accession(id: str) -> str:
-    """Return the accession in `id`, as `accessions` does; quicker for one than for a batch."""
+    """Return the accession in `id`, as `accessions` does; faster for a single id."""
     if "|" in id or id.startswith(("UniRef", "AF-", "AFDB:")):  # as one of PATTERNS begins
         for pattern in _PATTERNS:
             if match := pattern.fullmatch(id):

@@ -39,7 +39,7 @@ def set_up(level: int, log_file: Path | None, about: str = "") -> None:
 
 
 def last_error(path: Path) -> str:
-    """Return the error of the last command that began in the log file `path`; empty for none."""
+    """Return the error of the last command in the log file `path`; "" without an error."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -73,7 +73,7 @@ def keeps_details() -> bool:
 
 
 def log_or_screen() -> str:
-    """Return what to call the place where details stand: a log file, or the screen."""
+    """Return what a message calls the place of details: the log, or the screen."""
     handlers = logging.getLogger("featuremill").handlers
     has_file = any(isinstance(handler, _LogFile) for handler in handlers)
     return "the log" if has_file else "what is printed above"

@@ -51,9 +51,8 @@ class Matcher:
         id_columns: IdColumns = ID_ALONE,
         log: logging.Logger | None = None,
     ) -> None:
-        """`line_of` has each name's line in the table `path`; `of` says what is met, such as
-        "record of results/my", of whose ids `id_columns` are made. Warnings go to `log`, if any.
-        """
+        """`line_of` has the line of each name in the table `path`. `noun` names what is matched,
+        such as "record of results/my", and `id_columns` make its ids. Warnings go to `log`."""
         self._path, self._line_of, self._of, self._log = path, line_of, noun, log
         self._id_columns = id_columns
         self._id_of: dict[str, str] = {}
@@ -158,7 +157,7 @@ class Matcher:
             )
 
     def _remedy(self, unmatched: list[str]) -> str:
-        """Return what to do: the form in which most of the names would be those of records."""
+        """Return a remedy: the form of id that would match most of the names."""
         num_matches: dict[str, int] = {}
         for says, form in FORMS.items():
             ids = {self._own(id) for id in self._met}

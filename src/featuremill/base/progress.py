@@ -48,7 +48,7 @@ class Progress:
         )
 
     def at(self, done: int, total: int | None = None) -> None:
-        """Log that `done` units are done, of so many if that is known."""
+        """Log that `done` units of `total` are done; None for an unknown total."""
         if not done or not self._is_time():
             return
         speed = done / (self._last - self._started)

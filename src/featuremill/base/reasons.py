@@ -172,7 +172,7 @@ def is_missing_sequence(text: str) -> bool:
 
 
 def learn(kinds: Sequence[Kind]) -> None:
-    """Know the `kinds` of a workload from now on, in this process.
+    """Register the `kinds` of a workload in this process.
 
     Raises:
         ValueError: when one has the name or a head of another kind, or no head; for its author.

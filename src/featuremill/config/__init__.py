@@ -250,7 +250,7 @@ class Origin:
     """Where its keys stand."""
 
     def at(self, *key: str) -> str:
-        """Return where `key` stands, or the nearest key around it whose place is known."""
+        """Return the position of `key`, or of the nearest key around it with a known position."""
         around = (key[:length] for length in range(len(key), 0, -1))
         return next((self.places[outer] for outer in around if outer in self.places), self.source)
 
@@ -555,7 +555,7 @@ def checked(
     origin: Origin,
     besides: Collection[str] = (),
 ) -> Model:
-    """Return the `model` of the section of a config that stands at `path` in it.
+    """Return the section at `path` of a config as a validated `model`.
 
     Raises:
         UserError: a sentence for each wrong key; `elsewhere` says of some where they belong, and
@@ -582,8 +582,8 @@ def sections() -> dict[str, str]:
 
 
 def _options() -> dict[str, type[WorkloadOptions]]:
-    """Return the options of each workload that is installed here, those of the default one first;
-    a broken one has none."""
+    """Return the options of each installed workload, the default one first. A broken workload has
+    none."""
     options = {}
     for name in (DEFAULT, *workloads()):
         with contextlib.suppress(UserError, WorkloadError):

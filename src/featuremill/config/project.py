@@ -88,7 +88,7 @@ class ProjectConfig(NamedTuple):
 
     @property
     def products(self) -> list[step.Made]:
-        """What the steps make, first that which features are computed of."""
+        """The products of all steps; those that are inputs of features come first."""
         return [*chain.from_iterable(self.products_around)]
 
     @property
@@ -199,8 +199,8 @@ def _with_runs(
 
 
 def _sets(raw: Mapping[str, Any], origin: Origin) -> list[tuple[Mapping[str, Any], Origin]]:
-    """Return each set of features as a config of its own, and where that stands; without
-    `features:` there is one."""
+    """Return the config of each set of features with its origin; without `features:` the config
+    itself."""
     if FEATURES not in raw:
         return [(raw, origin)]
     configs.refuse_impossible(raw, origin)
@@ -240,7 +240,7 @@ def _records(project: step.Project) -> dict[str, str]:
 
 
 def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
-    """Return the file of records that a set of features is `of`."""
+    """Return the file of records that the key `of` of a set of features names."""
     if kind is None:
         return files.get(run.run.rpartition("/")[2], next(iter(files.values())))
     if str(kind) not in files:
@@ -251,9 +251,9 @@ def _file_of(kind: Any, run: Run, files: Mapping[str, str]) -> str:
 
 
 def records_now(project: ProjectConfig, folder: Path) -> dict[str, list[Path]]:
-    """Return the files of records of each run by its name: what steps make of the inputs is made in
-    `folder` where it is not there, of samples a sheet; nothing of a run that reads the inputs
-    themselves."""
+    """Return the files of records of each run. Files that steps make of the inputs are written to
+    `folder` if they do not exist yet; of samples, that is a sheet. A run that reads the inputs has
+    none."""
     for_steps = project.for_steps
     now = {
         file: file_now
@@ -278,7 +278,7 @@ def proteins_of(paths: Sequence[str]) -> tuple[str, str] | None:
 
 
 def draws_records() -> DrawsRecords:
-    """Return the step that draws the map of a report; UserError where an older install lacks it."""
+    """Return the step that draws the map of a report."""
     for drawer in map(step_of, finding.known()):
         if isinstance(drawer, DrawsRecords):
             return drawer
@@ -286,7 +286,7 @@ def draws_records() -> DrawsRecords:
 
 
 def _inside(places: Places, name: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield where the keys of a set stand, and those of the records."""
+    """Yield the positions of the keys of a set, and of the keys of records."""
     for key, where in places.items():
         if key[:2] == (FEATURES, name):
             yield key[2:], where
@@ -333,7 +333,7 @@ def read_one(path: Path, name: str | None = None) -> Run:
 
 
 def outputs_of(runs: Collection[Run]) -> dict[tuple[str, ...], list[str]]:
-    """Return the runs that have the same outputs, by these."""
+    """Return the names of the runs by their outputs."""
     runs_of: dict[tuple[str, ...], list[str]] = {}
     for run in runs:
         runs_of.setdefault(run.outputs, []).append(run.run)

@@ -48,7 +48,7 @@ class Runs(NamedTuple):
 
 
 def named(typed: Path) -> Runs:
-    """Return the runs that `given` names, whether they were begun or not.
+    """Return the runs that the path names, whether or not they have started.
 
     Raises:
         UserError: when it is a file that is no config, or would be a config and is not there.
@@ -78,7 +78,7 @@ def named(typed: Path) -> Runs:
 
 
 def only_folder(typed: Path) -> Path:
-    """Return the folder of the one run that the config `given` names.
+    """Return the folder of the only run of the config `typed`.
 
     Raises:
         UserError: it is no config, or it has several sets of features.

@@ -123,8 +123,8 @@ class Shard:
         return self._sha256[32 * row : 32 * row + 32]
 
     def checked(self, rows: Sequence[int], values: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the rows to commit. A row fails if it has a reason, or a value that is missing or
-        not finite."""
+        """Return the rows to commit. A row fails by a reason, or by a missing or non-finite
+        value."""
         plugin_errors.refuse_answer(self._workload, values, len(rows), self.values)
         values, reasons = compute.split_reasons(values)
         return self._of_part(rows, values, reasons)

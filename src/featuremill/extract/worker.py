@@ -72,8 +72,7 @@ def start_reading(path: Path) -> None:
 
 
 def make_contexts(num_gpus: int) -> None:
-    """Have CUDA's driver make the context of each GPU of this process that torch uses, the primary
-    one."""
+    """Create the primary CUDA context of each visible GPU."""
     driver = ctypes.CDLL("libcuda.so.1")
     driver.cuInit(0)
     for ordinal in range(num_gpus):

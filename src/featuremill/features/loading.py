@@ -114,7 +114,7 @@ def load(
 
 
 def _provenance(schema: pa.Schema) -> dict[Hashable | None, Any]:
-    """Return the attributes of a table of results; none of one that something else wrote."""
+    """Return the attributes of a table of results; {} for a table of another program."""
     texts = json.loads((schema.metadata or {}).get(b"featuremill", b"{}"))
     return {name: json.loads(texts[name]) if name in NESTED else texts[name] for name in texts}
 

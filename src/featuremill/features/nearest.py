@@ -201,7 +201,7 @@ class Nearest:
             self._floors = below[:, None]
 
     def hits(self) -> list[Found]:
-        """Return the nearest to each query."""
+        """Return the nearest rows of each query, with their scores."""
         rows, closeness, ends = self._best.sorted()
         scores = self._sign * closeness
         starts = [0, *ends[:-1].tolist()]

@@ -71,7 +71,7 @@ def open_parts(run: str | Path, column: str | None = None) -> Parts:
 
 
 def _delivered(folder: Results, partial: bool | None) -> tuple[Results, Delivery]:
-    """Return the folder of the results, and their manifest.json."""
+    """Return the folder of the results, whole or partial, and their manifest.json."""
     root = folder.root
     if not root.is_dir():
         raise UserError(f"{root}: there is no such folder; name a run's, such as results/demo.")
@@ -116,8 +116,8 @@ def _parts(
 def _opened(
     folder: Results, delivered: Results, delivery: Delivery, column: str | None, choosing: str
 ) -> Features:
-    """Open the table of the results, and embeddings.npy where it is one of them; without a table,
-    the parts."""
+    """Open the table of the results, with embeddings.npy if it is one of them; without a table,
+    open the parts."""
     root, written = folder.root, delivered.written()
     paths = {output: delivered.root / file for file, output in outputs_of(written).items()}
     path, npy = paths.get("parquet_dataset") or paths.get("parquet"), paths.get("npy")

@@ -186,7 +186,7 @@ class Parts:
             yield ids.take(pa.array(places)).to_pylist(), rows[places]
 
     def take(self, rows: Rows, within: Rows, dtype: npt.DTypeLike = np.float32) -> Matrix:
-        """Return the vectors (n, width) that stand at `within` their rows."""
+        """Return the vectors (n, width) at the offsets `within` these rows."""
         batch, position = self._batch[rows], self._first[rows] + within
         vectors = np.empty((len(rows), self.column.width), dtype)
         order = np.argsort(batch, kind="stable")

@@ -140,8 +140,8 @@ class Records:
         return records
 
     def ranks_of(self, rows: Rows) -> Rows:
-        """Return the place of each of `rows` among them by sha256 and then id, which does not
-        depend on the order of the results."""
+        """Return the rank of each of `rows` by sha256 and id, which does not depend on the order of
+        the results."""
         records = self.records_of(rows)
         ascending = sorted(records, key=lambda row: (records[row].sha256, records[row].id))
         rank_of = {row: rank for rank, row in enumerate(ascending)}

@@ -46,7 +46,7 @@ def clean(letters: str, num_before: int = 0) -> Cleaned:
 
 
 def _reason(letters: str, num_before: int) -> str:
-    """Name the first letter that is no base, and its place among the letters."""
+    """Return the reason for the first letter that is no base, with its position."""
     plain = letters.translate(NO_WHITESPACE)
     stranger = _STRANGER.search(plain)
     assert stranger, plain

@@ -27,7 +27,7 @@ YES_OR_NO = {"true": True, "1": True, "false": False, "0": False}
 def payload(
     names: Sequence[str], values: Sequence[Any], types: Mapping[str, type]
 ) -> tuple[bytes, str]:
-    """Return the payload of a row, else the reason why a cell is not of its column's type."""
+    """Return the payload of a row and "", or b"" and why a cell has not its column's type."""
     row = dict(zip(names, values, strict=True))
     for name, type in types.items():
         try:

@@ -74,8 +74,7 @@ class Columns(NamedTuple):
 def find(
     path: Path, names: Sequence[str], chosen: Named, sequences: Sequence[Sequence[str]] = SEQUENCES
 ) -> Columns:
-    """Return where the columns stand in `names`: those that are `chosen`, or whose names tell, in
-    any case; UserError where that is not clear."""
+    """Return the indices of the id, sequence and description columns in `names`."""
     id = find_column(path, names, chosen.id, IDS, "id")
     sequence = find_column(path, names, chosen.sequence, sequences, "sequence")
     if id == sequence:
@@ -92,7 +91,7 @@ def has_id(names: Sequence[str]) -> bool:
 
 
 def find_id(path: Path, names: Sequence[str], remedy: str = "call the right one 'id'") -> int:
-    """Return where the id stands in `names`; UserError with a `remedy` where that is not clear."""
+    """Return the index of the id column in `names`; the `remedy` ends an error message."""
     indices = _matches(names, IDS)
     if not indices:
         raise UserError(f"{path}: no column of ids is found (columns: {listed(names)}); {remedy}.")
@@ -120,7 +119,7 @@ def find_named(path: Path, names: Sequence[str], wanted: str) -> int:
 def find_column(
     path: Path, names: Sequence[str], chosen: str, ranks: Sequence[Sequence[str]], wanted: str
 ) -> int:
-    """Return where the column is that is `chosen`, else where the `wanted` one is found."""
+    """Return the index of the column `chosen`, else of the only one whose name is in `ranks`."""
     key = f"{wanted}_column"
     if chosen:
         if chosen not in names:

@@ -44,7 +44,7 @@ class Sequences(NamedTuple):
     chosen: columns.Named = columns.Named()
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
-        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        """Return how rows of the table `path` with these columns become records."""
         indices = columns.find(path, names, self.chosen, self.names)
         words = f"id from column {names[indices.id]!r}, sequence from {names[indices.sequence]!r}"
         if indices.description is None:
@@ -88,7 +88,7 @@ class Rows(NamedTuple):
     """The columns of the payload and the types of their cells; None for all but the id's."""
 
     def taken(self, path: Path, names: Sequence[str]) -> Taken:
-        """Return what becomes of the rows of the table `path`, whose columns have these names."""
+        """Return how rows of the table `path` with these columns become records."""
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise UserError(f"{path}: two columns are called {twice!r}; rename one of them.")
         id = columns.find_column(path, names, self.id_column, columns.IDS, "id")

@@ -215,8 +215,8 @@ class HasIds(Protocol):
 def by_record(
     labels: Mapping[str, Label], path: Path, parts: Sequence[HasIds], records: NamedRecords
 ) -> dict[str, Label]:
-    """Return `found` by the ids of records: names in the table `path` are those or accessions. What
-    is of no record stays under its own name.
+    """Return `labels` by the ids of records; the table `path` may name records by id or accession.
+    A name of no record keeps its label.
 
     Raises:
         UserError: a name is of several records, or few names are of any.
@@ -228,7 +228,7 @@ def by_record(
 def of_ids(
     labels: Mapping[str, Label], path: Path, ids: Iterable[str], records: NamedRecords
 ) -> dict[str, Label]:
-    """Return `found` by these `ids`, as `by_record` does."""
+    """Return `labels` by these `ids`, as `by_record` does."""
     lines = {name: label.line for name, label in labels.items()}
     names = Matcher(path, lines, records.called, records.id_columns, records.log).match(ids)
     names.check()

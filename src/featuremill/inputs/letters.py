@@ -83,7 +83,7 @@ def doubtful_id(id: str) -> str:
 
 
 def show_at(letters: str, index: int) -> str:
-    """Return how to print the letter at `place`, or the special token there as a whole."""
+    """Return the letter at `index` for a message, or the whole special token that starts there."""
     token = SPECIAL_TOKEN.match(letters, index)
     return f"'{token.group()}'" if token else show(letters[index])
 

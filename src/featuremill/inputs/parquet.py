@@ -46,7 +46,7 @@ def names_of(path: Path) -> list[str]:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[tuple[list[str], Batches]]:
-    """Yield the names of the columns, and what reads them.
+    """Yield the names of the columns, and a function that reads columns by index.
 
     Raises:
         UserError: the file is no such table, or its content cannot be read.

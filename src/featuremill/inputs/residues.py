@@ -79,7 +79,7 @@ def _is_nucleotides(payload: bytes) -> bool:
 
 
 def _reason(letters: str) -> str:
-    """Name the first letter that is no residue, and its place among the residues."""
+    """Return the reason for the first letter that is no residue, with its position."""
     residues = letters.translate(NO_WHITESPACE).rstrip("*")
     stranger = _STRANGER.search(residues)
     assert stranger, residues

@@ -69,7 +69,7 @@ def _listed(card: Path) -> State:
 
 
 def words_of(options: Mapping[str, object]) -> list[str]:
-    """Return keys of a config as options of a command, those that are given."""
+    """Return the keys of a config that are set as options of a command."""
     return [
         f"--{key.replace('_', '-')}={options[key]}" for key in options if options[key] is not None
     ]
@@ -87,14 +87,13 @@ def id_columns_of(project: Project, folder: str) -> IdColumns:
 
 
 def stands(products: Sequence[Made], label: str, project: Project) -> bool:
-    """Return whether what status calls `label` is finished: no job is going to read its table."""
+    """Return whether the product `label` is finished, so that no job will read its table."""
     by_label = {product.label: product for product in project.with_states(products)}
     return by_label[label].stands() == "yes"
 
 
 def are_there(table: str | None, folders: Iterable[str], project: Project) -> bool:
-    """Return whether a table, if any, and features of finished runs elsewhere are there: a rule of
-    another workflow may still have to make them."""
+    """Return whether the table, if any, and the features of runs of other workflows exist."""
     others = (Path(run, "manifest.json") for run in folders if run not in project.features.values())
     return all(path.exists() for path in (*map(Path, filter(None, [table])), *others))
 

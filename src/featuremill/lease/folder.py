@@ -34,7 +34,7 @@ MAKING_SECONDS = 1.0
 
 
 def find() -> Path:
-    """Return the folder, made if needed.
+    """Return the folder of leases; make it if it does not exist.
 
     Every user must find the same one, root too: the first that exists, else the first place where
     any user may make it.

@@ -71,7 +71,7 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
 
 
 def _granted(everything: Sequence[Device]) -> tuple[list[Device], str]:
-    """Return the devices given by a scheduler or user, and the name of the variable."""
+    """Return the devices that a scheduler or user grants, and the name of the variable."""
     mask = CUDA_VISIBLE_DEVICES.text()
     if mask is not None:
         granted = visible(everything, mask)

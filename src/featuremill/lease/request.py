@@ -53,7 +53,7 @@ class Request(NamedTuple):
     def from_environment(
         cls, fields: Mapping[str, object] | None = None, num_gpus: int = 1, index_mode: bool = False
     ) -> Request:
-        """Return the request of the FEATUREMILL_* variables, except for the fields in `given`.
+        """Return the request by the FEATUREMILL_* variables; `fields` replace their values.
 
         The number 0, as from a clipped Snakemake resource, means 1.
         """

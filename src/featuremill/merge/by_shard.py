@@ -126,7 +126,7 @@ class ByShard:
                 lists.add(block, failures.read(group), int(edges[group]), nothing)
 
     def _add_failures(self, failures: Shuffle, number: int) -> npt.NDArray[np.int64]:
-        """Add the failed records of a shard to `failures`; return their places in the input."""
+        """Add the failed records of a shard to `failures`; return their ordinals in the input."""
         shard = self._shards[number]
         path = delivered.folder_of(self._folder, shard.key) / FAILURES
         with pa.OSFile(str(path)) as file:
@@ -175,8 +175,8 @@ class ByShard:
         return {name: sha256_of(to / name)}
 
     def _named(self, output: str) -> dict[Path, tuple[Path, DeliveredFile]]:
-        """Return the files of an output by their names in its folder, in the order of names, and
-        where each is."""
+        """Return the paths of the delivered files of an output, by name in its folder and
+        sorted."""
         files = {}
         for number, shard in enumerate(self._shards):
             folder = delivered.folder_of(self._folder, shard.key)
@@ -199,7 +199,7 @@ def _known(sha256: Mapping[str, str], _: Path) -> Mapping[str, str]:
 
 
 def _link(source: Path, path: Path, file: DeliveredFile) -> None:
-    """Give the file at `place` a second name, or copy it where its file system has no such."""
+    """Hard-link the file at `source` to `path`; copy it if the file system has no hard links."""
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         os.link(source, path)
@@ -249,7 +249,7 @@ def _write_index(path: Path, files: Mapping[Path, tuple[Path, DeliveredFile]]) -
 def collected(
     folder: Results, plan: Plan, outputs: Sequence[str], num_threads: int
 ) -> Iterator[ByShard]:
-    """Yield the delivered shards of the run, with a folder of its own for as long as it is needed.
+    """Yield the delivered shards of the run; a scratch folder exists meanwhile.
 
     Raises:
         IntegrityError: when a part is not what its receipt says.

@@ -142,8 +142,8 @@ def merge(
     extra_fields: Mapping[str, Any] = MappingProxyType({}),
     order: RowOrder = "auto",
 ) -> Delivery:
-    """Write the results of `folder`'s plan, their rows in this `order`, and return what
-    manifest.json says, `told` included.
+    """Write the results of the plan in `folder`, with rows in this `order`; return the content of
+    manifest.json, `extra_fields` included.
 
     Raises:
         IntegrityError: when a part is not what its receipt says, or the sums don't agree.
@@ -250,7 +250,7 @@ def _write(
     counts: Accounts,
     extra_fields: Mapping[str, Any],
 ) -> Delivery:
-    """Write the result files; return what manifest.json is going to say of them."""
+    """Write the result files; return the content of their manifest.json."""
     is_partial = bool(extra_fields.get("partial"))
     results = folder.partial if is_partial else folder
     receipts = [receipt for receipt in source.receipts if receipt]
@@ -274,7 +274,7 @@ def _write(
 def open_parts(
     folder: Results, plan: Plan, num_threads: int, only_look: bool
 ) -> tuple[Parts, list[IntegrityError]]:
-    """Return every part, and what is wrong with those that are None for it."""
+    """Return all parts, None for damaged ones, and the errors of these."""
 
     def opened(source: PlannedShard) -> Part | IntegrityError | None:
         try:
@@ -300,8 +300,7 @@ def open_parts(
 
 @contextmanager
 def gathered(folder: Results, plan: Plan, parts: Parts, num_threads: int) -> Iterator[InInputOrder]:
-    """Yield the rows of the run in the order of its input, with a folder of its own for as long as
-    it is needed."""
+    """Yield the rows of the run in the order of its input; a scratch folder exists meanwhile."""
     remove_left(folder.store / "merge")
     with scratch(folder.store / "merge") as scratch_folder:
         names = [source.shard for source in plan.sources]

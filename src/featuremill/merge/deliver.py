@@ -162,8 +162,7 @@ class Delivering:
         return delivered, len(numbers) - len(new)
 
     def shard(self, number: int) -> tuple[DeliveredShard, bool]:
-        """Deliver one shard, which is not synced yet; return what that is, and whether it was
-        there."""
+        """Deliver one shard without a sync; return its receipt, and whether it existed."""
         part = self._open(number)
         records = self.identities.records_of(number)
         receipt = part.receipt
@@ -191,8 +190,8 @@ class Delivering:
         return answer, False
 
     def known(self) -> dict[int, DeliveredShard]:
-        """Return what jobs delivered of the plan, by the shard's number, as far as nothing was
-        written to its part and its files since; their bytes are not read."""
+        """Return the delivered shards of the plan by number, if their part and files have the same
+        times as then. Their bytes are not read."""
         shards: dict[str, DeliveredShard] = {}
         for path in sorted(receipt_of(self.folder, 0).parent.glob("*.json")):
             content = Delivered.find(path)
@@ -248,7 +247,7 @@ class Delivering:
 
 
 def standing(folder: Path) -> DeliveredShard | None:
-    """Return what was delivered in the folder `place`, if its files are as they were written."""
+    """Return the receipt of the delivered shard in `folder` if its files are unchanged."""
     answer = DeliveredShard.find(folder / ANSWER) if folder.is_dir() else None
     if answer is None:
         return None
@@ -265,7 +264,7 @@ def standing(folder: Path) -> DeliveredShard | None:
 
 
 class _Shard:
-    """The rows of one shard, to be written to the folder `place`."""
+    """The rows of one shard, to be written to `folder`."""
 
     def __init__(
         self, folder: Path, part: Part, records: pa.RecordBatch, provenance: dict[str, str]
@@ -411,7 +410,7 @@ class _Values:
         return pa.Table.from_batches([values])
 
     def _column(self, field: pa.Field, pieces: Sequence[_Piece], num_rows: int) -> pa.Array:
-        """Return a column of rows that are in `pieces`: a batch, rows in it, and their places."""
+        """Return a column from `pieces`: a batch, its rows, and their positions in the column."""
         columns = [batch.column(field.name) for batch, _, _ in pieces]
         if kind_of(field.type) != "pooled" or any(column.null_count for column in columns):
             taken = [

@@ -129,7 +129,7 @@ def _close(name: str, writer: Writer) -> None:
 
 
 def _check_room(source: Rows, paths: Mapping[str, Path], run: Path) -> None:
-    """Refuse what would end on a full disk, maybe hours later."""
+    """Raise UserError if the disk cannot hold the outputs, before any is written."""
     if not paths:
         return
     about = (source.values, source.num_rows, source.num_residues)

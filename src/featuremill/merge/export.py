@@ -214,7 +214,7 @@ def export(
 def _targets(
     folder: Results, results: Delivery, formats: Sequence[str], output: Path | None
 ) -> dict[str, Path]:
-    """Return where each format goes, without those that merge has written there."""
+    """Return the path of each format, without formats that merge has written there."""
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         if output.samefile(folder.root):
@@ -238,7 +238,7 @@ def _targets(
 
 @contextlib.contextmanager
 def _source(folder: Results, plan: Plan, results: Delivery, num_threads: int) -> Iterator[Source]:
-    """Yield the parts of the results, joined and accounted for as in merge."""
+    """Yield the rows of the results, checked and counted as in merge."""
     own = [folder.part(plan.recipe, shard.shard) for shard in plan.shards]
     if not (plan.taken or any(part.exists() for part in own)):
         raise UserError(

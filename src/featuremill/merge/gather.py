@@ -36,7 +36,7 @@ Sizes = npt.NDArray[np.int64]
 
 
 def bytes_of_rows(rows: pa.RecordBatch) -> Sizes:
-    """Return the bytes that the values of each row take, about; shape (rows,)."""
+    """Return the approximate bytes of the values in each row; shape (rows,)."""
     sizes = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
         sizes += _of_column(column)
@@ -176,8 +176,8 @@ class Gatherer:
         self._place_all()
 
     def _are_larger(self, parts: Sequence[Part]) -> bool:
-        """Tell whether the values take more than their types and the records' lengths say, as
-        strings do, and lists that are not as long as their records."""
+        """Return whether the values take more bytes than their types and the lengths of records
+        imply, as strings do."""
         stored = sum(part.path.stat().st_size for part in parts)
         num_rows = sum(part.receipt.rows for part in parts)
         length = sum(part.receipt.payload_bytes for part in parts)
@@ -205,7 +205,8 @@ class Gatherer:
 
     @property
     def num_residues(self) -> int:
-        """Return of how many residues there are vectors, at most: long proteins may be cut off."""
+        """Return an upper bound of the number of residues with vectors: long proteins may be
+        cut."""
         a_residue = expected_bytes(self.values, 0, 1)
         there = [part for part in self.parts if part]
         stored = sum(part.path.stat().st_size for part in there)

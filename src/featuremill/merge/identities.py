@@ -48,7 +48,7 @@ class Identities:
     """The records of each shard: ids, headers, lengths, digests, samples."""
 
     def __init__(self, folder: Path, shards: Iterable[str], records: Path) -> None:
-        """Open what `lay_out` made in the folder `place` of the file `records`."""
+        """Open the identities in `folder`, which `lay_out` made of the file `records`."""
         survey = read_json(folder / SURVEY) or {}
         self.samples = samples_of(records)
         """What is known of each sample, by column; nothing without a sheet."""
@@ -87,7 +87,7 @@ class Identities:
 
 
 def lay_out(folder: Results, plan: Plan) -> Identities:
-    """Return the identities of the planned records, laid out by shard, now or before.
+    """Return the identities of the planned records by shard; write them if they do not exist.
 
     Raises:
         IntegrityError: when records.parquet is not that of the `plan`.

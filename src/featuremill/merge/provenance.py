@@ -18,7 +18,7 @@ from featuremill.workload.weights import model_told
 
 
 def provenance_of(plan: Plan, receipts: Sequence[Receipt]) -> dict[str, str]:
-    """Return what every result file's own attributes say."""
+    """Return the attributes of every result file."""
     options = plan.settings.options
     names = workload.optional_of(plan.workload, "ATTRIBUTES")
     attributes = {name: options[name] for name in names if name in options}
@@ -63,8 +63,8 @@ def delivery_of(
     outputs: dict[str, Written],
     extra_fields: Mapping[str, Any],
 ) -> Delivery:
-    """Return what manifest.json says: where the numbers come from, how many there are, and what is
-    `told` besides, such as keys of the config."""
+    """Return the content of manifest.json: sources, counts, and `extra_fields`, such as keys of the
+    config."""
     sources = {entry.shard: entry for entry in plan.taken}
     own = [receipt for receipt in receipts if receipt.shard not in sources]
     extra_fields = dict(extra_fields)
@@ -116,7 +116,7 @@ def bytes_are_lengths(plan: Plan) -> bool:
 
 
 def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:
-    """Return what the GPUs took, as far as NVML told; who shared one cannot be told apart.
+    """Return the energy of the GPUs by NVML; it cannot be split between jobs on one GPU.
 
     A receipt knows the bytes of its payloads, and not how long the records are, unless it
     `has_lengths`.
@@ -132,8 +132,8 @@ def _energy(receipts: list[Receipt], has_lengths: bool) -> dict[str, Any]:
 
 
 def warnings_of(receipts: list[Receipt]) -> list[str]:
-    """Say what differs between parts that may change values in their last bits, and what the jobs
-    that computed them warned of."""
+    """Return warnings: differences between parts that may change the last bits of values, and the
+    warnings of the jobs."""
     warnings = []
     devices = sorted({receipt.device_name for receipt in receipts})
     if len(devices) > 1:

@@ -38,9 +38,9 @@ class Source(Protocol):
 
 
 def write(source: Source, records_path: Path, failures: Path, path: Path, sums: Accounts) -> None:
-    """Write a row a sample to `path`: its own columns, its records, what became of them, how many
-    were cut or cleaned, and its share of the devices' seconds; `failures` is failed.tsv, and `sums`
-    what all samples come to.
+    """Write one row for each sample to `path`: its columns of the sheet, its records by status, how
+    many were cut or cleaned, and its share of the device seconds. `failures` is failed.tsv; `sums`
+    are the totals of all samples.
 
     A shard's seconds are shared out by cost among the records that ask for it.
 

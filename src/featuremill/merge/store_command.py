@@ -231,8 +231,8 @@ def add(store: Path, folder: Results) -> None:
 
 
 def remove(store: Path, recipe: str, unread_days: int, is_meant: bool) -> None:
-    """List this user's parts that no run refers to, and leftovers; remove them where it `is_meant`.
-    What a reference that cannot be read may be to stays."""
+    """List this user's parts that no run refers to, and leftovers; remove them if `is_meant`. Parts
+    that an unreadable reference may name stay."""
     user = shared.own_folder(store).name
     if leftovers := _leftovers(store):
         number = counted(len(leftovers), "leftover")
@@ -289,7 +289,7 @@ def _leftovers(store: Path) -> list[Path]:
 
 
 def _last_written(path: Path) -> float:
-    """Return when anything in `place` was written last; now, where it is being removed."""
+    """Return the last mtime of any file below `path`; now, if it is being removed."""
     try:
         return max(entry.lstat().st_mtime for entry in (path, *path.rglob("*")))
     except FileNotFoundError:

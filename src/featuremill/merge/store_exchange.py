@@ -131,7 +131,7 @@ def _blocks(batches: Iterable[pa.RecordBatch], schema: pa.Schema) -> Iterator[pa
 
 
 def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
-    """Return the parts by name; damaged ones are left out, with a warning."""
+    """Return the undamaged parts by name; warn about the others."""
     parts: dict[str, Part] = {}
     for shelf in shelves:
         for name, path in shelf.parts().items():
@@ -146,7 +146,7 @@ def _good_parts(shelves: Sequence[shared.Shelf]) -> dict[str, Part]:
 
 
 def _rows_to_give(good: Mapping[str, Part]) -> Iterator[tuple[Path, npt.NDArray[np.int64]]]:
-    """Yield the `good` parts with those of their rows that no earlier one gives."""
+    """Yield the paths of the `good` parts, each with the rows that no earlier part has."""
     paths = {name: part.path for name, part in good.items()}
     numbers = {name: number for number, name in enumerate(paths)}
     with tempfile.TemporaryDirectory() as scratch:

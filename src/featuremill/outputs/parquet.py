@@ -66,7 +66,7 @@ class Writer:
 
 
 def hexadecimal(sha256: pa.ChunkedArray) -> pa.Array:
-    """Return digests as text, 64 hex digits each."""
+    """Return digests as strings of 64 hex digits."""
     import numpy as np
     import pyarrow as pa
 

@@ -190,7 +190,7 @@ class Own(NamedTuple):
     NOWHERE."""
 
     def homes(self, bucket: Bucket, number: int) -> npt.NDArray[np.void]:
-        """Return where each distinct record of the bucket is, as `LOCATION`."""
+        """Return the shard and row of each distinct record of the bucket, as `LOCATION`."""
         locations = np.full(len(bucket.sha256), NOWHERE, LOCATION)
         position, keys = holders(bucket, self.keys, number, self.kept)
         for name in LOCATION.names or ():

@@ -171,8 +171,7 @@ class Planning(NamedTuple):
     """A folder for as long as it takes."""
 
     def write(self) -> Planned:
-        """Read the records, write shards and records.parquet; return the plan, which is not written
-        yet."""
+        """Write shards and records.parquet; return the plan, which is not written yet."""
         sheet = samples.read(Path(self.run.samples)) if self.run.samples else None
         if sheet:
             _check(sheet)

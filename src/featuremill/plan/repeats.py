@@ -65,7 +65,7 @@ def _repeats(
 
 
 def _compared(rows: Rows, ordinals: Ordinals, few: pa.Table, conflicts: dict[int, str]) -> Ordinals:
-    """Return which of `ordinals` repeat another, one by one: ids of the same hash may differ."""
+    """Return which of `ordinals` repeat another; compare ids themselves, as hashes may collide."""
     order = np.argsort(ordinals)
     columns = few.take(pa.array(order)).to_pydict().values()
     of_id: dict[tuple[int, str], list[tuple[int, bytes]]] = {}

@@ -82,7 +82,8 @@ class Choice(NamedTuple):
         return self.startup_seconds / (self.startup_seconds + self.seconds)
 
     def words(self, unit: str) -> str:
-        """Return the sentence about it: what, why, what start-ups take, and by what speed."""
+        """Return a sentence: the number of new shards, the reason, the share of start-ups, the
+        speed."""
         new, speed = counted(self.num_shards, "new shard"), self.speed
         outcome = f"shards.cost: auto makes {new} of {self.cost:,} {unit}"
         if speed is None:

@@ -145,7 +145,7 @@ class Cutter:
         return own
 
     def assign(self, offer: Offer = NOTHING) -> Unassigned:
-        """Place the records that old shards and stores have; return what has to be cut."""
+        """Assign the records that old shards and stores have; return those that need new shards."""
         self._work = self._work._replace(offer=offer)
         self._old = [*self._own, *offer.parts]
         return self._assign_to_kept()

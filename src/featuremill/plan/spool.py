@@ -157,7 +157,7 @@ class Tally:
 
 
 def lots_of(items: Iterable[Piece | Record], owners: Mapping[str, int]) -> Iterator[Chunk | Pieces]:
-    """Yield what was `found` in lots for one process each; `owners` as in `chunks_of`."""
+    """Yield `items` in lots, each for one process; `owners` as in `chunks_of`."""
     first = 0
     for is_made, group in itertools.groupby(items, lambda each: isinstance(each, Record)):
         cut: Any = chunks_of if is_made else _pieces

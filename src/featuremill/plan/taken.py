@@ -194,8 +194,8 @@ def _is_changed(
 
 
 def _misplaced(parts: Parts, hit: Collection[int], hits: Path) -> list[int]:
-    """Return the numbers of the local parts of which an index lists other rows than they have: each
-    user who may write into a store can write a wrong one."""
+    """Return the numbers of local parts whose rows differ from those that an index lists: each user
+    with write access to a store can write a wrong index."""
     names = [*parts.paths]
     left = sorted(number for number in hit if names[number] not in parts.remote)
     misplaced = set[int]()

@@ -47,7 +47,7 @@ def make_batches(costs: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def _with_rows(cheaper: list[int], index: int) -> int:
-    """Return the highest cost up to `place` that has rows, or -1; shortens the path to it."""
+    """Return the highest index up to `index` whose cost has rows, or -1; shorten the path to it."""
     price = index
     while price >= 0 and cheaper[price] != price:
         price = cheaper[price]

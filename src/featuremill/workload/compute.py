@@ -111,7 +111,7 @@ def rows_of_part(
 
 
 def reasons_of(values: pa.RecordBatch, reasons_given: Sequence[str | None]) -> list[str | None]:
-    """Return for each row why it failed, as given or by its values; None if it is good."""
+    """Return the reason why each row failed, as given or by its values; None for a good row."""
     why = list(reasons_given)
     for row in np.flatnonzero(arrays.not_finite(values)).tolist():
         if why[row] is None:

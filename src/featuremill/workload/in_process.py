@@ -89,8 +89,8 @@ if TYPE_CHECKING:
 def ahead_of(
     name: str, raw: WorkloadOptions | Mapping[str, Any], device_choice: str
 ) -> tuple[pa.Schema, dict[str, Any]] | None:
-    """Return the schema of the results and the settings of the recipe, for features by the workload
-    `name` with the options `raw`; None where they cannot be derived yet."""
+    """Return the schema of the results and the settings of the recipe, by the options `raw` of the
+    workload `name`; None if they are not known before the weights are."""
     workload = find_workload(name)
     options = workload.Options.model_validate(raw) if isinstance(raw, Mapping) else raw
     try:

@@ -58,8 +58,7 @@ def execution_of(options: type[WorkloadOptions]) -> frozenset[str]:
 
 
 def paths_of(options: WorkloadOptions) -> dict[str, str]:
-    """Return the paths in `options` by the option's name, without paths of weights: these have a
-    digest of their own."""
+    """Return the paths in `options` by option; weights are left out, as they have a digest."""
     kinds = kinds_of(type(options)).items()
     paths = {name: getattr(options, name) for name, kind in kinds if not kind.is_weights}
     return {name: str(path) for name, path in paths.items() if path}

@@ -129,8 +129,8 @@ def _refuse_pickle(file: Path) -> None:
 
 
 def _pickle_in(stream: IO[bytes], name: str, layer: int = 0) -> str | None:
-    """Return which pickle `stream` is or holds, in words ("" for a plain one), by its name or
-    content; None for none. `layer` counts the archives around it."""
+    """Return a description of the pickle in `stream`, by name or content: "" for a plain one, None
+    for none. `layer` counts the archives around it."""
     if any(suffix in PICKLES for suffix in map(str.lower, Path(name).suffixes)):
         return ""
     if layer == MOST_LAYERS:
@@ -166,7 +166,7 @@ def _pickle_in_zip(stream: IO[bytes], layer: int) -> str | None:
 
 
 def _pickle_in_tar(stream: IO[bytes], layer: int) -> str | None:
-    """Return the same of a tar, which PyTorch's files before 0.1.10 are, too."""
+    """Return a description of a pickle in a tar, as of PyTorch before 0.1.10; None for none."""
     with contextlib.suppress(tarfile.TarError), tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             file = archive.extractfile(member) if member.isfile() else None

@@ -310,6 +310,6 @@ def _refuse(task: Task, dtype: str, protein: Protein, reason: str) -> None:
         weights=task.weights.name, shorter=f"set {shorter}, or " if shorter else ""
     )
     raise UserError(
-        f"{protein.place}: {protein.id} ({len(protein.payload):,} residues) cannot be computed in "
-        f"{dtype} on {task.device.name}: {reason}; {remedy}."
+        f"{protein.position}: {protein.id} ({len(protein.payload):,} residues) cannot be computed "
+        f"in {dtype} on {task.device.name}: {reason}; {remedy}."
     )

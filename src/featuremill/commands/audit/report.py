@@ -248,7 +248,7 @@ def _worst(compared: Sequence[Compared], proteins: Sequence[Protein]) -> list[Wo
     return [
         Worst(
             id=proteins[record.row].id,
-            place=proteins[record.row].place,
+            place=proteins[record.row].position,
             column=record.column,
             cosine_min=record.cosine_min if record.is_finite else None,
             relative_l2=record.relative_l2 if record.is_finite else None,

@@ -73,7 +73,7 @@ SECTION = dict[Name, Groups]
 def problems(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield features that there are not, and what says no groups."""
+    """Yield missing sets of features, and sections without groups."""
     for name, section in sections.items():
         try:
             folder = project.features_of(section.of)
@@ -89,8 +89,8 @@ def problems(
 def problems_of_files(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a column that the table or the sheet lacks, wrong rows, and vectors that the features
-    will not have."""
+    """Yield missing columns of the table or sheet, wrong rows, and vectors that the features will
+    not have."""
     from featuremill import features
     from featuremill.inputs import labels, samples
 
@@ -120,7 +120,7 @@ def problems_of_files(
 def problems_of_records(
     sections: Mapping[str, Groups], project: Project
 ) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield groups that are not of the records."""
+    """Yield groups without any of the planned records."""
     from featuremill.steps.groups.write import Chosen, refuse_unfit
 
     for name, section in sections.items():
@@ -137,7 +137,7 @@ def problems_of_records(
 
 
 def made(sections: Mapping[str, Groups], project: Project) -> Sequence[Made]:
-    """Return each table, with the members of its groups and what it was made of."""
+    """Return each table with the members of its groups, and the files it is made of."""
     return [
         TABLE.made(
             name,

@@ -107,7 +107,7 @@ class Sums:
 
 
 def pool(chosen: Chosen) -> None:
-    """Write the vectors of groups, what became of each member, and what they were made of.
+    """Write the vectors of groups, the status of each member, and the card.
 
     Raises:
         UserError: when features, table or the output are not fit for it.
@@ -144,7 +144,7 @@ def pool(chosen: Chosen) -> None:
 
 
 def refuse_unfit(run: Listed, chosen: Chosen) -> None:
-    """Refuse groups of which none has a record, before these have vectors.
+    """Raise UserError if no group has a planned record, before any vector is computed.
 
     Raises:
         UserError: as `pool` does.
@@ -201,7 +201,7 @@ def _of_sheet(run: Listed, column: str) -> Grouping:
 
 
 def _members(run: Features, grouping: Grouping, sums: Sums) -> Iterator[Member]:
-    """Yield what becomes of each record and of each id of the table, and add up the vectors."""
+    """Yield the status of each record and of each id of the table, and sum the vectors."""
     left = dict.fromkeys(grouping.ids)
     progress, num_read = Progress(log, "adding up"), 0
     for ids, vectors in run.blocks():

@@ -152,8 +152,7 @@ def _base64(numbers: npt.NDArray[Any]) -> str:
 
 
 def _kept(shown: Shown) -> keep.Kept | None:
-    """Return the places by t-SNE: those that are kept, else of few records new ones, if the package
-    is installed."""
+    """Return the stored map; of few records a new one, if openTSNE is installed."""
     if kept := keep.find(shown.folder, shown.column):
         return kept
     is_few = plane.LEAST_RECORDS <= shown.total == len(shown.ids) <= MOST_SHOWN
@@ -200,8 +199,8 @@ def _quantised(xy: plane.Plane) -> str:
 
 
 def _nearest(vectors: np.ndarray) -> tuple[Shorts, Shorts]:
-    """Return the places of the nearest others of each, (N, k), and their cosines in 65,535ths; k is
-    0 where vectors cannot be compared."""
+    """Return the indices of the nearest other vectors (N, k), and their cosines in 65,535ths; k is
+    0 if vectors cannot be compared."""
     k = min(NEAREST, len(vectors) - 1)
     neighbours = np.zeros((len(vectors), k), np.uint16)
     cosines = np.zeros((len(vectors), k))

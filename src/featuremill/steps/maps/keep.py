@@ -45,7 +45,7 @@ class Kept(NamedTuple):
 
 
 def made_of(folder: Path) -> str:
-    """Return a digest of the values in `folder`; "" where these are no whole results."""
+    """Return a digest of the values in `folder`; "" without whole results."""
     delivery = Results(folder).find_delivery()
     if delivery is None or delivery.partial:
         return ""
@@ -63,7 +63,7 @@ def read_card(folder: Path) -> Mapping[str, Any]:
 
 
 def find(folder: Path, column: str) -> Kept | None:
-    """Return the map of `column` in `folder`, if there is one and it is of the values there now."""
+    """Return the map of `column` in `folder`, if it is of the present values."""
     card = read_card(folder)
     digest = made_of(folder)
     if not digest or (card.get("made_of"), card.get("column")) != (digest, column):
@@ -82,9 +82,9 @@ def keep(
     total: int,
     settings: Asked,
 ) -> Kept:
-    """Compute the places of `vectors` (N, D), which are those of `ids` of `total` records, and keep
-    them in `folder`; `made` is its `made_of`, from before they were read. They are computed in
-    the order of ids, so that the order of the results changes no place."""
+    """Compute the positions of `vectors` (N, D) of the records `ids`, of `total` ones, and write
+    them to `folder`. `digest` is its `made_of` from before the vectors were read. They are computed
+    in the order of ids, so that the order of the results changes no position."""
     log.info("t-SNE of %s", records(len(ids)))
     order = sorted(range(len(ids)), key=ids.__getitem__)
     xy = np.empty((len(ids), len(COLUMNS)))

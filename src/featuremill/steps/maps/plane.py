@@ -67,7 +67,7 @@ def neighbour_plane(vectors: npt.NDArray[Any], seed: int, perplexity: float) -> 
 
 
 def perplexity_of(num_records: int, wanted: float) -> float:
-    """Return the perplexity that so many records have: what was asked for, or all that they can."""
+    """Return the perplexity for so many records: `wanted`, or the highest possible."""
     return min(wanted, (num_records - 1) / 3)
 
 

@@ -45,7 +45,7 @@ class SECTION(Section):
 
 
 def head_of(section: Any, project: Project) -> str:
-    """Return the head that a section with a key `head` means.
+    """Return the name of the head that a section with a key `head` uses.
 
     Raises:
         UserError: there is none, or no translation.
@@ -76,7 +76,7 @@ def folder_of_head(section: Any, project: Project) -> str:
 
 
 def inputs_of(section: Any, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the files that the verdicts of that head are made of, by their names in the rules."""
+    """Return the input files of the verdicts, by their names in the rules."""
     from featuremill.steps import heads, translate
 
     head = head_of(section, project)
@@ -101,7 +101,7 @@ def table_of(project: Project) -> str:
 
 
 def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a head that there is not."""
+    """Yield a missing head."""
     try:
         head_of(section, project)
     except UserError as error:
@@ -109,7 +109,7 @@ def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ..
 
 
 def problems_of_files(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield a class that the head does not tell, or will not after its training."""
+    """Yield a preferred class that the head does not have, or will not have after training."""
     from featuremill.steps import heads
     from featuremill.steps.heads.card import CARD, Card
     from featuremill.steps.verdicts.choices import place_of_preferred

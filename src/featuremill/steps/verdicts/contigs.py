@@ -122,8 +122,8 @@ def class_of(scores_C: Scores, preferred: int) -> int:
 
 
 def counts_in(table: Path) -> dict[str, int]:
-    """Return how many contigs of a table of verdicts have which one, and of those without one,
-    which status; the most common first."""
+    """Return the numbers of contigs of a table by verdict, and without a verdict by status; the
+    most common first."""
     import pyarrow.csv as pc_csv
 
     names = ["verdict", "status"]

@@ -134,8 +134,8 @@ def tracks_of(ids: Sequence[str], blocks: Iterable[Scored], preferred: int) -> l
 
 
 def _some(spans: list[Span]) -> list[Span]:
-    """Return at most so many fragments as can be told apart, those with the highest score of each
-    stretch, the highest last, as it is drawn over the others."""
+    """Return at most `MOST_POINTS` fragments: the highest score of each stretch. The highest is the
+    last, so it is drawn on top."""
     if len(spans) > MOST_POINTS:
         stretch = max(span.end for span in spans) // MOST_POINTS + 1
         best: dict[int, Span] = {}
@@ -200,7 +200,7 @@ def _samples(counts: Counts, preferred: str) -> list[tuple[str, Counter[str]]]:
 
 
 def _warnings(counts: Counts, about: About) -> list[str]:
-    """Return what is to be known before the verdicts are used."""
+    """Return the warnings that a user of the verdicts needs."""
     warnings = []
     if counts.seen:
         sentence = (

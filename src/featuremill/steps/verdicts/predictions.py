@@ -100,7 +100,7 @@ def open_predictions(path: Path) -> Predictions:
 
 
 def _original(block: pa.Table) -> pa.Table:
-    """Return rows of a TSV table with the ids as they were before they became cells."""
+    """Return rows of a TSV table with the original ids, before they became cells."""
     for index, name in enumerate(block.column_names):
         if name in WHOLE:
             ids = pc.replace_substring_regex(block[name], f"^{re.escape(MARK_WRITTEN_OUT)}", '"')

@@ -20,7 +20,7 @@ ENVIRONMENT = Path(SNAKEFILE).parent / "envs" / "esm2.yaml"
 
 
 def _without_predict(words: list[str]) -> list[str]:
-    """Leave out the command of VirNucPro that `virnucpro` is, as in `virnucpro predict my.fa`."""
+    """Return `words` without the subcommand of VirNucPro, as in `virnucpro predict my.fa`."""
     if "predict" not in words:
         return words
     index = words.index("predict")
@@ -79,7 +79,7 @@ def folder_of(section: SECTION, project: Project) -> Path:
 
 
 def files_of(section: SECTION, project: Project) -> Files:
-    """Return these files."""
+    """Return the paths of the files of the step."""
     folder = folder_of(section, project)
     merged = folder / f"{project.name}_merged"
     return Files(str(merged / RESULTS), str(folder / FAILED), str(merged / HIGHEST))
@@ -102,7 +102,7 @@ def sets_of(section: SECTION, project: Project) -> Mapping[str, str]:
 
 
 def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence[str]]:
-    """Return the files that these are made of, by their names in the rules."""
+    """Return the input files of the step, by their names in the rules."""
     from featuremill.steps import verdicts
 
     manifests = [f"{run}/manifest.json" for run in sets_of(section, project).values()]
@@ -110,8 +110,8 @@ def inputs_of(section: SECTION, project: Project) -> Mapping[str, str | Sequence
 
 
 def problems(section: SECTION, project: Project) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield samples, a head or features that there are not, and fragments that are none of
-    VirNucPro's."""
+    """Yield samples, a missing head or missing features, and fragments that VirNucPro does not
+    use."""
     from featuremill.steps import translate, verdicts
 
     if project.samples:

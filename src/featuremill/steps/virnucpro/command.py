@@ -234,7 +234,7 @@ def _say_delivered(folder: Path, run: str) -> None:
 
 
 def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the config of what was asked for.
+    """Return the config by the command line.
 
     Raises:
         UserError: when that cannot be.
@@ -283,7 +283,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _refuse_unfit(config: Mapping[str, Any]) -> None:
-    """Refuse a head that does not take the features that there will be.
+    """Raise UserError for a head that does not take the features.
 
     Raises:
         UserError: says which, and why.
@@ -414,7 +414,7 @@ def _output_folder(args: argparse.Namespace, config: Mapping[str, Any]) -> Path:
 
 
 def _refuse_other_sample(path: Path, config: Mapping[str, Any], replaces: bool) -> None:
-    """Refuse to take the place of another sample's results.
+    """Raise UserError instead of replacing the results of another sample.
 
     Raises:
         UserError: when the folder of `config` holds those of other contigs, unless they are called
@@ -449,7 +449,7 @@ def _write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _typed(args: argparse.Namespace, folder: Path) -> list[str]:
-    """Return the command, which may be typed anywhere."""
+    """Return the words of the command, which works in any folder."""
     gpus = _gpus(args)
     words = ["featuremill", "run", str((folder / CONFIG).absolute())]
     words += ["--directory", str(folder.absolute())]

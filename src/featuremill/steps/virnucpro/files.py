@@ -201,7 +201,7 @@ def _rows(translated: Path, predictions: Predictions) -> Iterator[Row]:
 
 
 def _failures(path: Path, runs: Mapping[str, Path]) -> dict[str, list[tuple[str, str]]]:
-    """Return which kinds of features an id lacks, and why.
+    """Return the kinds of features that each id lacks, with the reasons.
 
     Raises:
         UserError: when one is of a run that is none of `runs`.
@@ -285,7 +285,7 @@ class Part:
         self._features = features.open(run, column, choosing=CHOOSING)
         self._index = Index(self._features)
 
-    def of(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
+    def take(self, ids: Sequence[str]) -> tuple[npt.NDArray[np.bool_], Matrix]:
         """Return which of `ids` (N) have a vector, and these in their order (rows, width)."""
         rows = self._index.rows_of(ids)
         has = rows != NOWHERE
@@ -333,7 +333,7 @@ def _write_features(
             ids = [row.id for row in islice(fragments, FRAGMENTS_A_FILE)]
             if not ids:
                 break
-            vectors_of = {kind: part.of(ids) for kind, part in parts.items()}
+            vectors_of = {kind: part.take(ids) for kind, part in parts.items()}
             for kind, (has, vectors) in vectors_of.items():
                 there = list(compress(ids, has))
                 _copy(sequences[kind], ids, folders[kind] / f"output_{number}.fa")

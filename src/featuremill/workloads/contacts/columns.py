@@ -76,7 +76,7 @@ def _are_finite(*matrices: Map | Attention | None) -> bool:
 
 
 def pairs_of(map_LL: Map, options: Options) -> tuple[Any, Any, Any]:
-    """Return i, j (from 0) and the probabilities of the pairs to list, the likeliest first."""
+    """Return i, j (from 0) and the probability of each listed pair, the likeliest first."""
     first, second = np.triu_indices(len(map_LL), options.min_separation)
     of_pair = map_LL[first, second]
     order = np.argsort(-of_pair, kind="stable")

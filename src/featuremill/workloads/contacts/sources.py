@@ -46,7 +46,7 @@ log = logging.getLogger("featuremill.weights")
 
 
 def beside(model: str) -> Path | None:
-    """Return the regression that lies beside the `.pt` that `model` is, as fair-esm has it."""
+    """Return the regression beside the `.pt` file `model`, named as fair-esm names it."""
     path = Path(model).expanduser()
     path_beside = _beside(path)
     return path_beside if path.suffix == ".pt" and path_beside.is_file() else None

@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
 
 def cut(sequence: int, part: slice, kind: str) -> list[Tile]:
-    """Return the tiles of a sequence, which is that part of its pack, on a device of that kind."""
+    """Return the tiles of a sequence, the `part` of its pack, for a `kind` of device."""
     length = part.stop - part.start
     step = max(1, TILE_BYTES[kind] // (4 * length), -(-length // MOST_TILES))
     return [

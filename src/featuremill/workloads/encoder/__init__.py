@@ -177,7 +177,7 @@ def records(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 
 
 def _spelled(inputs: Sequence[Path], options: Options, words: Vocabulary) -> Iterator[Record]:
-    """Yield the records of `inputs` in the letters that a network's vocabulary has."""
+    """Yield the records of `inputs`, cleaned to the letters of the network's vocabulary."""
     if options.alphabet == "contigs":
         elements = spelled(inputs, maker(contigs.clean), options, fasta.__name__, contigs.of_entry)
         return contigs.fitted(elements, options)
@@ -405,7 +405,7 @@ def options_of_model(model: str) -> Options:
 
 
 def weights_ahead(options: Options) -> Weights:
-    """Return what the folder's config tells of the encoder; nothing is hashed."""
+    """Return the sizes of the encoder by its config; no file is hashed."""
     from featuremill.workload import Weights
 
     folder = place_of(options.model)

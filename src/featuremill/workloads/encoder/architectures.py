@@ -90,7 +90,7 @@ class Architecture(NamedTuple):
 
 
 def _transformers(model_type: str, model: str, **more: Any) -> Callable[..., Any]:
-    """Return what builds one of transformers' own classes; code in the folder is never run."""
+    """Return a function that builds a class of transformers; code in the folder never runs."""
 
     def build(config: Mapping[str, Any]) -> Any:
         import transformers
@@ -172,7 +172,7 @@ def _glm2_trained(_: Mapping[str, Any]) -> int | None:
 
 
 def _t5_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a T5's tensors with its table of tokens under both of its names."""
+    """Return the tensors of a T5 with its embedding table under both of its names."""
     named = dict(tensors)
     for name, twin in (T5_TABLES, T5_TABLES[::-1]):
         if twin in named:
@@ -367,7 +367,7 @@ def _architecture(config: Mapping[str, Any], path: Path) -> Architecture:
 
 
 def _why_not(config: Mapping[str, Any]) -> str:
-    """Return why a network that is not among the known ones is not computed; "" where it is."""
+    """Return why an unknown network is not supported; "" for one that is."""
     own = "write a workload for it (docs/your-workload.md), or take an encoder"
     name = config["model_type"].lower()
     if name == "esmc":
@@ -469,8 +469,8 @@ def _fitted(
     tensors: Mapping[str, Tensor],
     build: Callable[[Mapping[str, Any]], torch.nn.Module],
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a config with its weights, or without any where a tensor is missing,
-    unexpected or of another shape; and which are."""
+    """Return the network of a config, and its missing, unexpected and wrongly shaped tensors. It
+    has its weights if there are none of these."""
     from transformers.initialization import no_init_weights
 
     with no_init_weights():
@@ -523,8 +523,7 @@ def _settle(folder: Path, encoder: Encoder, tokens_T: Tensor, dtype: torch.dtype
 
 @contextlib.contextmanager
 def _wide(network: torch.nn.Module) -> Iterator[None]:
-    """Have a network compute in fp32. Of weights that are narrower, one product at a time is made
-    wide, and becomes narrow again behind it."""
+    """Make a network compute in fp32: narrower weights are cast for one product at a time."""
     import torch
 
     kept: dict[torch.nn.Module, list[Tensor]] = {}
@@ -554,7 +553,7 @@ def _wide(network: torch.nn.Module) -> Iterator[None]:
 
 
 def _renamed(folder: Path, facts: Facts, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the encoder's tensors, without heads, under the names that they have today."""
+    """Return the tensors of the encoder, without heads, under their present names."""
     prefix, heads = facts.architecture.prefix, facts.architecture.heads
     renamed: dict[str, Tensor] = {}
     for name, tensor in tensors.items():

@@ -39,8 +39,8 @@ half alone and with the other half behind it."""
 def filled(
     config: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> tuple[torch.nn.Module, dict[str, set[str]]]:
-    """Return the network of a folder's config with its weights in the widest number type of these;
-    and which tensors are missing, unexpected or of another shape."""
+    """Return the network of a config with its weights in their widest number type, and the names of
+    missing, unexpected and wrongly shaped tensors."""
     import torch
     import transformers
 
@@ -95,7 +95,7 @@ class Counted(NamedTuple):
 
 
 def counted(config: Mapping[str, Any]) -> Counted:
-    """Return the size of the network of a folder's config, which gets no memory."""
+    """Return the size of the network of a config, without allocating memory for it."""
     import torch
     import transformers
     from transformers.pytorch_utils import Conv1D
@@ -117,8 +117,8 @@ def counted(config: Mapping[str, Any]) -> Counted:
 
 
 def _attention_of(kind: Any, own_config: Any) -> str:
-    """Return transformers' name for the attention of a kind of network: the one below where it
-    takes any, else torch's own or the plain sums."""
+    """Return the name of the attention for a kind of network: ours if it takes any, else SDPA or
+    eager."""
     import transformers
     from transformers.masking_utils import sdpa_mask
 

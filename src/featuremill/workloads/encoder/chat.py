@@ -137,7 +137,7 @@ def _refusing(folder: Path) -> Iterator[None]:
 
 
 def opened(folder: Path, is_answered: bool = False) -> PreTrainedTokenizerFast:
-    """Return transformers' tokenizer of a folder, with its chat template as `template_of` has it.
+    """Return the tokenizer of a folder, with its chat template as `template_of` returns it.
 
     Raises:
         UserError: as `tokenizer_of` and `template_of` do.
@@ -175,8 +175,8 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerFast:
 
 
 def tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    """Return the ids of a text as the message of a user, up to where the reply would begin. What
-    looks like a control token in the text stays text."""
+    """Return the token ids of a text as a message of the user, up to the start of the reply.
+    Control tokens in the text are encoded as text."""
     encoding = tokenizer.apply_chat_template(
         [{"role": "user", "content": text}],
         add_generation_prompt=True,
@@ -186,7 +186,7 @@ def tokens(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
 
 
 def in_common(first: Sequence[int], second: Sequence[int]) -> list[int]:
-    """Return what both begin with."""
+    """Return the common prefix of two sequences."""
     pairs = enumerate(zip(first, second, strict=False))
     return list(first[: next((number for number, pair in pairs if pair[0] != pair[1]), 0)])
 

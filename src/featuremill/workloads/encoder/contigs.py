@@ -50,8 +50,8 @@ NONE, EMPTY, NO_STRAND = WRONG_ELEMENT.heads
 
 
 def clean(letters: str) -> Cleaned:
-    """Return the elements of a contig, joined, and their names: those in `<+name>`, or their
-    numbers where there is none or two have it."""
+    """Return the joined elements of a contig, and their names: `<+name>`, or the number of an
+    element without a unique name."""
     before, *rest = STRAND.split(letters.translate(NO_WHITESPACE))
     if before:
         return Cleaned(b"", WRONG_ELEMENT.reason(f"{show_at(before, 0)} at letter 1", NO_STRAND))
@@ -71,7 +71,8 @@ def clean(letters: str) -> Cleaned:
 
 
 def _element(element: str, strand: str) -> Cleaned:
-    """Return the letters of one element; or a head of `WRONG_ELEMENT` and, as a note, a detail."""
+    """Return the letters of an element; for a wrong one a head of `WRONG_ELEMENT`, with a detail as
+    note."""
     if not element.strip("*"):
         return Cleaned(b"", EMPTY)
     small = element.islower()
@@ -96,8 +97,7 @@ def _element(element: str, strand: str) -> Cleaned:
 
 
 def _names(names: Sequence[str]) -> list[str]:
-    """Return a name for each element: the one that is given, if no other has it and it is no
-    number, else its number."""
+    """Return a name for each element: its own if it is unique and no number, else its number."""
     counts = Counter(names)
     return [
         name if counts[name] == 1 and not name.isdecimal() and not wrong_id(name) else str(number)
@@ -125,8 +125,8 @@ def fitted(records: Iterator[Record], options: Options) -> Iterator[Record]:
 def _cut(
     record: Record, letters: bytes, ids: Sequence[str], most: int, options: Options
 ) -> Iterator[Record]:
-    """Yield the windows of a contig of more than `most` tokens; without `split` the first one, and
-    the elements behind it as refused."""
+    """Yield the windows of a contig with more than `most` tokens. Without `split`, yield the first
+    window, and the elements behind it as refused records."""
     elements = [
         letters[match.start() - 1 : match.end()]
         for match in joined.STRETCH[joined.STRANDS].finditer(letters)

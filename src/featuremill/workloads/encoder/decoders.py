@@ -75,7 +75,7 @@ def why_not(config: Mapping[str, Any]) -> str | None:
 
 
 def transformers_config(config: Mapping[str, Any]) -> Any:
-    """Return transformers' own form of a config."""
+    """Return a config as an object of transformers."""
     import transformers
 
     return transformers.CONFIG_MAPPING[config["model_type"]].from_dict(_numbers(dict(config)))
@@ -111,7 +111,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _usual(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the usual keys of a config, as transformers has them."""
+    """Return the common keys of a config with the values that transformers gives them."""
     own = transformers_config(config)
     values = {key: getattr(own, key, None) for key in USUAL}
     return {key: value for key, value in values.items() if value is not None}
@@ -146,7 +146,7 @@ def trained(config: Mapping[str, Any]) -> int | None:
 
 
 def _rotations(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield what the config says of rotary positions: of all layers, or of each kind of them."""
+    """Yield the settings of rotary positions: of all layers, or of each kind of layer."""
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(rotation := config.get(name), Mapping):
             yield rotation

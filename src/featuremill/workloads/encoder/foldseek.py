@@ -78,9 +78,9 @@ def read(path: Path) -> Iterator[Chain]:
 
 
 def also_called(names: Iterable[str]) -> dict[str, str]:
-    """Return which of `names` is meant by others that records may have: without the suffix of the
-    file, without the chain where a file has one alone, and the accession of an AlphaFold file. What
-    two of them might be called is left out."""
+    """Return other names that records may use for these `names`: without the file suffix, without
+    the only chain of a file, or the accession of an AlphaFold file. Ambiguous names are left
+    out."""
     each = {name: named(name) for name in names}
     num_chains = Counter(parts.stem for parts in each.values())
     meant: dict[str, set[str]] = {}

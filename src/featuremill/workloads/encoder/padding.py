@@ -62,8 +62,8 @@ class Group(NamedTuple):
         )
 
     def of_regions(self, regions: Sequence[Sequence[Region]], num_before: int) -> Group:
-        """Return the group with a place for each of the regions of its sequences; `num_before`
-        special tokens are before each sequence."""
+        """Return the group with an entry for each region of its sequences; `num_before` special
+        tokens precede each sequence."""
         pairs = [
             (row, region) for row, index in enumerate(self.places) for region in regions[index]
         ]
@@ -94,8 +94,8 @@ def groups(
     most_tokens: int,
     most_filling: float = MOST_FILLING,
 ) -> list[Group]:
-    """Return all `sequences` in groups of at most `most_tokens` tokens, filling included, the
-    longest first. A sequence longer than that is a group of its own."""
+    """Return all `sequences` in groups of at most `most_tokens` tokens with padding, the longest
+    first. A longer sequence is a group of its own."""
     longest_first = sorted(range(len(sequences)), key=lambda index: -len(sequences[index]))
     lengths = [len(sequences[index]) for index in longest_first]
     return [
@@ -193,8 +193,8 @@ OVER_OWN: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
 def in_order(
     values: Sequence[Sequence[Tensor]], batch: Sequence[Group], num_own: Sequence[int]
 ) -> list[Matrix]:
-    """Return the values of each column on the host, in the order of the batch: a row a sequence, or
-    a row for each of their `num_own` own tokens."""
+    """Return the values of each column on the host, in the order of the batch: one row for each
+    sequence, or one for each of its `num_own` own tokens."""
     indices = np.concatenate([group.places for group in batch])
     of_sequences = np.argsort(indices)
     of_tokens = np.argsort(np.repeat(indices, np.take(num_own, indices)), kind="stable")

@@ -109,7 +109,7 @@ def _of_files(chains: Iterator[Chain]) -> Iterator[Record]:
 
 
 def _of_chains(chains: Iterator[Chain]) -> Iterator[Record]:
-    """Yield pairs in the order of their first chains, and refused each chain of what is no pair."""
+    """Yield pairs in the order of their first chains. Each chain without a partner is refused."""
     chains_of: dict[str, list[Chain]] = {}
     for chain in chains:
         if chain.name:

@@ -49,8 +49,8 @@ class Plddt:
                 self._files[path.name.removesuffix(".gz")] = path
 
     def masked(self, name: str, letters: bytes) -> tuple[bytes, str]:
-        """Return the letters of the structure `name` with `#` where pLDDT is low, and a reason
-        where that is not known."""
+        """Return the letters of the structure `name` with `#` where pLDDT is low; or a reason if
+        its pLDDT is unknown."""
         if self._options.plddt_mask == "never":
             return letters, ""
         plddt = self._of_column(name) if self._options.plddt_column else self._of_file(name)
@@ -117,7 +117,7 @@ def b_factors(text: str, is_pdb: bool, chain: str, name: str) -> Numbers | str:
 
 
 def of_column(path: Path, options: StructureOptions, id_column: str) -> dict[str, str]:
-    """Return the text of the column of pLDDT by the ids of a table of structures.
+    """Return the cell of the pLDDT column by id, of a table of structures.
 
     Raises:
         UserError: the table has no such column, or rows of one id differ in it.

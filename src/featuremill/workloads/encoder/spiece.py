@@ -35,7 +35,7 @@ def read(path: Path) -> list[str]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield number and content of each field of `message` that is made of bytes."""
+    """Yield the number and content of each length-delimited field of `message`."""
     offset = 0
     while offset < len(message):
         key, offset = _varint(message, offset)
@@ -55,7 +55,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _varint(message: bytes, offset: int) -> tuple[int, int]:
-    """Return the number at `place` and where it ends."""
+    """Return the varint at `offset`, and the offset behind it."""
     number = shift = 0
     while True:
         byte = message[offset]

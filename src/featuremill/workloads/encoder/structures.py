@@ -81,7 +81,7 @@ def _clean(letters: str, alphabet: str) -> Cleaned:
 
 
 def clean_pairs(letters: str) -> Cleaned:
-    """Return residues, with their structure where each of them has its letter behind it."""
+    """Return residues, with their 3Di letters if each residue has its own behind it."""
     written = letters.translate(NO_WHITESPACE)
     num_paired = sum(len(each) for each in PAIRS.findall(written))
     if num_paired < MOSTLY * len(written):
@@ -102,7 +102,7 @@ def pairs(inputs: Sequence[Path], options: TableOptions) -> Iterator[Record]:
 
 
 def clean_beside(letters: str) -> Cleaned:
-    """Return residues, with a note where they look like the 3Di that the network has too."""
+    """Return residues, with a note if they look like 3Di letters, which the network has too."""
     cleaned = residues.clean(letters)
     written = letters.translate(NO_WHITESPACE)
     if cleaned.reason or not written.islower() or written.strip(LETTERS):
@@ -187,8 +187,8 @@ def _of_descriptor(path: Path, residues: dict[str, bytes]) -> Iterator[Record]:
 
 
 def difference(own: bytes, of_structure: bytes) -> str:
-    """Return where the residues of a structure are others than those of a record; "" where they
-    are not. An X, which is any residue, is no difference."""
+    """Return the first difference between the residues of a record and of its structure; "" for
+    none. An X, which is any residue, is no difference."""
     pairs = zip(own.decode(), of_structure.decode("utf-8", "replace"), strict=True)
     for number, (letter, other) in enumerate(pairs, 1):
         if letter != other and "X" not in (letter, other.upper()):
@@ -197,8 +197,8 @@ def difference(own: bytes, of_structure: bytes) -> str:
 
 
 def added(records: Iterator[Record], structures: Structures) -> Iterator[Record]:
-    """Yield `records` with their structures, by id or accession; those with one of another length
-    are refused."""
+    """Yield `records` with their structures, by id or accession. A record whose structure has
+    another length is refused."""
     known = {name: structures.lines[id] for name, id in structures.also.items()}
     matcher = Matcher(structures.path, known | dict(structures.lines), "record of the inputs")
     for record in records:

@@ -53,7 +53,7 @@ ROTARY_BASE = 10_000.0
 
 
 def named(tensors: Mapping[str, Tensor], names: Names) -> dict[str, Tensor]:
-    """Return `tensors` by the names of the modules here; one that is not known keeps its own."""
+    """Return `tensors` under the names of the modules here; an unknown name stays."""
     renamed = {}
     for name, tensor in tensors.items():
         match = OF_LAYER.fullmatch(name)

@@ -22,8 +22,8 @@ KINDS = ("tokens", "residues", "last")
 
 
 def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
-    """Return what TransformerLens calls the hidden states in each column; None where the network is
-    none of language.
+    """Return the TransformerLens hook of the hidden states in each column; None for a network that
+    is no language model.
 
     State 0 goes into the first block, and state n is what block n - 1 leaves. The last state has
     been through the final norm, and no hook has that.
@@ -39,8 +39,8 @@ def hooks(options: Options, facts: Facts) -> Mapping[str, str] | None:
 
 
 def spans(payload: bytes, options: Options, words: Vocabulary, folder: Path) -> list[slice] | None:
-    """Return the bytes of a payload that each of its own tokens stands for; None where they are
-    k-mers, or others in a chat template than alone."""
+    """Return the bytes of a payload that each own token stands for; None for k-mers, and if the
+    chat template changes tokens of the text."""
     if words.is_by_letter:
         places = joined.places(parts_of(payload), options)
         return [slice(at, at + 1) for at in places]

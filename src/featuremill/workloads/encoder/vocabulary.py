@@ -218,7 +218,7 @@ class _Found(NamedTuple):
 
 
 def _read(folder: Path, known: Sequence[str]) -> _Found:
-    """Return what the files in `folder` tell; that it has the `known` tokens where none does."""
+    """Return the vocabulary by the files in `folder`; the `known` tokens if it has none."""
     fast, plain, pieces = (
         folder / name for name in ("tokenizer.json", "vocab.txt", "spiece.model")
     )
@@ -244,7 +244,7 @@ def _read(folder: Path, known: Sequence[str]) -> _Found:
 
 
 def _read_fast(path: Path) -> _Found:
-    """Return what a tokenizer.json says; the library that it is for may not be installed here."""
+    """Return the vocabulary of a tokenizer.json; the library tokenizers may be missing here."""
     content = json_of(path)
     try:
         words = content["model"]["vocab"]
@@ -287,7 +287,7 @@ def _special(ids: Mapping[str, int], folder: Path, *names: str) -> int:
 
 
 def _prefix(files: _Found, chosen: str, folder: Path) -> str:
-    """Return the token in front of each sequence that tells what follows; "" where there is none.
+    """Return the token in front of each sequence that names its kind; "" for none.
 
     Raises:
         UserError: the one that was chosen is not there.
@@ -392,8 +392,8 @@ def _number(kmer: str) -> int:
 
 
 def _kmers_in_a_row(plain: Mapping[str, int], k: int, unknown: int) -> Callable[[bytes], Ids]:
-    """Return what makes a token of the next k bases where these are known, else of one base;
-    letters without a token are one unknown token together, as EsmTokenizer has it."""
+    """Return a function that makes a token of the next k known bases, else of one base. Adjacent
+    letters without a token are one unknown token, as in EsmTokenizer."""
     single = "".join(re.escape(token) for token in plain if len(token) == 1)
     cut = re.compile(f"[{BASES}]{{{k}}}|[{single}]|[^{single}]+")
 
@@ -416,8 +416,8 @@ def _learned(path: Path, first: Ends, last: Ends) -> Callable[[bytes], Ids]:
 
 
 def _in_chat(words: Vocabulary, folder: Path) -> Vocabulary:
-    """Return a vocabulary with the tokens that the chat template in `folder` has around any text.
-    White space around a text is left out, since it might become a token together with them."""
+    """Return a vocabulary with the tokens of the chat template around any text. White space around
+    a text is left out, as it might join a token of the template."""
     tokenizer = chat.opened(folder)
     ids_1, ids_2 = (chat.tokens(tokenizer, text) for text in chat.MADE_UP)
     first, last = chat.in_common(ids_1, ids_2), chat.in_common(ids_1[::-1], ids_2[::-1])[::-1]

@@ -88,7 +88,7 @@ def _fits_half(tensor: Tensor) -> bool:
 
 
 def number(facts: Mapping[str, Any], name: str, otherwise: int) -> int:
-    """Return the setting `name` as a count, or `otherwise`. The settings may have been edited."""
+    """Return the count in the setting `name`, or `otherwise`. The settings may have been edited."""
     value = facts.get(name)
     text = str(otherwise if value is None or str(value) == "0" else value)
     if not text.isascii() or not text.isdecimal() or len(text) > 9:

@@ -110,7 +110,7 @@ class Fallbacks:
         self.copies = _kept(spread.ways(), left_out)
 
     def step_down(self, fault: Fault) -> None:
-        """Continue without the method that failed.
+        """Remove the method that failed, and use the next one.
 
         Raises:
             WorkloadError: it was the last one.
@@ -147,8 +147,8 @@ def _way(way: Backend | Kernels | Copies | type[Product]) -> str:
 
 
 def _others(forms: list[type[Product]], operation: str) -> list[type[Product]]:
-    """Return those of `forms` that compute `operation` by other code than the first one, if there
-    are any: the same code would fail again."""
+    """Return the `forms` that compute `operation` by other code than the first one, if there are
+    any: the same code would fail again."""
 
     def code(form: type[Product]) -> object:
         return form.gelu if operation == "product with GELU" else (form.__call__, form.STREAM)

@@ -56,8 +56,8 @@ OTHERS = (
 
 
 def where_else(model: str) -> str:
-    """Return what to type for a model of another workload; "" where `model` names none, or a file
-    or folder that is there."""
+    """Return the command for a model of another workload; "" if `model` names none, or is an
+    existing file or folder."""
     if Path(model).expanduser().exists():
         return ""
     owner, _, last = model.rpartition("/")

@@ -58,7 +58,7 @@ class Block(NamedTuple):
     stream: Stream
 
     def rows_of(self, tensor: Tensor) -> Tensor:
-        """Return its rows of a tensor of all rows; the tensor itself if these are all."""
+        """Return the rows of this block in a tensor of all rows."""
         return tensor if self.rows == slice(0, len(tensor)) else tensor[self.rows]
 
 

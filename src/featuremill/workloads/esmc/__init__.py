@@ -83,7 +83,7 @@ VERSION = "1"
 
 
 def weights_ahead(options: Options, layout: str = CHECKPOINTS.LAYOUT) -> Weights:
-    """Return what is known of the model before it is converted, or once it has been in `layout`."""
+    """Return the metadata of the model, converted to `layout` or not."""
     CHECKPOINTS.refuse_missing(options.model, layout)
     source = CHECKPOINTS.locate(options.model)
     if not source.path.exists() and (entry := conversion.converted(source.name, layout)):

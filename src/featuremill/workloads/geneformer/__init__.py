@@ -174,12 +174,12 @@ def cost(payload: bytes, options: Options) -> int:
 
 
 def _lengths_before(done: Sequence[cells.Perturbed]) -> list[int]:
-    """Return of how many of its genes a cell is computed unperturbed, each once, most first."""
+    """Return the distinct lengths at which the cell is computed unperturbed, the longest first."""
     return sorted({each.num_before for each in done}, reverse=True)
 
 
 def _rows(cell: cells.Cell, done: Sequence[cells.Perturbed]) -> list[cells.Tokens]:
-    """Return what is computed of a cell: itself, then its perturbed cells."""
+    """Return the token rows of a cell: its own, then those of its perturbed cells."""
     before = [cell.tokens[:length] for length in _lengths_before(done)]
     return before + [each.tokens for each in done]
 

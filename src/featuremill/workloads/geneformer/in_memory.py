@@ -27,8 +27,8 @@ def write(cells: Any, path: Path) -> Path:
 
 
 def _in_plain_types(frame: Any) -> Any:
-    """Return a DataFrame with its texts and categories as Python's strings, since anndata 0.12 does
-    not write pandas 3's own; what is missing is "", as readers have it."""
+    """Return a DataFrame with texts and categories as Python's strings, since anndata 0.12 cannot
+    write those of pandas 3; a missing value is "", as in readers."""
     names, columns = frame.index.astype(object), {}
     for name, column in frame.items():
         if column.dtype.kind not in "iufb":

@@ -120,7 +120,7 @@ def _table(held: dict[bytes, Vector]) -> pa.Table:
 
 
 def _records_of(fasta: Path) -> Iterator[tuple[Record, list[str]]]:
-    """Yield each record with the names by which a file of vectors may call it."""
+    """Yield each record with the keys that a file of vectors may use for it."""
     records = proteins([fasta])
     while some := list(itertools.islice(records, 10_000)):
         accessions_of_records = accessions(pa.array([record.id for record in some])).to_pylist()

@@ -134,7 +134,7 @@ class Row(NamedTuple):
 
 @contextlib.contextmanager
 def _without_words() -> Iterator[None]:
-    """Replace an exception by its class and place: libraries quote the data in messages."""
+    """Replace an exception by its class and position: libraries quote the data in messages."""
     try:
         yield
     except (UserError, WorkloadError, RecordFailed):
@@ -342,8 +342,8 @@ def _tokens(options: Options, tokenizer: PreTrainedTokenizerFast, prompt: str) -
 
 
 def _common(options: Options, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Return the tokens that prompts begin with, by two made-up rows; nothing where a template
-    takes no such rows, as it may expect other values."""
+    """Return the common first tokens of prompts, found with two made-up rows; [] if the template
+    rejects such rows."""
     prompt = prompts.read(options.prompt)
     made_up = [dict.fromkeys(prompt.columns, value) for value in chat.MADE_UP]
     try:

@@ -156,7 +156,7 @@ class Transformers:
 
     @torch.inference_mode()
     def replies(self, requests: Sequence[Asked], attempt: int) -> list[Reply]:
-        """Return the reply to each prompt. As a row ends, the next one takes its slot."""
+        """Return the reply to each prompt. When a row ends, the next request takes its slot."""
         from featuremill.workloads.llm_json.slots import Alone, Slots
 
         longest = max((len(request.tokens) for request in requests), default=0)
@@ -216,7 +216,7 @@ class Transformers:
             row.finish = LENGTH
 
     def _end(self, rows: list[_Row], slots: Slots | Alone, reply_of: dict[int, Reply]) -> None:
-        """Give up the slots of rows that have ended; the last row takes the place of one."""
+        """Free the slots of rows that have ended; the last row moves into a freed slot."""
         for slot in range(len(rows) - 1, -1, -1):
             row = rows[slot]
             if row.finish:

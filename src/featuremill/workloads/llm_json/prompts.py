@@ -124,7 +124,7 @@ def _is(node: Node, name: str) -> bool:
 
 
 def _of_row(tree: Tree, variables: frozenset[str], path: str) -> list[str]:
-    """Return the columns that a template takes from `row`."""
+    """Return the columns of `row` that a template uses."""
     from jinja2 import nodes
 
     if ROW not in variables:

@@ -75,7 +75,7 @@ class Alone:
         return self.step(tokens)[0]
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Compute the next token; return the logits (1, V) of the one behind it."""
+        """Compute a token; return the logits (1, V) of the next one."""
         self._tokens += tokens
         more: dict[str, Any] = {}
         if self._keeps:
@@ -131,7 +131,7 @@ class Slots(Cache):  # type: ignore[misc]
         super().__init__(layers=[_Layer(self) for _ in range(text.num_hidden_layers)])
 
     def give(self, slot: int, tokens: Sequence[int]) -> Tensor:
-        """Compute a prompt into a slot; return the logits (V) of the token behind it."""
+        """Compute a prompt in a slot; return the logits (V) of the next token."""
         cache, first = DynamicCache(), 0
         if self._beginning and self._beginning.is_of(tokens):
             first = len(self._beginning.tokens)
@@ -252,7 +252,7 @@ def prefill(network: Any, tokens: Sequence[int], cache: DynamicCache) -> Tensor:
 
 
 def bytes_of_a_token(network: Any) -> dict[torch.device, int]:
-    """Return what keys and values of a token take on each device, in all layers there."""
+    """Return the bytes of the keys and values of a token in all layers, for each device."""
     cache = DynamicCache()
     prefill(network, [0], cache)
     bytes_on: dict[torch.device, int] = {}

@@ -64,8 +64,8 @@ def read(path: Path) -> Header:
 def _gap(
     file: BinaryIO, num_header: int, counts: list[int], channel: int, seconds: float
 ) -> Gap | None:
-    """Return the first gap by the times of the data records, which begin each one's annotations in
-    channel `place`."""
+    """Return the first gap between data records, by their times in the annotation channel
+    `channel`."""
     record_bytes = 2 * sum(counts)
     before = num_header + 2 * sum(counts[:channel])
     num_records = (file.seek(0, 2) - num_header) // record_bytes

@@ -42,7 +42,7 @@ def _spread(raw: Any) -> Any:
         return raw
     range_ = Range.model_validate(raw)
     width = (range_.high - range_.low) / range_.bands
-    edges = [range_.low + place * width for place in range(range_.bands)] + [range_.high]
+    edges = [range_.low + band * width for band in range(range_.bands)] + [range_.high]
     return tuple(pairwise(edges))
 
 

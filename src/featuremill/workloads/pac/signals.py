@@ -254,7 +254,7 @@ def _sizes(path: Path, recording: Recording, rate_hz: float, options: Options) -
 
 
 def _chosen(path: Path, recording: Recording, options: Options) -> list[int]:
-    """Return the places of the channels to compute, in the order of the file."""
+    """Return the indices of the channels to compute, in the order of the file."""
     names = list(recording.channels)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"{path}: two channels are called {twice!r}; rename one of them.")
@@ -481,8 +481,8 @@ def _by_mne(path: Path, channels: Sequence[str]) -> Recording:
 def _of_one_rate(
     path: Path, data: Any, indices: Sequence[int], channels: Sequence[str]
 ) -> list[str]:
-    """Return the labels of the channels of an EDF that have the rate of those that are computed;
-    none if all have it. mne would give them the highest rate.
+    """Return the labels of an EDF with the sampling rate of the computed channels; [] if all
+    channels have it. mne would resample them to the highest rate.
 
     Raises:
         UserError: those that are computed have several, or the data has gaps.
@@ -514,7 +514,7 @@ def _of_one_rate(
 
 
 def _bad_spans(data: Any) -> list[Span]:
-    """Return the stretches that annotations of mne's `found` mark as bad."""
+    """Return the spans that the annotations of an mne recording mark as bad."""
     rate_hz, spans = float(data.info["sfreq"]), []
     for note in data.annotations:
         if str(note["description"]).upper().startswith(BAD):

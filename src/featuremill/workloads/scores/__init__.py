@@ -268,7 +268,7 @@ def _of_networks(model: Model, batch: Batch) -> Iterator[Tensor]:
 
 
 def _packs(batch: Batch) -> Iterator[list[Pass]]:
-    """Yield passes that fit one pack, in order."""
+    """Yield lists of passes that fit one pack, in order."""
     from featuremill.workloads.scores import passes
 
     some: list[Pass] = []
@@ -285,7 +285,7 @@ def _packs(batch: Batch) -> Iterator[list[Pass]]:
 
 
 def _log_probabilities(network: Network, batch: Batch, some: Sequence[Pass]) -> Tensor:
-    """Return the log-probabilities of the rows that these passes ask for."""
+    """Return the log-probabilities of the rows that these passes need."""
     import numpy as np
     import torch
 

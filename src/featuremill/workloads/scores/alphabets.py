@@ -27,8 +27,8 @@ NO_STRUCTURE = STRUCTURES.index("#")
 
 
 def own_tokens(tokens_T: Tokens, structure: bytes) -> Tokens:
-    """Return SaProt's tokens for ESM-2's and the 3Di letters of the residues among them; b"" where
-    no structure is known. Those of the two ends are the same in both."""
+    """Return SaProt's tokens for ESM-2's tokens and the residues' 3Di letters; b"" is an unknown
+    structure. The two special tokens at the ends are equal in both."""
     is_residue = tokens_T > EOS
     structures = np.full(len(tokens_T), NO_STRUCTURE)
     if structure:
@@ -47,8 +47,8 @@ def of_residues(log_probabilities_RV: Tensor) -> Tensor:
 
 @cache
 def _residues() -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return which of SaProt's residues each of ESM-2's tokens is: those without one of their own,
-    and the mask, are `#`."""
+    """Return the index of SaProt's residue for each of ESM-2's tokens; `#` for a token without one,
+    and for the mask."""
     numbers = [RESIDUES.index(token) if token in RESIDUES else UNKNOWN for token in ALPHABET]
     assert len(numbers) == NUM_TOKENS
     return np.array(numbers)

@@ -75,8 +75,7 @@ def _of_scores(options: Options) -> tuple[str, ...]:
 def batch(
     works: Sequence[Work], networks_rows: Sequence[Sequence[Rows]], options: Options
 ) -> pa.RecordBatch:
-    """Return one row a protein from the log-probabilities of all rows of its passes, by each
-    network."""
+    """Return one row for each protein, from the log-probabilities of its passes by each network."""
     of_networks: list[Pairs] = [list(zip(works, rows, strict=True)) for rows in networks_rows]
     arrays = [_variants(of_networks, options)] if options.kinds else []
     for kind, source in LIKELIHOODS.items():
@@ -117,7 +116,7 @@ def _variants(of_networks: Sequence[Pairs], options: Options) -> pa.Array:
 
 
 def _rows(works: Sequence[Work], columns: Sequence[pa.Array], struct: pa.StructType) -> pa.Array:
-    """Return a list a protein of the rows of its table; `columns` are of its distinct variants."""
+    """Return a list of table rows for each protein; `columns` have its distinct variants."""
     rows = [row for work in works for row in work.rows]
     indices, start = list[int | None](), 0
     for work in works:

@@ -67,8 +67,8 @@ def one_letter(residue: str) -> str:
 
 
 def read(part: str) -> Indel | None:
-    """Return the insertion or deletion that `part` is, written with one or three letters a residue;
-    None where it is none, or does not say which residues are new."""
+    """Return the insertion or deletion in `part`, in one-letter or three-letter codes; None for
+    anything else, and for an insertion without its residues."""
     match = WRITTEN.fullmatch(part.upper())
     if not match:
         return None
@@ -93,9 +93,8 @@ def read(part: str) -> Indel | None:
 
 
 def of_sequence(letters: str, mutated: str) -> list[Edit]:
-    """Return what makes `mutated` of a protein: substitutions where both are of one length, else
-    one change of all between their common beginning and their common end, or what differs between
-    these, where that is most of the protein."""
+    """Return the edits from a protein to `mutated`: substitutions if both have one length, else one
+    change between their common ends, or its parts if it spans most of the protein."""
     if len(letters) == len(mutated):
         pairs = enumerate(zip(letters, mutated, strict=True))
         return [Edit(index, index + 1, new) for index, (old, new) in pairs if old != new]
@@ -148,7 +147,7 @@ def edits(variant: str, letters: str) -> Iterator[Edit]:
 
 
 def mutated(variant: str, letters: bytes) -> bytes:
-    """Return the sequence that a variant of a payload makes of a protein."""
+    """Return the sequence of a variant of a payload."""
     was = letters.decode()
     sequence, index = "", 0
     for start, stop, new in edits(variant, was):
@@ -158,8 +157,8 @@ def mutated(variant: str, letters: bytes) -> bytes:
 
 
 def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
-    """Return the 3Di letters of that sequence: residues that stay and substituted ones keep theirs,
-    and inserted ones have none, which is `#`; b"" where none is known."""
+    """Return the 3Di letters of the sequence of a variant: kept and substituted residues keep
+    theirs, inserted ones have `#`; b"" if none is known."""
     if not structure:
         return b""
     was = letters.decode()
@@ -176,6 +175,5 @@ def mutated_structure(variant: str, letters: bytes, structure: bytes) -> bytes:
 
 
 def overlap(edits: list[Edit]) -> Edit | None:
-    """Return the first of `found`, in the order of their positions, that changes what the one
-    before it does; None where none does."""
+    """Return the first of the sorted `edits` that overlaps the one before it; None if none does."""
     return next((b for a, b in pairwise(edits) if b.start < a.stop or a[:2] == b[:2]), None)

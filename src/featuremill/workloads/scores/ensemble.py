@@ -41,7 +41,7 @@ def num_networks(weights: Weights) -> int:
 def memory_mb(
     options: esm2.Options, device: Device, weights: Weights, batch_tokens: int, num: int
 ) -> int:
-    """Return the estimated peak in MiB of so many networks of an ensemble that are loaded."""
+    """Return the estimated peak in MiB with `num` loaded networks of an ensemble."""
     single_mb: int = esm2.memory_mb(options, device, weights, batch_tokens)
     return single_mb + round((num - 1) * esm2.loaded_mb(options, device, weights))
 

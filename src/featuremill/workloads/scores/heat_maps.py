@@ -86,7 +86,7 @@ def figure(number: int, protein: Protein) -> Figure:
 
 
 def _heat_maps(name: str, protein: Protein) -> Iterator[Panel]:
-    """Yield a heat map for each stretch of positions; none where few substitutions are scored."""
+    """Yield a heat map for each stretch of positions; none if few substitutions have a score."""
     cells: list[dict[str, Any]] = [
         {"position": new.residue + 1, "residue": new.letter, "was": variant[0], "score": score}
         for variant, score in protein.scored

@@ -58,8 +58,8 @@ class Kin(NamedTuple):
     name."""
 
     def takes(self, model: str) -> bool:
-        """Tell whether `model` is the name of such a network, converted or not, or files of one;
-        reads no weights."""
+        """Return whether `model` names such a network, converted or not, or its files; no weights
+        are read."""
         if self._known(model):
             return True
         path = place_of(model)
@@ -98,8 +98,8 @@ class Kin(NamedTuple):
         return self._known(model) or of_esm2.stem_of(model)
 
     def refuse_nearly_named(self, model: str, names: Sequence[str], others: str) -> None:
-        """Raise UserError for a name that is, of all `names`, nearest to one of these; `others`
-        says in words which more there are."""
+        """Raise UserError for a name whose nearest of all `names` is one of these; `others`
+        describes further models."""
         if not of_esm2.is_path(model) or of_esm2.looks_like_path(model) or self.takes(model):
             return
         typed = model.lower().replace("-", "")  # as ESM-1b is written in texts

@@ -62,8 +62,8 @@ def proteins(inputs: Sequence[Path], options: Options) -> Iterator[Record]:
 def paired(
     pairs: Iterable[tuple[Record, Other]], options: Options
 ) -> Iterator[tuple[Record, Other]]:
-    """Yield proteins, and what comes with each, once they have the structures that `options` name;
-    a tab stands before those.
+    """Yield proteins with the structures that `options` name, behind a tab, each with its other
+    value.
 
     Raises:
         UserError: there are structures, and the network reads none.
@@ -204,8 +204,8 @@ def _is_table(path: Path) -> bool:
 
 
 def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
-    """Yield the proteins of tables, each with its cells: of one row, or of all rows that repeat its
-    id and sequence."""
+    """Yield the proteins of tables with their cells: of one row, or of all rows with equal id and
+    sequence."""
     for path in inputs:
         if not _is_table(path):
             raise UserError(
@@ -236,8 +236,8 @@ def _long(inputs: Sequence[Path], options: Options) -> Iterator[Found]:
 def _with_variants(
     record: Record, cells: Sequence[Cell], of_sequences: bool, options: Options
 ) -> tuple[Record, str]:
-    """Return the record of a protein and its variants, refused where none of them has a score; and
-    why some have none, "" where all have one."""
+    """Return the record of a protein with its variants, refused if none has a score; and why some
+    have none, "" if all have one."""
     sized = _sized(record, options)
     if record.reason:
         return sized, ""

@@ -92,7 +92,7 @@ class Count(NamedTuple):
 
 
 def count(payload: bytes, options: Options) -> Count:
-    """Return how many passes and tokens there are, without making them."""
+    """Return the numbers of passes and tokens, without making them."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     length, kinds, of_residues = len(seen), options.kinds, options.of_residues
@@ -132,7 +132,7 @@ def _mutated(variants: Sequence[str], letters: bytes) -> list[bytes]:
 
 
 def work_of(payload: bytes, options: Options) -> Work:
-    """Return what is computed of the protein in `payload`."""
+    """Return the passes to compute for the protein in `payload`."""
     letters, listed = parts_of(payload)
     seen = letters[: options.seen(len(letters))]
     every = np.arange(len(seen))
@@ -209,7 +209,7 @@ def passes(work: Work) -> Iterator[Pass]:
 
 
 def _masked(letters: bytes, structure: bytes, places: tuple[int, ...], options: Options) -> Pass:
-    """Return the pass of a protein with `places` masked, in the window around them."""
+    """Return the pass of a protein with these residues masked, in the window around them."""
     length = len(letters)
     width = options.width(length)
     start = _start_around(places[0], places[-1], length, width)
@@ -314,7 +314,7 @@ def _nearest_starts(places: Places, length: int, width: int) -> Places:
 
 
 def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] | None) -> int:
-    """Return how many windows the places of `sets` are read in; all residues where None."""
+    """Return the number of windows with the residues of `sets`; None for all residues."""
     width = options.width(length)
     if width == length:
         return 1
@@ -323,7 +323,7 @@ def _num_windows(length: int, options: Options, sets: Sequence[tuple[int, ...]] 
 
 
 def _places(variant: str) -> tuple[int, ...]:
-    """Return the places of the substitutions of a variant; none where it has other changes."""
+    """Return the indices of the substituted residues; () for a variant with other changes."""
     if edits.is_indel(variant):
         return ()
     return tuple(change.residue for change in substitutions(variant))
@@ -335,7 +335,7 @@ def _amino_acids() -> npt.NDArray[np.uint8]:
 
 
 def _all(letters: bytes) -> tuple[list[str], Places, npt.NDArray[np.uint8]]:
-    """Return all substitutions of one residue: their names, places and new letters."""
+    """Return all single substitutions: their names, residue indices and new letters."""
     old_L = np.frombuffer(letters, np.uint8)
     is_other = _amino_acids()[None] != old_L[:, None]
     is_other[~np.isin(old_L, _amino_acids())] = False

@@ -131,7 +131,7 @@ def refuse_missing(model: str) -> None:
 
 
 def locate(model: str) -> Checkpoint:
-    """Return where the checkpoint of `model` is or is to come from."""
+    """Return the checkpoint of `model`, which may not be downloaded yet."""
     checkpoints: list[Checkpoint] = [_sources(member).locate(member) for member in members(model)]
     first, *others = checkpoints
     if not others:
@@ -186,7 +186,7 @@ def _weights_ahead(model: str) -> Weights:
 
 
 def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Return the facts about an ensemble: those of the first, and what is of all."""
+    """Return the metadata of an ensemble: of its first network, and what is of all."""
     metadata = each[0] | {NUM_NETWORKS: str(len(each))}
     if len({facts["dtype"] for facts in each}) > 1:
         metadata["dtype"] = "float32"
@@ -195,7 +195,7 @@ def _metadata(each: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 def _refuse_unlike(networks: Sequence[Any]) -> None:
-    """Raise UserError where networks differ in anything but their numbers."""
+    """Raise UserError if networks differ in anything but their weights."""
     first, *others = networks
     for other in others:
         for fact, value in first.metadata.items():
@@ -209,7 +209,7 @@ def _refuse_unlike(networks: Sequence[Any]) -> None:
 
 
 def _refuse_twice(converted: Sequence[Converted]) -> None:
-    """Raise UserError where two networks are the same, be they called otherwise."""
+    """Raise UserError if two networks are equal, whatever their names."""
     known: dict[str, str] = {}
     for each in converted:
         if each.sha256 in known:

@@ -110,7 +110,7 @@ def _has_sequences(path: Path, column: str) -> bool:
 
 
 def with_columns(options: Options) -> Options:
-    """Return `options` with the columns that come along, those of measured scores among them.
+    """Return `options` with the carried columns, those of measured scores among them.
 
     Raises:
         UserError: there is no such column, or two would have one name.
@@ -151,7 +151,7 @@ def with_columns(options: Options) -> Options:
 def cell(
     values: Mapping[str, Any], chosen: Columns, options: Options, path: Path, line: int
 ) -> Cell | None:
-    """Return what a row has of variants; None where its cell is empty, or a word for that.
+    """Return the variant of a row; None if its cell is empty or says so.
 
     Raises:
         UserError: a number in it is none.
@@ -180,7 +180,7 @@ def cell(
 
 
 def _measured(cell: str, name: str, options: Options, where: str) -> str:
-    """Return the text of a column that comes along; of a measured score "" where there is none."""
+    """Return the text of a carried cell; "" for a measured score that is missing."""
     if name not in options.measured or not cell or is_missing(cell):
         return "" if name in options.measured else cell
     if name == options.measured_class_column:

@@ -123,7 +123,7 @@ class Changed(NamedTuple):
         return ((self.old, self.position),)
 
     def edit(self, _letters: str, first: int) -> Edit:
-        """Return what it does to a protein whose first residue has the number `first`."""
+        """Return the edit of a protein whose first residue has the number `first`."""
         index = self.position - first
         return Edit(index, index + 1, self.new)
 
@@ -229,8 +229,8 @@ def _changed(written: str, text: str) -> Change:
 def checked(
     changes: Sequence[Change], text: str, letters: bytes, options: Options, first: int
 ) -> str:
-    """Return a variant as payloads have it, of a protein whose first residue has the number
-    `first` in the `text` of it.
+    """Return a variant in the notation of payloads; `first` is the number of the first residue in
+    its `text`.
 
     Raises:
         WrongError: it is not one of this protein.
@@ -258,7 +258,7 @@ def checked(
 
 
 def of_sequence(text: str, letters: bytes, options: Options) -> str:
-    """Return the variant that has the sequence `text`, as payloads have it.
+    """Return the variant with the sequence `text`, in the notation of payloads.
 
     Raises:
         WrongError: it has none, or none that is near to this protein.
@@ -287,7 +287,7 @@ def _refuse_indels(has_indel: bool, text: str, options: Options) -> None:
 
 
 def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) -> str:
-    """Return the name of a variant that makes these `changes` to a protein that `was` so."""
+    """Return the name of the variant with these `changes` of the sequence `was`."""
     ordered, text = sorted(changes), clipped(text)
     if not all(set(new) <= set(AMINO_ACIDS) for _, _, new in ordered):
         raise WrongError(NOT_ONE.reason(f"{text} has other letters than those of 20 amino acids"))
@@ -306,8 +306,8 @@ def _as_payload(changes: Sequence[Edit], text: str, was: str, options: Options) 
 
 
 def first_residue(changes: Sequence[Change], letters: bytes) -> int | None:
-    """Return the number that the first residue must have so that each change names the residue that
-    stands there; None where no number, or more than one, does that."""
+    """Return the only number of the first residue with which each change names the residue that is
+    there; None without one, or with several."""
     stands = letters.decode()
     residues = sorted({(at, old) for change in changes for old, at in change.residues})
     if len(residues) < LEAST_PLACES:

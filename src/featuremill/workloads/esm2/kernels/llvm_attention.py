@@ -249,7 +249,7 @@ class Attention:
                 self._put_row(row, self.sums_dQ, element)
 
     def _put(self, out: Value, first: Value, totals: list[Value]) -> None:
-        """Store the context of a block of queries, as many as exist."""
+        """Store the context of the existing queries of a block."""
         function, build = self.function, self.build
         ones = function.all_lanes(1.0, self.lanes)
         factors = [build.fdiv(ones, total) for total in totals]
@@ -441,7 +441,7 @@ class AmxAttention(PairAttention):
         return -(-self.head_dim // 16) * 16
 
     def _tile(self, instruction: str, *operands: Value | int) -> None:
-        """Write an instruction of AMX; integers are numbers of tiles."""
+        """Emit an AMX instruction; an integer operand is the number of a tile."""
         values = [INT8(each) if isinstance(each, int) else each for each in operands]
         self.function.call(f"llvm.x86.{instruction}", VOID, *values)
 
