@@ -50,7 +50,7 @@ FOR_STEPS = {"step", "features", "inputs"}
 SAMPLES = re.compile(r"(?<![a-z])samples?(?![a-z])", re.IGNORECASE)
 OTHER_SAMPLES = {
     **dict.fromkeys(("extract.recorder", "store.receipt", "store.telemetry"), "readings of a job"),
-    **dict.fromkeys(("report.curves", "report.usage", "status.jobs"), "readings of a job"),
+    **dict.fromkeys(("report.shards", "status.jobs"), "readings of a job"),
     **dict.fromkeys(
         [f"commands.audit.{name}" for name in ("command", "measure", "report", "sample")],
         "proteins that are drawn",

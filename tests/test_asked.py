@@ -146,6 +146,19 @@ def test_tables_that_older_ones_took_the_place_of_are_read_again(desk):
     assert "extract │" not in said and "plan │" not in said
 
 
+def test_an_edit_counts_where_snakemake_has_no_record_of_what_it_ran(desk):
+    """As after commands that were typed by hand, or in a copy without .snakemake."""
+    changes = {"outputs": "parquet_dataset", "groups": {}, "transfer": {}, "labels": {}}
+    for more in ({"options": {"hydropathy": False}, "order": "input"}, {"order": "shard"}):
+        shutil.rmtree(".snakemake/metadata")
+        changes |= more
+        write(desk.folder, **changes)
+        run(desk, "merge")
+        manifest = read_sealed(Path("results/my/manifest.json"))
+        assert manifest["settings"]["options"]["hydropathy"] is False
+        assert manifest.get("row_order", "input") == changes["order"]
+
+
 def test_a_large_input_that_an_older_one_took_the_place_of_is_read_once(desk, monkeypatch):
     monkeypatch.setattr(digests, "LARGE", 10)
     monkeypatch.setattr(digests, "YOUNG_SECONDS", 0)
@@ -348,6 +361,11 @@ def test_a_file_that_came_later_is_looked_at(tmp_path, monkeypatch):
     Path("table").write_text("another one")
     os.utime("table", (LONG_AGO, LONG_AGO))
     assert noted.stands() == "older"
+    Path("copy").write_text("a third one")
+    os.utime("copy", (LONG_AGO, LONG_AGO))
+    Path("copy").replace("table")
+    noted.note(is_new=True)
+    assert noted.stands() == "older", "it came there after the file was made"
     plain = Made("one", ["made"], ["table"], [], [])
     assert plain.stands() == "yes", "without a digest its time counts"
     os.utime("table", (LONG_AGO + 99, LONG_AGO + 99))

@@ -9,7 +9,6 @@ import json
 import logging
 import os
 import re
-import resource
 import shutil
 import subprocess
 import sys
@@ -26,15 +25,14 @@ from documents import section
 from encoder_models import write
 from encoder_models import write as write_encoder
 from nvml_node import Gpu, Slice
-from programs import PATIENCE_SECONDS, Desk, Said, wait_for
+from programs import Desk, Said, wait_for
 from safetensors.torch import save_file
 
 from featuremill.__main__ import main
 from featuremill.base.devices import Device
 from featuremill.base.errors import UserError
 from featuremill.doctor import checks, findings, trial
-from featuremill.doctor.checks import has_kernels
-from featuremill.doctor.findings import Findings
+from featuremill.doctor.findings import Findings, Wanted
 from featuremill.doctor.gpus import Node
 from featuremill.workloads import geneformer
 from featuremill.workloads.esm2 import layout, memory, sources
@@ -42,8 +40,8 @@ from featuremill.workloads.esm2.architecture import ESM2, Sizes
 from featuremill.workloads.esm2.encoder import DTYPES
 
 NO_LIBRARY = {"init_error": 12}
-NO_CUDA = {"cuda": None, "fails": {"GPU-0": "no"}}
-DOCUMENTED = set(re.findall(r"`[a-z-]+`", section(ROOT / "docs" / "json.md", "Doctor")))
+NO_CUDA = {"cuda": None}
+DOCUMENTED = set(re.findall(r"`[a-z0-9-]+`", section(ROOT / "docs" / "json.md", "Doctor")))
 PRETEND = ROOT / "tests" / "pretend_torch"
 
 
@@ -66,23 +64,17 @@ def several(items):
 
 TEXT, NUMBER, FLAG = {"type": "string"}, {"type": "number"}, {"type": "boolean"}
 SCHEMA = thing(
-    version={"const": 4},
+    version={"const": 5},
     ready=FLAG,
     ready_for=some("string"),
     gpu_ready=FLAG,
-    cuda_available=FLAG,
-    gpu_count={"type": "integer"},
     gpus=several(
         thing(
             id={"type": "integer"},
-            mig=some("integer"),
             uuid=some("string"),
             name=TEXT,
             memory_gb=some("number"),
             free_gb=some("number"),
-            processes=several(
-                thing(pid={"type": "integer"}, user=TEXT, command=TEXT, memory_mb=some("integer"))
-            ),
             capability=some("string"),
             bf16=FLAG,
             visible=FLAG,
@@ -111,28 +103,25 @@ SCHEMA = thing(
                     thing(device=TEXT, memory_mb=NUMBER, dtype=TEXT, batch_tokens=NUMBER)
                 ),
                 fits=several(TEXT),
-                fits_gpus=several(TEXT),
             ),
         ]
     },
     workload=TEXT,
     ways=several(
-        thing(
-            device=TEXT,
-            dtype=some("string"),
-            attention=some("string"),
-            products=some("string"),
-            kernels=some("string"),
-            why=several(TEXT),
-            error=some("string"),
-        )
+        {
+            "type": "object",
+            "properties": {"device": TEXT, "why": several(TEXT), "error": some("string")},
+            "required": ["device", "why", "error"],
+            "additionalProperties": TEXT,
+        }
     ),
     driver=thing(version=some("string"), cuda=some("integer")),
-    torch=thing(
-        version=some("string"),
-        cuda=some("string"),
-        architectures=several(TEXT),
-    ),
+    torch={
+        "oneOf": [
+            {"type": "null"},
+            thing(torch=some("string"), cuda=some("string"), arch_list=several(TEXT)),
+        ]
+    },
     cpu=thing(name=TEXT, processors={"type": "integer"}, free_gb=NUMBER, bf16=FLAG),
     versions={"type": "object", "additionalProperties": TEXT},
 )
@@ -173,7 +162,7 @@ def doctor(gpu_node, tmp_path):
 
 
 def codes(answer):
-    return {issue["code"] for issue in answer["issues"]} - {"disk-space"}
+    return {issue["code"] for issue in answer["issues"]} - {"files"}
 
 
 def uuids(number):
@@ -183,11 +172,10 @@ def uuids(number):
 def test_a_machine_without_gpus_is_ready_for_the_cpu(doctor):
     check = doctor(system=NO_LIBRARY, real_torch=True)
     answer = check("--json", "--model", "mill_t6_8M")
-    assert (answer["ready"], answer["cuda_available"], answer["gpu_count"]) == (True, False, 0)
-    assert (answer["ready_for"], answer["gpu_ready"]) == ("the CPU", False)
+    assert (answer["ready_for"], answer["gpu_ready"], answer["gpus"]) == ("the CPU", False, [])
     assert answer["recommended"]["resources"] is None
     assert answer["memory"]["fits"] == ["cpu"]
-    assert answer["torch"]["version"] == torch.__version__
+    assert answer["torch"]["torch"] == torch.__version__
     assert codes(answer) == set()
     page = doctor(system=NO_LIBRARY)()
     assert re.match(r"Ready, on the CPU \(.*\): this machine has no NVIDIA GPU\.", page)
@@ -199,7 +187,7 @@ def test_a_run_on_so_many_gpus_is_ready_or_not(doctor):
     assert (answer["ready_for"], answer["gpu_ready"]) == ("2 GPUs", True)
     answer = check("--json", "--gpus", "3", status=1)
     assert (answer["ready_for"], answer["gpu_ready"]) == (None, False)
-    assert "take 2 GPUs here now, and --gpus wants 3" in answer["issues"][0]["what"]
+    assert "take 2 of the GPUs here now, and --gpus wants 3" in answer["issues"][0]["what"]
     answer = check("--json", "--gpus", "1,")
     assert [gpu["id"] for gpu in answer["gpus"]] == [1] and answer["ready_for"] == "1 GPU"
     assert "--gpus 0: this is the number of GPUs" in check("--gpus", "0", status=2)
@@ -231,29 +219,19 @@ def test_any_workload_that_tells_its_memory_is_asked_where_a_model_fits(tmp_path
         need(model="nowhere.pt")
 
 
-def test_without_a_gpu_it_says_which_sizes_hold_a_model(doctor):
-    """Of any workload with weights, named by its folder alone."""
+def test_a_model_of_any_workload_is_named_by_its_folder_alone(doctor):
     check = doctor(system=NO_LIBRARY)
     write_decoder(check.folder / "smol", "llama")
     write_encoder(check.folder / "bert", "protbert")
     asked = [("smol", "llm_json"), ("smol", "encoder"), ("bert", "encoder"), ("bert", "geneformer")]
     for model, workload in asked:
         page = " ".join(check("--model", model, "--workload", workload).split())
-        fits = f"{model} fits the CPU, and GPUs of 16 GB, 24 GB, 40 GB and 80 GB. {model} takes"
-        assert fits in page, workload
-    large = json.loads((check.folder / "smol/config.json").read_text())
-    large |= {"hidden_size": 8192, "num_hidden_layers": 40, "head_dim": 128}
-    large |= {"num_attention_heads": 64, "intermediate_size": 28_672}
-    (check.folder / "smol/config.json").write_text(json.dumps(large))
-    words = ("--json", "--model", "smol", "--workload", "llm_json")
-    answer = json.loads(check.type("featuremill", "doctor", *words, status=None).out)
-    assert answer["memory"]["fits_gpus"] == ["80 GB"], "35 G numbers in 16 bits"
-    assert answer["workload"] == "llm_json"
+        assert f"{model} fits the CPU; it needs about" in page, workload
 
 
 def test_the_first_line_says_for_which_of_the_gpus_a_model_is(doctor):
     page = " ".join(doctor(*MIXED)("--model", "esm2_t48_15B_UR50D").split())
-    assert "should use 1 of 4 GPUs. esm2_t48_15B_UR50D fits GPU 0 (0). " in page
+    assert "should use 1 of 4 GPUs. esm2_t48_15B_UR50D fits GPU 0 (0); it needs" in page
 
 
 @pytest.mark.parametrize(
@@ -295,11 +273,9 @@ MIXED = (
 
 def test_a_mixed_node_in_full(doctor):
     answer = doctor(*MIXED)("--json", "--model", "esm2_t36_3B_UR50D")
-    assert (answer["cuda_available"], answer["gpu_count"]) == (True, 4)
     first = answer["gpus"][0]
-    expected = {"id": 0, "mig": None, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB"}
-    expected |= {"memory_gb": 80.0, "free_gb": 79.4}
-    expected |= {"processes": [], "capability": "8.0", "bf16": True}
+    expected = {"id": 0, "uuid": "GPU-0", "name": "NVIDIA A100-SXM4-80GB"}
+    expected |= {"memory_gb": 80.0, "free_gb": 79.4, "capability": "8.0", "bf16": True}
     expected |= {"visible": True, "accessible": True, "busy_by": None}
     assert first == expected | {"label": "GPU 0 (0)", "state": "free"}
     assert [gpu["bf16"] for gpu in answer["gpus"]] == [True, True, False, True]
@@ -318,11 +294,12 @@ def test_cards_too_small_or_too_old_are_not_counted_and_it_says_why(doctor):
         "FEATUREMILL_DEVICES=0,1,3 featuremill run YOUR.yaml --resources gpu=3"
     )
     (left,) = (one for one in answer["issues"] if one["gpu"] == "GPU-2")
-    assert left["code"] == "too-old" and "has no bf16" in left["what"]
+    assert left["code"] == "no-bf16" and "has no bf16" in left["what"]
     answer = doctor(*MIXED)("--json", "--model", "esm2_t48_15B_UR50D")
     assert answer["memory"]["fits"] == ["GPU-0"]
-    why = {one["gpu"]: one["what"] for one in answer["issues"] if one["code"] == "too-small"}
-    assert re.search(r" has 22 GB, and esm2_t48_15B_UR50D takes about \d\d GB", why["GPU-1"])
+    why = {one["gpu"]: one["what"] for one in answer["issues"] if one["code"] == "memory"}
+    needs = r" has 22 GB free of 22 GB, and esm2_t48_15B_UR50D needs about \d\d GB"
+    assert re.search(needs, why["GPU-1"])
     assert answer["recommended"]["resources"] == "gpu=1"
 
 
@@ -353,8 +330,8 @@ def test_a_display_card_counts(doctor):
 
 def test_a_model_that_fits_nowhere_is_said_before_anything_starts(doctor):
     answer = doctor(*MIXED[1:])("--json", "--model", "esm2_t48_15B_UR50D", status=1)
-    (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
-    assert "esm2_t48_15B_UR50D takes about" in issue["what"]
+    (issue,) = (one for one in answer["issues"] if one["severity"] == "error")
+    assert issue["code"] == "memory" and "esm2_t48_15B_UR50D needs about" in issue["what"]
     assert answer["memory"]["fits"] == []
 
 
@@ -365,67 +342,63 @@ def test_a_model_over_two_gpus_is_asked_for_half_of_its_memory_on_each(doctor):
         (check.folder / "my.yaml").write_text(json.dumps({**config, "gpus_per_job": gpus}))
         answer = check("--json", "--config", "my.yaml", status=status)
         assert answer["memory"]["fits"] == fits
-        assert ("too-large" in codes(answer)) is (gpus == 1)
     check = doctor(MIXED[3])
     answer = check("--json", "--config", "my.yaml", status=1)
-    (issue,) = (one for one in answer["issues"] if one["code"] == "too-large")
-    assert re.search(
-        r"takes about \d\d GB of each of 2 GPUs; 8.0 GB is what the largest", issue["what"]
-    )
+    (issue,) = (one for one in answer["issues"] if one["severity"] == "error")
+    whole = r"needs about \d\d GB of each of 2 GPUs; 8.0 GB is what the largest"
+    assert re.search(whole, issue["what"])
 
 
-# What it is called: GPU 1's state, what comes of using it, and a word of the remedy.
-BROKEN = {
-    "lost": ({"lost": True}, {}, "nvidia-smi --gpu-reset -i 1"),
-    "nvml-error": ({"error": 999}, {}, "nvidia-smi -q -i 1"),
-    "prohibited": ({"compute_mode": 2}, {"fails": {"GPU-1": "busy"}}, "-c DEFAULT"),
-    "no-kernels": ({"capability": "6.1"}, {"fails": {"GPU-1": "no kernel"}}, "get_arch_list()"),
-    "no-answer": ({}, {"crashes": ["GPU-1"]}, "Xid"),
-    "allocation-failed": ({}, {"fails": {"GPU-1": "CUDA error: unknown"}}, "nvidia-smi"),
-    "exclusive": (
-        {"compute_mode": 3, "used_mb": 1900},
-        {"fails": {"GPU-1": "busy or unavailable"}},
-        "-c DEFAULT",
-    ),
-    "full": ({"used_mb": 79_990}, {"fails": {"GPU-1": "CUDA out of memory"}}, "ask its user"),
-    "mig-without-slices": ({"more": {"mig": 1}}, {}, "-cgi"),
-}
+# GPU 1's state, the outcome of using it, its code, and words of the sentence and of the remedy.
+BROKEN = (
+    ({"lost": True}, {}, "gpu-fails", "lost", "nvidia-smi --gpu-reset -i 1"),
+    ({"error": 999}, {}, "gpu-fails", "Unknown Error", "nvidia-smi -q -i 1"),
+    ({"compute_mode": 2}, {}, "gpu-fails", "is Prohibited", "-c DEFAULT"),
+    ({"more": {"mig": 1}}, {}, "gpu-fails", "MIG mode without slices", "-mig 0"),
+    ({"capability": "6.1"}, {"fails": "no kernel"}, "gpu-fails", "no kernel", "get_arch_list()"),
+    ({}, {"fails": "driver is too old"}, "gpu-fails", "is too old", "fits the driver"),
+    ({}, {"crashes": True}, "gpu-fails", "killed by SIGSEGV", "Xid"),
+    ({}, {"check": "rotary is wrong"}, "gpu-fails", "torch works, but a test of esm2", "Xid"),
+    ({"compute_mode": 3, "used_mb": 1900}, {"fails": "is busy"}, "busy", "is busy", "ask its user"),
+    ({"used_mb": 79_990}, {"fails": "CUDA out of memory"}, "busy", "out of memory", "ask its user"),
+)
 
 
-def broken(code, uuid):
-    state, world, _ = BROKEN[code]
-    return Gpu(uuid, **state), json.loads(json.dumps(world).replace("GPU-1", uuid))
+def broken(numbers):
+    """Return GPUs of those rows, and what the pretend torch does on each."""
+    gpus, world = [], {"fails": {}, "crashes": [], "check": {}}
+    for number, row in enumerate(numbers):
+        state, outcome, *_ = BROKEN[row]
+        gpus.append(Gpu(f"GPU-{number}", **state))
+        for kind, value in outcome.items():
+            all_of = world[kind]
+            all_of.update({f"GPU-{number}": value}) if value is not True else all_of.append(
+                f"GPU-{number}"
+            )
+    return gpus, world
 
 
 def test_broken_gpus_are_passed_over_with_a_remedy_each(doctor):
-    gpus, fails, crashes = [], {}, []
-    for number, code in enumerate(BROKEN):
-        gpu, world = broken(code, f"GPU-{number}")
-        gpus.append(gpu)
-        fails |= world.get("fails", {})
-        crashes += world.get("crashes", [])
-    answer = doctor(*gpus, Gpu("GPU-fine"), fails=fails, crashes=crashes)("--json")
-    for number, code in enumerate(BROKEN):
-        found = [i for i in answer["issues"] if re.match(rf"GPU {number}\b", i["what"])]
-        issue = next(issue for issue in found if issue["code"] == code)
-        assert issue["severity"] == "warning"
-        assert BROKEN[code][2].replace("-i 1", f"-i {number}") in issue["remedy"]
+    gpus, world = broken(range(len(BROKEN)))
+    answer = doctor(*gpus, Gpu("GPU-fine"), **world)("--json")
+    for number, (*_, code, what, remedy) in enumerate(BROKEN):
+        of_it = [each for each in answer["issues"] if re.match(rf"GPU {number}\b", each["what"])]
+        issue = next(each for each in of_it if each["code"] == code)
+        assert issue["severity"] == "warning" and what in issue["what"]
+        assert remedy.replace("-i 1", f"-i {number}") in issue["remedy"]
     accessible = [gpu["accessible"] for gpu in answer["gpus"]]
     assert accessible == [False] * len(BROKEN) + [True]
-    states = dict(zip([*BROKEN, "fine"], (gpu["state"] for gpu in answer["gpus"]), strict=True))
-    assert states.pop("lost") == "lost" and states.pop("fine") == "free"
-    assert states.pop("exclusive") == states.pop("full") == "busy"
-    assert set(states.values()) == {"not usable"}
-    assert answer["recommended"]["resources"] == "gpu=1"
+    states = [gpu["state"] for gpu in answer["gpus"]]
+    assert states == ["lost", *["not usable"] * 7, "busy", "busy", "free"]
     assert answer["recommended"]["command"] == "featuremill run YOUR.yaml --resources gpu=1"
 
 
-@pytest.mark.parametrize(("code", "status"), [("lost", 1), ("no-kernels", 1), ("full", 0)])
-def test_a_broken_gpu_alone_stops_a_run_and_a_full_one_lets_it_wait(doctor, code, status):
-    gpu, world = broken(code, "GPU-1")
-    answer = doctor(gpu, **world)("--json", status=status)
-    assert code in {i["code"] for i in answer["issues"] if i["severity"] == "error" or not status}
-    assert not answer["cuda_available"]
+@pytest.mark.parametrize(("row", "status"), [(0, 1), (4, 1), (7, 1), (9, 0)])
+def test_a_broken_gpu_alone_prevents_a_run_and_a_full_one_lets_it_wait(doctor, row, status):
+    gpus, world = broken([row])
+    answer = doctor(*gpus, **world)("--json", status=status)
+    severities = {each["severity"] for each in answer["issues"] if each["code"] == BROKEN[row][2]}
+    assert severities == {"error" if status else "warning"}
 
 
 def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor, tmp_path, monkeypatch, capsys):
@@ -450,7 +423,7 @@ def test_a_gpu_that_hangs_is_given_up_after_the_timeout(doctor, tmp_path, monkey
     status = main([*arguments])
     answer = check.told(Said(status, capsys.readouterr().out, ""), arguments)
     (issue,) = answer["issues"]
-    assert (issue["code"], issue["gpu"]) == ("no-answer", "GPU-1")
+    assert (issue["code"], issue["gpu"]) == ("gpu-fails", "GPU-1")
     assert "no answer within 6 s" in issue["what"]
     ((pid, limit),) = limits.items()
     assert limit == 6 and [place.name for place in hung.iterdir()] == [str(pid)]
@@ -469,7 +442,7 @@ def has_ended(pid):
 def test_a_driver_that_hangs_is_an_issue_and_no_hang(doctor):
     check = doctor(Gpu(), system={"delay_ms": 60_000})
     answer = check("--json", "--timeout", 5, status=1)
-    assert "driver-silent" in codes(answer)
+    assert "driver" in codes(answer)
 
 
 def test_gpus_that_others_use(doctor):
@@ -480,14 +453,13 @@ def test_gpus_that_others_use(doctor):
         Gpu("GPU-3", used_mb=200),
     )("--json")
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
-    assert re.fullmatch(rf"\S+'s .+ \(pid {os.getpid()}, 6\.8 GB\)", by[0])
-    assert by[1:] == [
-        "a process that cannot be seen from here (2.9 GB)",
-        "a process that cannot be seen from here (2.4 GB)",
-        None,
+    assert re.fullmatch(rf"used by process {os.getpid()} \(.+\), which has no lease", by[0])
+    assert [(text or "").split(";")[0] for text in by[1:]] == [
+        "3000 MB in use without a lease",
+        "2500 MB in use without a lease",
+        "",
     ]
-    assert answer["gpus"][0]["processes"][0]["memory_mb"] == 7000
-    assert codes(answer) == {"busy", "little-memory"}
+    assert codes(answer) == {"busy", "memory"}
     assert answer["recommended"]["resources"] == "gpu=1"
 
 
@@ -506,17 +478,11 @@ def test_leased_gpus_count_and_those_that_cool_down_are_said(doctor):
         holder.kill()
         holder.communicate()
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
-    assert by[0].startswith("a process that cannot be seen")
-    assert re.fullmatch(rf"a lease of \S+'s \(pid {holder.pid}\)", by[1])
+    assert by[0].startswith("2500 MB in use without a lease")
+    assert re.fullmatch(rf"leased by \S+ \(pid {holder.pid}\)", by[1])
     issues = {(issue["code"], issue["gpu"]) for issue in answer["issues"]}
-    assert {("cooling", "GPU-2"), ("busy", "GPU-0")} <= issues
+    assert {("sick", "GPU-2"), ("busy", "GPU-0")} <= issues
     assert answer["recommended"]["resources"] == "gpu=2"
-
-
-def test_memory_errors_are_said(doctor):
-    answer = doctor(Gpu("GPU-0", compute_mode=3), Gpu("GPU-1", more={"ecc_errors": 2}))("--json")
-    severities = {issue["code"]: issue["severity"] for issue in answer["issues"]}
-    assert severities == {"ecc": "warning"}
 
 
 @pytest.mark.parametrize(
@@ -536,36 +502,24 @@ def test_gpus_hidden_by_the_environment(doctor, mask, arguments, status, severit
     assert issue["severity"] == severity
     assert f"CUDA_VISIBLE_DEVICES={mask}" in issue["what"] or mask == ""
     assert [gpu["visible"] for gpu in answer["gpus"]] == visible
-    assert answer["cuda_available"] == any(visible)
 
 
 def test_mig_slices_are_devices_of_their_own(doctor):
     slices = [Slice("MIG-a", 10_000), Slice("MIG-b", 20_000, 2_000, 2)]
     answer = doctor(Gpu("GPU-0", slices=slices), Gpu("GPU-1"))("--json")
-    assert [(g["id"], g["mig"], g["uuid"]) for g in answer["gpus"]] == [
-        (0, 0, "MIG-a"),
-        (0, 1, "MIG-b"),
-        (1, None, "GPU-1"),
-    ]
+    ids = [(gpu["id"], gpu["uuid"]) for gpu in answer["gpus"]]
+    assert ids == [(0, "MIG-a"), (0, "MIG-b"), (1, "GPU-1")]
     assert answer["recommended"]["resources"] == "gpu=2"
 
 
 @pytest.mark.parametrize(
     ("system", "world", "code", "severity", "remedy"),
     [
-        ({"init_error": 9}, {}, "driver-not-loaded", "note", "login node"),
-        ({"init_error": 18}, {}, "driver-mismatch", "warning", "Reboot"),
-        ({"init_error": 999}, {}, "no-driver", "warning", "--gpus all"),
-        ({}, NO_CUDA, "torch-without-cuda", "error", "device: cpu"),
-        ({}, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
-        (NO_LIBRARY, {"missing": True}, "torch-missing", "error", "featuremill[esm2]"),
-        (
-            {"cuda": 12040, "driver": "550.54.15"},
-            {"fails": {"GPU-0": "The NVIDIA driver on your system is too old"}},
-            "driver-too-old",
-            "error",
-            "Install driver 580.65 or later",
-        ),
+        ({"init_error": 18}, {}, "driver", "warning", "Reboot"),
+        ({"init_error": 999}, {}, "driver", "warning", "--gpus all"),
+        ({}, NO_CUDA, "torch", "error", "device: cpu"),
+        ({}, {"missing": True}, "torch", "error", "featuremill[esm2]"),
+        (NO_LIBRARY, {"missing": True}, "torch", "error", "featuremill[esm2]"),
     ],
 )
 def test_driver_and_torch_that_do_not_go_together(doctor, system, world, code, severity, remedy):
@@ -580,7 +534,7 @@ def test_driver_and_torch_that_do_not_go_together(doctor, system, world, code, s
 def test_a_torch_without_cuda_hides_nobody_who_uses_a_gpu(doctor):
     gpus = Gpu("GPU-0", processes={os.getpid(): 7000}), Gpu("GPU-1"), Gpu("GPU-2", lost=True)
     answer = doctor(*gpus, **NO_CUDA)("--json", status=1)
-    assert codes(answer) == {"torch-without-cuda", "busy", "lost"}
+    assert codes(answer) == {"torch", "busy", "gpu-fails"}
     assert [gpu["state"] for gpu in answer["gpus"]] == ["busy", "not usable", "lost"]
 
 
@@ -591,8 +545,9 @@ def test_an_older_minor_version_of_cuda_is_no_trouble_while_the_gpu_works(doctor
 def test_devices_are_chosen_by_number_or_uuid_and_checked(doctor):
     check = doctor(*(Gpu(uuid) for uuid in uuids(4)))
     assert "GPU 7 does not exist; this machine has 0–3." in check("--devices", "7", status=2)
-    assert "GPU GPU-x does not exist" in check("--devices", "0,GPU-x", status=2)
-    assert "GPU GPU- stands for several" in check("--devices", "GPU-", status=2)
+    for token in ("GPU-x", "GPU-"):
+        said = check("--devices", f"0,{token}", status=2)
+        assert f"'{token}' is not the start of one device's UUID; this machine has GPU-0, " in said
     answer = check("--json", "--devices", "2,GPU-0")
     assert [gpu["id"] for gpu in answer["gpus"]] == [2, 0]
     assert answer["recommended"]["resources"] == "gpu=2"
@@ -617,52 +572,42 @@ def test_the_page_for_people_fits_80_columns(doctor):
     assert max(map(len, page.splitlines())) <= 80
 
 
-def test_too_few_open_files_and_an_unusable_lock_folder_are_found(doctor, tmp_path):
+def test_an_unusable_lock_folder_is_an_issue(doctor, tmp_path):
     check = doctor(Gpu("GPU-0"))
     (tmp_path / "file").touch()
     check.environment["FEATUREMILL_LEASE_FOLDER"] = str(tmp_path / "file")
-    few = resource.RLIMIT_NOFILE, (256, 256)
-    words, streams = ("doctor", "--json"), {"stdout": subprocess.PIPE}
-    process = check.start(
-        "featuremill", *words, **streams, preexec_fn=lambda: resource.setrlimit(*few)
-    )
-    out, err = process.communicate(timeout=PATIENCE_SECONDS)
-    assert process.returncode == 1, err
-    answer = check.told(Said(process.returncode, out, err), words)
-    remedies = {issue["code"]: issue["remedy"] for issue in answer["issues"]}
-    assert "ulimit -n" in remedies["open-files"]
-    assert "FEATUREMILL_LEASE_FOLDER" in remedies["lock-folder"]
+    answer = check("--json", status=1)
+    (issue,) = (each for each in answer["issues"] if each["severity"] == "error")
+    assert issue["code"] == "files" and "FEATUREMILL_LEASE_FOLDER" in issue["remedy"]
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "severity"),
-    [
-        ({"results_free_gb": 3.0}, "disk-space", "warning"),
-        ({"results_free_gb": 0.1}, "disk-space", "error"),
-        ({"results_writable": False}, "results-not-writable", "error"),
-    ],
+    ("free_gb", "is_writable", "severity"),
+    [(50, True, None), (3, True, "warning"), (0.1, True, "error"), (50, False, "error")],
 )
-def test_a_full_disk_and_a_read_only_folder(tmp_path, change, code, severity):
-    fine = findings.look(tmp_path / "results")._replace(results_free_gb=50.0, lock_trouble="")
-    assert fine.results == tmp_path
+def test_a_full_disk_and_a_read_only_folder(
+    tmp_path, monkeypatch, gpu_node, free_gb, is_writable, severity
+):
+    for name, value in gpu_node().environment.items():
+        monkeypatch.setenv(name, value)
+    usage = shutil.disk_usage(tmp_path)._replace(free=int(free_gb * 1e9))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(os, "access", lambda *_: is_writable)
+    nothing = Wanted()
+    cpu = Device("cpu", "cpu", "", False, 0, 8_000)
+    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path / "results", nothing, "", "", {})
+    issues = checks.issues_of(facts)
+    assert [(each.code, each.severity) for each in issues] == [("files", severity)] * bool(severity)
 
-    def found(facts):
-        cpu = Device("cpu", "cpu", "", False)
-        return Findings(Node(error=12), (), False, {}, cpu, None, facts)
 
-    assert list(checks.of_node(found(fine))) == []
-    (issue,) = checks.of_node(found(fine._replace(**change)))
-    assert (issue.code, issue.severity) == (code, severity)
-
-
-def test_cards_on_the_bus_without_a_driver_are_missed(tmp_path):
-    kinds = {"gpu": ("0x10de", "0x030200"), "sound": ("0x10de", "0x040300"), "x": ("0x1", "0x03")}
-    for name, (vendor, kind) in kinds.items():
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "vendor").write_text(vendor + "\n")
-        (tmp_path / name / "class").write_text(kind + "\n")
-    assert findings.num_nvidia_cards(tmp_path) == 1
-    assert findings.num_nvidia_cards(tmp_path / "none") == 0
+def test_a_card_on_the_bus_without_a_driver_is_missed(doctor, tmp_path, monkeypatch):
+    cpu = Device("cpu", "cpu", "", False, 0, 8_000)
+    facts = Findings(Node(error=12), (), False, {}, cpu, tmp_path, Wanted(), "", "", {})
+    monkeypatch.setattr(checks, "PCI_DEVICES", tmp_path)
+    assert "driver" not in {each.code for each in checks.issues_of(facts)}
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "vendor").write_text("0x10de\n")
+    assert "driver" in {each.code for each in checks.issues_of(facts)}
 
 
 SPOILED = """
@@ -725,21 +670,17 @@ def test_each_gpus_ways_are_said_and_a_check_that_dies_is_a_finding(doctor):
     answer = check("--json", "--model", "esm2_t48_15B_UR50D", status=None)
     ways = {one["device"]: one for one in answer["ways"]}
     assert ways["GPU-0"]["attention"] == "heads of 128" and ways["GPU-0"]["why"] == [why]
-    assert ways["GPU-1"]["dtype"] is None and "SIGSEGV" in ways["GPU-1"]["error"]
+    assert "dtype" not in ways["GPU-1"] and "SIGSEGV" in ways["GPU-1"]["error"]
     found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
     assert found["steps-down", None]["what"] == f"GPU 0 (0), GPU 3 (3): {why}"
-    assert "torch works on it" in found["fails-check", "GPU-1"]["what"]
-    assert "RuntimeError: rotary is wrong" in found["fails-check", "GPU-2"]["what"]
-    assert "cuBLAS's handle (4.9 GB free)" in found["no-memory", "MIG-a"]["what"]
+    assert "torch works, but a test" in found["gpu-fails", "GPU-1"]["what"]
+    assert "RuntimeError: rotary is wrong" in found["gpu-fails", "GPU-2"]["what"]
+    assert "CUBLAS_STATUS_NOT_INITIALIZED" in found["gpu-fails", "MIG-a"]["what"]
     assert [gpu["accessible"] for gpu in answer["gpus"]] == [True, False, False, True, False]
     page = check("--devices", "0,1")
     assert "\n  GPU 0 (0)  bf16: attention heads of 64; products torch; kernels triton 3\n" in page
     assert "GPU 1 (1)  bf16" not in page
     assert max(map(len, page.splitlines())) <= 80
-    alone = doctor(Gpu("GPU-0"), check={"GPU-0": "rotary is wrong"})("--json", status=1)
-    assert [issue["code"] for issue in alone["issues"] if issue["severity"] == "error"] == [
-        "fails-check"
-    ]
 
 
 def test_a_display_leaves_its_gpu_ready(doctor):
@@ -750,27 +691,10 @@ def test_a_display_leaves_its_gpu_ready(doctor):
         Gpu("GPU-2", total_mb=8_000, graphics={1: 300}),
     )("--json")
     by = [gpu["busy_by"] for gpu in answer["gpus"]]
-    assert by[0] is by[2] is None and re.search(rf"\(pid {me}, 1\.3 GB\)$", by[1])
+    assert by[0] is by[2] is None and f"used by process {me} (" in by[1]
     found = {(issue["code"], issue["gpu"]): issue for issue in answer["issues"]}
-    assert set(found) - {("disk-space", None)} == {("busy", "GPU-1")}
+    assert set(found) - {("files", None)} == {("busy", "GPU-1")}
     assert answer["recommended"]["resources"] == "gpu=2"
-
-
-@pytest.mark.parametrize(
-    ("capability", "arch_list", "expected"),
-    [
-        ((8, 6), ["sm_80"], True),
-        ((8, 0), ["sm_86"], False),
-        ((7, 0), ["sm_75", "sm_80"], False),
-        ((12, 0), ["sm_90"], False),
-        ((12, 0), ["sm_90", "compute_90"], True),
-        ((9, 0), ["sm_90a"], True),
-        ((10, 3), ["sm_100a"], False),
-        ((10, 3), ["sm_100"], True),
-    ],
-)
-def test_which_kernels_run_on_which_gpu(capability, arch_list, expected):
-    assert has_kernels(capability, arch_list) is expected
 
 
 @pytest.mark.gpu
@@ -778,8 +702,7 @@ def test_a_real_gpu_is_found_and_used(environment, tmp_path):
     words = ("featuremill", "doctor", "--json")
     answer = json.loads(Desk(tmp_path, environment).type(*words).out)
     jsonschema.validate(answer, SCHEMA)
-    assert answer["cuda_available"]
-    assert answer["torch"]["architectures"]
+    assert answer["gpus"] and answer["torch"]["arch_list"]
     assert {gpu["accessible"] for gpu in answer["gpus"] if gpu["visible"]} == {True}
 
 
@@ -891,5 +814,5 @@ def test_on_a_terminal_it_says_what_it_waits_for(monkeypatch, caplog, is_termina
     monkeypatch.setattr(trial, "ask", lambda *_, **__: ([], "no answer"))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal)
     with caplog.at_level(logging.INFO, "featuremill.doctor"):
-        assert trial.try_cpu(trial.Asked("esm2", None, 9.0)).is_silent
+        assert trial.try_devices(["cpu"], "esm2", None, 9.0)["cpu"].error == "no answer"
     assert ("torch computes a little on the CPU" in caplog.text) == is_terminal

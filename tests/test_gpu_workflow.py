@@ -20,6 +20,7 @@ import pytest
 import yaml
 from conftest import ROOT
 from geneformer_models import cells_of, ensembl, some_counts, write_cells, write_genes, write_model
+from nvml_node import Gpu, Slice
 from programs import NO_REPORT, Desk, Workflow, fasta, random_records, wait_for
 from recordings import noise, write_npz
 from test_lease_stress import most_at_once
@@ -165,6 +166,15 @@ def test_a_job_that_needs_more_devices_than_there_are_is_refused(monkeypatch, ca
     with pytest.raises(RefusedError, match=sentence):
         jobs.cap_gpus(None, "cuda", gpus)
     jobs.cap_gpus(None, "cuda", had)
+
+
+def test_slices_for_one_job_are_refused_before_the_first_job(tmp_path, environment, gpu_node):
+    slices = [Slice("MIG-a"), Slice("MIG-b", gpu_instance=2)]
+    workflow = GpuWorkflow(tmp_path, environment, gpu_node(Gpu(), Gpu(slices=slices)), 1)
+    words = ("--cores", "4", "--dry-run", "--config")
+    said = workflow(*words, "gpus_per_job=2", status=1)
+    assert "gpus_per_job: a process can use one MIG slice only" in said
+    workflow(*words, "gpus_per_job=1")
 
 
 def test_a_job_holds_two_of_four_devices(tmp_path, environment, gpu_node, hold):

@@ -71,11 +71,11 @@ def test_every_key_is_explained_and_every_ready_option_is_valid() -> None:
     assert all(name in text for name in ESM2)
     assert max(len(line) for line in text.splitlines()) <= 100
     words = " ".join(text.replace("#", " ").split())
-    fields = config.Config.model_fields | config.Shards.model_fields
-    fields |= find_workload("esm2").Options.model_fields
-    for name, field in fields.items():
-        if name not in ("options", "shards"):
-            assert " ".join((field.description or "").split()) in words, name
+    models = (config.Config, config.Shards, find_workload("esm2").Options)
+    described = {name: text for model in models for name, text in model.descriptions().items()}
+    assert len(described) > 20
+    for name in described.keys() - {"options", "shards"}:
+        assert " ".join(described[name].split()) in words, name
     assert '\n  # file: ""\n' in text, "what is optional sleeps"
     woken = re.sub(r"^  # (\w+: \S+)$", r"  \1", text, flags=re.MULTILINE)
     options = yaml.safe_load(woken)["options"]

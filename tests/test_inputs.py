@@ -219,9 +219,9 @@ def test_columns_are_found(names: list[str], found: tuple[int, int, int | None])
 
 
 def test_the_docs_name_the_columns_that_are_found() -> None:
-    fields = TableOptions.model_fields
+    described = TableOptions.descriptions()
     for key, ranks in (("id_column", columns.IDS), ("sequence_column", columns.SEQUENCES)):
-        told = re.findall(r"`(\w+)`", fields[key].description or "")
+        told = re.findall(r"`(\w+)`", described[key])
         expected = [name for rank in ranks for name in rank]
         if key == "sequence_column":
             expected += [name for rank in columns.DESCRIPTIONS for name in rank]

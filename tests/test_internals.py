@@ -32,6 +32,7 @@ NOTHING = {
     "answer_sigterm": (),
     "guard_outputs": (object(), None, None, None),
     "compare_times_of": ([None],),
+    "compute_until": (object(), []),
 }
 """What each is called with in which it finds nothing; the others are given an object."""
 QUIET = {"filter_screen", "locks_on", "answer_sigterm", "job_error"}

@@ -1220,12 +1220,11 @@ def test_a_reply_of_several_lines_is_one_line_of_rows_jsonl(tmp_path):
 
 
 def test_rows_jsonl_is_refused_where_there_is_no_json(tmp_path):
-    from featuremill.workload.outputs import Target
-    from featuremill.workloads.llm_json import rows_jsonl
+    from featuremill.workload.outputs import Target, open_writer
 
     values = pa.schema({"text": pa.string()})
     with pytest.raises(UserError, match="rows_jsonl needs"):
-        rows_jsonl.Writer(Target(tmp_path / "rows.jsonl", values, 0, {}))
+        open_writer("rows_jsonl", Target(tmp_path / "rows.jsonl", values, 0, {}))
 
 
 # A model that was trained, and real notes

@@ -39,6 +39,7 @@ from featuremill.store.formats import (
     files_of,
     format_of,
     names,
+    refuse_outputs,
     sidecar_of,
 )
 from featuremill.store.plan import Plan, Settings
@@ -81,6 +82,31 @@ OPTIONS = {
     "per_residue": True,
     "dtype": "fp32",
 }
+
+
+ROWS = pa.list_(pa.struct({"variant": pa.string()}))
+LACKING = {
+    "attention_h5": {"contacts": ROWS},
+    "contacts_h5": {"contacts": ROWS},
+    "contacts_tsv": {"attention": ROWS},
+    "gene_embeddings": {"genes": pa.string(), "mean_layer_2": pa.list_(pa.float32(), 3)},
+    "gene_shifts": {"genes": pa.list_(pa.string())},
+    "gene_statistics": {"genes": pa.list_(pa.string())},
+    "perturbations": {"genes": pa.list_(pa.string())},
+    "position_scores": {"variants": ROWS},
+    "rows_jsonl": {"reply": pa.string()},
+    "safetensors": {"ids": pa.list_(pa.float32(), 3)},
+    "variant_metrics": {"variants": ROWS},
+    "variant_scores": {"positions": ROWS},
+}
+"""By output, columns of its workload that leave it empty."""
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_an_output_that_would_be_empty_is_refused_by_plan(name):
+    """It calls this with the schema of the values, before anything is computed."""
+    with pytest.raises(UserError, match=f"outputs: {name} .*drop it"):
+        refuse_outputs([name], pa.schema(LACKING[name]))
 
 
 @pytest.fixture(scope="module")

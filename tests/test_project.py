@@ -71,6 +71,18 @@ def test_each_set_has_the_values_of_a_run_by_itself(finished, tmp_path, environm
     assert there == {".snakemake", "computed.txt", "config.yaml", "in.fa", "results"}
 
 
+def test_until_merge_computes_and_merges_each_set(tmp_path, environment):
+    """The sets have different outputs, so two rules merge them."""
+    (tmp_path / "in.fa").write_text(fasta(RECORDS))
+    sets = {"letters": LETTERS, "others": LETTERS | {"outputs": "parquet"}}
+    config = {"run": "soil", "inputs": "in.fa", "features": sets}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    Desk(tmp_path, environment).type(*WHOLE, "--until", "merge")
+    for name in sets:
+        run = Results(tmp_path / "results" / "soil" / name)
+        assert run.find_delivery() and not (run.root / "report.html").exists()
+
+
 def test_an_edit_of_one_set_computes_that_one_alone(desk):
     (desk.folder / "computed.txt").unlink()
     before = (desk.folder / "results/soil/faulty/embeddings.parquet").stat().st_mtime_ns

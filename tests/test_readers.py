@@ -528,6 +528,6 @@ def test_a_genpept_file_holds_no_nucleotides(tmp_path: Path) -> None:
 
 
 def test_the_docs_name_the_columns_of_nucleotides_that_are_found() -> None:
-    description = NucleotideOptions.model_fields["sequence_column"].description or ""
+    description = NucleotideOptions.descriptions()["sequence_column"]
     found = (*columns.NUCLEOTIDES, *columns.DESCRIPTIONS)
     assert re.findall(r"`(\w+)`", description) == [name for rank in found for name in rank]

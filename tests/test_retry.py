@@ -318,7 +318,7 @@ def dying(*arguments, **more):
         os._exit(9)
     return whole(*arguments, **more)
 setattr(place, step, dying)
-retry.retry(Results(Path("results/test")), [])
+retry.retry([Results(Path("results/test"))], [])
 """
 
 

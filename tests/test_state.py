@@ -370,4 +370,4 @@ def test_run_makes_again_what_snakemake_has_no_record_of(desk):
     assert "Nothing to be done" in desk.type("featuremill", "run", "my.yaml", "-c", "2").text
     words = ("--allowed-rules", "merge", "report")
     said = desk.type("featuremill", "run", "my.yaml", "-c", "2", *words, status=None).text
-    assert "--allowed-rules without " in said and "name a target" in said
+    assert "--allowed-rules without " in said and "type --until merge" in said

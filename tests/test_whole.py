@@ -495,7 +495,7 @@ def test_the_verbs_of_one_run_take_the_config_of_contigs(tmp_path, environment):
     assert line.state(0)["steps"]["heads.kinds"]["made"] == "yes", "by its content"
 
     assert "translate" not in line("clean", "--keep", "results").err
-    assert "translate: 7 files" in line("clean", "--keep", "nothing", "--yes").err
+    assert "translate: 8 files" in line("clean", "--keep", "nothing", "--yes").err
     assert not line.results.exists()
     assert "this run has not started yet" in line("status", status=2).err
 

@@ -87,8 +87,9 @@ def test_has_every_name_and_describes_its_options(name):
     missing = [part for part in [*NAMES, "VERSION", "Options"] if not hasattr(workload, part)]
     assert not missing
     assert workload.VERSION and isinstance(workload.VERSION, str)
-    for field, info in workload.Options.model_fields.items():
-        assert info.description and info.description.endswith("."), field
+    described = workload.Options.descriptions()
+    assert described.keys() == workload.Options.model_fields.keys()
+    assert all(text.endswith(".") for text in described.values())
     assert workload.Options.model_config["extra"] == "forbid"
     assert workload.Options.model_config["frozen"]
 

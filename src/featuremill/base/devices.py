@@ -44,6 +44,20 @@ def devices_for(choice: DeviceChoice) -> list[Device]:
     return gpus or [cpu()]
 
 
+def refuse_slices(devices: Sequence[Device], num_devices: int) -> None:
+    """Refuse `num_devices` of `devices` for one process if some of these would be MIG slices.
+
+    Raises:
+        UserError: CUDA gives a process one MIG slice at most.
+    """
+    num_slices = sum(device.uuid.startswith("MIG-") for device in devices)
+    if num_devices > 1 and num_slices and len(devices) - num_slices < num_devices:
+        raise UserError(
+            "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "
+            "whole GPUs."
+        )
+
+
 def planning_device(choice: str) -> Device:
     """Return the device for which "auto" options are resolved: the least capable one of those
     chosen.

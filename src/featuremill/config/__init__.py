@@ -23,7 +23,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic.fields import FieldInfo
 
 from featuremill.base.errors import IntegrityError, UserError, WorkloadError
 from featuremill.base.id_columns import IdColumns
@@ -184,12 +183,6 @@ class Records(Section):
 GPUS_PER_JOB, OLD_GPUS = "gpus_per_job", "gpus"
 GPUS = AliasChoices(GPUS_PER_JOB, OLD_GPUS)
 """The key for the GPUs of one job, and what it was called: `--gpus` is how many a run takes."""
-
-
-def key_of(name: str, field: FieldInfo) -> str:
-    """Return the key of a config whose value the field `name` of a section has."""
-    alias = field.validation_alias
-    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else name
 
 
 class Features(Section):

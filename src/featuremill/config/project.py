@@ -20,7 +20,7 @@ from featuremill.config.yaml_lines import Places
 from featuremill.step import ChecksFiles, ChecksRecords, DrawsRecords, MakesRecords, finding
 from featuremill.step.finding import step_of
 from featuremill.store import formats
-from featuremill.workload.in_process import ahead_of
+from featuremill.workload.recipe import ahead_of
 
 FEATURES = "features"
 """The key with several sets of features; without it a config is one run."""

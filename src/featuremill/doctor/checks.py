@@ -1,325 +1,227 @@
-"""What is wrong with the machine and with each GPU, and what to do; docs/json.md has the codes."""
+"""The table of findings: what is wrong with this machine, and what to do. docs/json.md lists the
+codes."""
 
 from __future__ import annotations
 
-import re
+import os
+import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
-from typing import get_args
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
 
 from featuremill.base.environment import LEASE_FOLDER, Variable
-from featuremill.base.words import counted
-from featuremill.doctor.findings import Findings, Issue, Severity, gigabytes
+from featuremill.base.errors import UserError
+from featuremill.base.this_process import nearest_folder
+from featuremill.doctor.findings import Findings, gigabytes
 from featuremill.doctor.gpus import NOT_ANSWERING, Gpu
-from featuremill.doctor.trial import Trial
-from featuremill.lease.nvml import COMPUTE_MODE_PROHIBITED, COMPUTE_MODES_EXCLUSIVE
+from featuremill.lease import folder as lease_folder
 from featuremill.workload import find_workload
 
-LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED, VERSION_MISMATCH = 12, 9, 18
-FIRST_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
-"""The first driver branch that runs any minor version of a CUDA major version."""
-MIN_OPEN_FILES = 320
-"""plan keeps 256 spool files open at once."""
+Severity = Literal["error", "warning", "note"]
+LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED = 12, 9
+PCI_DEVICES, NVIDIA = Path("/sys/bus/pci/devices"), "0x10de"
 MIN_DISK_GB, LITTLE_DISK_GB = 0.2, 10.0
-TORCH_WITH_CUDA = "take the command for your CUDA from pytorch.org/get-started"
-PASSING = ("exclusive", "full")
-"""Failures that end when whoever uses the GPU is done: a run can start, and waits."""
-ARCHITECTURE = re.compile(r"(sm|compute)_(\d+)(\d)([a-z]?)")
-REMEDIES = {
-    "driver-mismatch": "Reboot, or unload and load the nvidia kernel modules: the driver was "
-    "updated.",
-    "driver-silent": "See whether nvidia-smi hangs as well; then look for Xid in dmesg, and "
-    "reboot.",
-    "no-driver": "Install NVIDIA's driver; in a container, start it with --gpus all (Docker) or "
-    "--nv (Apptainer).",
-    "driver-not-loaded": "Nothing to do where there is no GPU, as on a login node; else: modprobe "
-    "nvidia.",
-    "torch-missing": "pip install '{requirement}' into the environment that runs this.",
-    "torch-without-cuda": f"Install a CUDA build of torch ({TORCH_WITH_CUDA}), or set device: cpu.",
-    "driver-too-old": "Install driver {first} or later, or a torch built for CUDA {major} or older "
-    f"({TORCH_WITH_CUDA}).",
-    "steps-down": "Runs work so, and their values are right. Triton needs a C compiler (gcc and "
-    "python3-dev, or CC), and in TRITON_CACHE_DIR a folder that programs may be loaded from.",
-    "hidden": "If they are yours to use: unset {variable}. What a scheduler gave should stay as it "
-    "is.",
-    "cpu-failed": "Install torch anew; if a library is named, install that.",
-    "open-files": "ulimit -n 4096 before the run.",
-    "lock-folder": f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}.",
-    "results-not-writable": "Change its permissions, or start the run in another folder.",
-    "disk-space": "Free space, or start the run in another folder. A run first prints what it will "
-    "write.",
-    "too-large": "Take a smaller model{or_lower}.",
-    "mig-without-slices": "Make slices: nvidia-smi mig -i {id} -cgi …, or switch MIG off: "
-    "nvidia-smi -i {id} -mig 0.",
-    "lost": "Look for Xid in dmesg; nvidia-smi --gpu-reset -i {id}, or reboot.",
-    "nvml-error": "nvidia-smi -q -i {id} shows more; reset it or leave it out with --devices.",
-    "prohibited": "sudo nvidia-smi -i {id} -c DEFAULT.",
-    "no-kernels": "Install a torch whose torch.cuda.get_arch_list() names it (for older cards: one "
-    "built for an older CUDA), or leave it out with --devices.",
-    "exclusive": "Wait for it, or: sudo nvidia-smi -i {id} -c DEFAULT.",
-    "full": "Wait for it, or ask its user.",
-    "no-memory": "See in nvidia-smi who holds it; of a GPU in slices, take a larger one; or leave "
-    "it out with --devices.",
-    "fails-check": "See whether this torch fits the driver; look for Xid in dmesg; reset it or "
-    "leave it out with --devices.",
-    "no-answer": "Look for Xid in dmesg; reset it or leave it out with --devices.",
-    "allocation-failed": "Look at nvidia-smi; reset it, or leave it out with --devices.",
-    "too-few": "See below why others are left out, or lower --gpus.",
-    "busy": "Jobs wait for it or take another; leave it out with --devices, or ask its user. If it "
-    "is a display, FEATUREMILL_POLICY=memory uses the GPU anyway.",
-    "too-small": "Leave it out with --devices, or take a smaller model{or_option}.",
-    "too-old": "The command below leaves it out; with dtype: fp16 a run may use all.",
-    "little-memory": "See in nvidia-smi who holds the rest, and wait or ask.",
-    "cooling": "Wait until then; the logs of those jobs and dmesg (Xid) may show why they failed.",
-    "ecc": "nvidia-smi -q -d ECC,ROW_REMAPPER -i {id}; reset it; if they come back, have it "
-    "replaced.",
-}
-"""What to do, by code. {id} is the GPU's number; the other words are given where the issue is."""
 
 
-def _issue(severity: Severity, code: str, what: str, **words: object) -> Issue:
-    return Issue(severity, code, what, REMEDIES[code].format(**words))
+class Issue(NamedTuple):
+    """Something that prevents a run (error), costs something (warning) or informs (note)."""
+
+    severity: Severity
+    code: str
+    what: str
+    remedy: str
+    gpu: str | None = None
+    """UUID, if it is about one GPU."""
 
 
-def _of(gpu: Gpu, severity: Severity, code: str, what: str, remedy: str = "") -> Issue:
-    """Return an issue of one GPU; `what` goes on after its name."""
-    told = (remedy or REMEDIES[code]).format(id=gpu.id)
-    return Issue(severity, code, f"{gpu.label}{what}", told, gpu.uuid)
+PYTORCH = "take the command for your CUDA from pytorch.org/get-started"
+RESET = "reset it (nvidia-smi --gpu-reset -i {id}), or leave it out with --devices."
+TABLE: dict[str, tuple[str, Severity, str, str]] = {
+    "driver": ("driver", "warning",
+        "NVIDIA's driver gives no answer ({error}){so}.",
+        "Install the driver or load it (modprobe nvidia). Reboot after an update of it, or if "
+        "nvidia-smi hangs. Start a container with --gpus all (Docker) or --nv (Apptainer)."),
+    "no torch": ("torch", "error",
+        "torch is not installed here.",
+        "pip install '{requirement}' into the environment that runs this."),
+    "torch without CUDA": ("torch", "error",
+        "torch {torch} is built without CUDA, so it cannot use the GPUs.",
+        f"Install a CUDA build of torch ({PYTORCH}), or set device: cpu."),
+    "CPU": ("torch", "error",
+        "torch could not compute on the CPU: {error}.",
+        "Install torch anew, and the library that is named."),
+    "problem": ("gpu-fails", "warning",
+        "{gpu}: {problem}.",
+        "See nvidia-smi -q -i {id}, and Xid in dmesg. Set its mode right (nvidia-smi -i {id} "
+        f"-c DEFAULT, or -mig 0), {RESET}"),
+    "fails": ("gpu-fails", "warning",
+        "{gpu}: {work} failed: {error}.",
+        "See whether this torch has kernels for it (torch.cuda.get_arch_list()) and fits the "
+        f"driver, who holds its memory (nvidia-smi), and Xid in dmesg; {RESET}"),
+    "fallback": ("steps-down", "warning",
+        "{devices}{why}",
+        "Runs work so, and their values are right. Triton needs a C compiler (gcc and "
+        "python3-dev, or CC), and in TRITON_CACHE_DIR a folder that programs may be loaded from."),
+    "busy": ("busy", "warning",
+        "{gpu} is busy: {by}{failure}.",
+        "Jobs wait for it or take another; ask its user, or leave it out with --devices."),
+    "cooling": ("sick", "warning",
+        "{gpu} gets no jobs: {why}.",
+        "Wait until then; the logs of those jobs and dmesg (Xid) may show why they failed."),
+    "hidden": ("hidden", "note",
+        "{variable}={value} hides {gpus}{so}.",
+        "If they are yours to use: unset {variable}. Keep what a scheduler set."),
+    "no bf16": ("no-bf16", "note",
+        "{gpu} has no bf16, which dtype: auto takes for the others.",
+        "The command below leaves it out; with dtype: fp16 a run may use all."),
+    "small": ("memory", "warning",
+        "{gpu} has {free} free of {size}, and {needed}.",
+        "Leave it out with --devices, take a smaller model or smaller batches, or see in "
+        "nvidia-smi who uses the rest."),
+    "too large": ("memory", "error",
+        "{needed}; {largest} {where}.",
+        "Take a smaller model or smaller batches, or gpus_per_job."),
+    "too few": ("too-few", "error",
+        "A run would take {count} of the GPUs here now, and --gpus wants {number}.",
+        "See below why others are left out, or lower --gpus."),
+    "results": ("files", "error",
+        "{folder} {problem}, and results go there.",
+        "Free space, change its permissions, or start the run in another folder."),
+    "leases": ("files", "error",
+        "Leases of GPUs cannot be kept: {problem}.",
+        f"Fix that folder, or name one on this machine's own disk in {LEASE_FOLDER}."),
+    "no plugin": ("slurm", "error",
+        "{name} is not installed here, so Snakemake cannot submit jobs.",
+        "pip install '{requirement}', or run inside one sbatch."),
+    "controller": ("slurm", "error",
+        "Slurm's controller gives no answer ({error}).",
+        "Try scontrol ping; a login node of the cluster may be needed."),
+    "local disk": ("slurm", "warning",
+        "{folder} is on {kind}, so jobs on other nodes would not find the run.",
+        "Start the run in a folder that every node sees (home, project or scratch)."),
+}  # fmt: skip
+"""Code, severity, sentence and remedy; the words in braces are filled in."""
 
 
-def issues_of(findings: Findings) -> list[Issue]:
-    """Return all issues, what stands in the way first."""
-    of_gpus = (issue for gpu in findings.gpus for issue in of_gpu(findings, gpu))
-    return by_severity([*of_node(findings), *of_gpus])
+def issue(
+    row: str, severity: Severity | None = None, gpu: Gpu | None = None, **words: Any
+) -> Issue:
+    """Return the issue of a row of the table; `severity` replaces that of the row."""
+    code, usual, what, remedy = TABLE[row]
+    if gpu:
+        words |= {"gpu": gpu.device.label, "id": gpu.device.number}
+    uuid = gpu.uuid or None if gpu else None
+    return Issue(severity or usual, code, what.format(**words), remedy.format(**words), uuid)
 
 
 def by_severity(issues: Iterable[Issue]) -> list[Issue]:
-    """Return what stands in the way, then what costs, then what is good to know."""
-    return sorted(issues, key=lambda issue: get_args(Severity).index(issue.severity))
+    """Return errors, then warnings, then notes."""
+    return sorted(issues, key=lambda each: get_args(Severity).index(each.severity))
 
 
-def of_node(findings: Findings) -> Iterator[Issue]:
-    """Yield the issues that are not about one GPU."""
-    yield from _driver(findings)
-    yield from _torch(findings)
-    yield from _steps_down(findings)
-    yield from _hidden(findings)
-    cpu = findings.cpu_trial
-    if cpu and cpu.error and not cpu.is_missing:
-        yield _issue("error", "cpu-failed", f"torch could not compute on the CPU: {cpu.error}.")
-    yield from _host(findings)
-    yield from _wish(findings)
+def issues_of(findings: Findings) -> list[Issue]:
+    """Return all issues of this machine, errors first."""
+    issues = [each for check in CHECKS for each in check(findings)]
+    return by_severity([*issues, *(each for gpu in findings.gpus for each in _gpu(findings, gpu))])
 
 
 def _driver(findings: Findings) -> Iterator[Issue]:
-    error, said = findings.node.error, findings.node.error_text
-    num_cards = findings.host.num_nvidia_cards
-    if error is None:
+    error, is_silent = findings.node.error, findings.node.error == NOT_ANSWERING
+    has_card = any(path.read_text().strip() == NVIDIA for path in PCI_DEVICES.glob("*/vendor"))
+    if error is None or (error in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED) and not has_card):
         return
-    if error == VERSION_MISMATCH:
-        what = "NVIDIA's library and the loaded driver have different versions"
-        yield _issue("warning", "driver-mismatch", f"{what}, so runs go to the CPU.")
-    elif error == NOT_ANSWERING:
-        yield _issue("error", "driver-silent", f"The NVIDIA driver gives no answer ({said}).")
-    elif num_cards or error not in (LIBRARY_NOT_FOUND, DRIVER_NOT_LOADED):
-        cards = f"This machine has {num_cards} NVIDIA card(s), but no" if num_cards else "No"
-        what = f"{cards} driver answers ({said}), so runs go to the CPU."
-        yield _issue("warning", "no-driver", what)
-    elif error == DRIVER_NOT_LOADED:
-        what = "NVIDIA's library is installed, but its driver is not loaded."
-        yield _issue("note", "driver-not-loaded", what)
+    so = "" if is_silent else ", so runs go to the CPU"
+    severity: Severity = "error" if is_silent else "warning"
+    yield issue("driver", severity, error=findings.node.error_text, so=so)
 
 
 def _torch(findings: Findings) -> Iterator[Issue]:
-    trial, node = findings.torch_trial, findings.node
-    if trial is None:
-        return
-    if trial.is_missing:
-        packages = find_workload(findings.workload).Options.PACKAGES
-        requirement = packages.get("torch", "torch")
-        what = "torch is not installed here."
-        yield _issue("error", "torch-missing", what, requirement=requirement)
-        return
-    name = f"torch {trial.torch}"
-    if findings.lacks_cuda:
-        what = f"{name} is built without CUDA, so it cannot use the GPUs."
-        yield _issue("error", "torch-without-cuda", what)
-    elif findings.is_driver_too_old:
-        assert trial.cuda and node.cuda
-        needed, major = int(trial.cuda.partition(".")[0]), node.cuda // 1000
-        known = f"{major}.{node.cuda % 1000 // 10}"
-        what = f"Driver {node.driver} supports CUDA {known}, and {name} needs CUDA {needed}."
-        first = FIRST_DRIVERS.get(needed, "of that CUDA")
-        yield _issue("error", "driver-too-old", what, first=first, major=major)
+    trial, cpu = findings.torch_trial, findings.trials.get("cpu")
+    if trial and trial.is_missing:
+        packages = find_workload(findings.subject.workload).Options.PACKAGES
+        yield issue("no torch", requirement=packages.get("torch", "torch"))
+    elif trial and not cpu and not trial.cuda:
+        yield issue("torch without CUDA", torch=trial.torch)
+    elif cpu and cpu.error:
+        yield issue("CPU", error=cpu.error.rstrip("."))
 
 
-def _steps_down(findings: Findings) -> Iterator[Issue]:
-    """Say which operations would not be computed in the first way there is, and why."""
-    said: dict[str, list[Gpu]] = {}
-    for gpu in findings.gpus:
-        for why in getattr(findings.trial(gpu), "why", ()):
-            said.setdefault(why, []).append(gpu)
-    for why, gpus in said.items():
-        names = ", ".join(gpu.label for gpu in gpus)
-        uuid = gpus[0].uuid if len(gpus) == 1 else None
-        yield _issue("warning", "steps-down", f"{names}: {why}")._replace(gpu=uuid)
-    for why in getattr(findings.cpu_trial, "why", ()):
-        yield _issue("warning", "steps-down", why)
+def _fallbacks(findings: Findings) -> Iterator[Issue]:
+    """Yield the fallbacks, each once with all devices that it concerns."""
+    labels = {gpu.uuid: f"{gpu.device.label}: " for gpu in findings.gpus}
+    whys = dict.fromkeys(why for trial in findings.trials.values() for why in trial.why)
+    for why in whys:
+        uuids = [uuid for uuid, trial in findings.trials.items() if why in trial.why]
+        devices = "".join(labels.get(uuid, "") for uuid in uuids).replace(": G", ", G")
+        yield issue("fallback", devices=devices, why=why)
 
 
 def _hidden(findings: Findings) -> Iterator[Issue]:
-    hidden = [gpu for gpu in findings.gpus if not gpu.is_visible]
-    if not hidden:
+    if not (hidden := [gpu.device.label for gpu in findings.gpus if not gpu.is_visible]):
         return
-    variable = findings.node.given_by
-    value = Variable(variable).text() or ""
-    what = f"{variable}={value or repr(value)} hides {', '.join(gpu.label for gpu in hidden)}"
     severity: Severity = "note"
     if len(hidden) == len(findings.gpus):
-        what += ", so runs go to the CPU"
         severity = "error" if findings.is_chosen else "warning"
-    yield _issue(severity, "hidden", f"{what}.", variable=variable)
+    so = "" if severity == "note" else ", so runs go to the CPU"
+    variable = findings.node.given_by
+    value, gpus = Variable(variable).text() or "''", ", ".join(hidden)
+    yield issue("hidden", severity, variable=variable, value=value, gpus=gpus, so=so)
 
 
-def _host(findings: Findings) -> Iterator[Issue]:
-    host = findings.host
-    if host.open_files < MIN_OPEN_FILES:
-        what = f"A process may have only {host.open_files} files open, and plan needs 256 at once."
-        yield _issue("error", "open-files", what)
-    if host.lock_trouble:
-        what = f"Leases of GPUs cannot be kept in {host.lock_folder}: {host.lock_trouble}."
-        yield _issue("error" if findings.accessible else "note", "lock-folder", what)
-    if not host.results_writable:
-        what = f"{host.results} cannot be written to, and results go there."
-        yield _issue("error", "results-not-writable", what)
-    elif host.results_free_gb < LITTLE_DISK_GB:
-        severity: Severity = "error" if host.results_free_gb < MIN_DISK_GB else "warning"
-        what = f"Only {host.results_free_gb:.1f} GB are free in {host.results}."
-        yield _issue(severity, "disk-space", what)
+def _files(findings: Findings) -> Iterator[Issue]:
+    try:
+        with tempfile.TemporaryFile(dir=lease_folder.find()):
+            pass
+    except (UserError, OSError) as error:
+        severity: Severity = "error" if findings.accessible else "note"
+        yield issue("leases", severity, problem=str(error).rstrip("."))
+    folder = nearest_folder(findings.results.absolute())
+    free_gb = shutil.disk_usage(folder).free / 1e9
+    if not os.access(folder, os.W_OK | os.X_OK):
+        yield issue("results", folder=folder, problem="cannot be written to")
+    elif free_gb < LITTLE_DISK_GB:
+        severity = "error" if free_gb < MIN_DISK_GB else "warning"
+        yield issue("results", severity, folder=folder, problem=f"has only {free_gb:.1f} GB free")
 
 
-def too_few(count: int, wanted: int) -> Issue:
-    """Return the issue of a machine with fewer GPUs than `--gpus` says."""
-    what = f"A run would take {counted(count, 'GPU')} here now, and --gpus wants {wanted}."
-    return _issue("error", "too-few", what)
+def _too_large(findings: Findings) -> Iterator[Issue]:
+    """Yield the issue of a model that no device holds."""
+    tried = [gpu.device for gpu in findings.accessible] or [findings.cpu]
+    largest = max(tried, key=lambda device: device.memory_mb)
+    is_held = largest.memory_mb >= findings.need_mb(largest.uuid)
+    if findings.needs and largest.uuid in findings.trials and not is_held:
+        where = "is free for the CPU" if largest.kind == "cpu" else "is what the largest GPU has"
+        size, needed = gigabytes(largest.memory_mb), findings.needed(largest.uuid)
+        yield issue("too large", needed=needed, largest=size, where=where)
 
 
-def _wish(findings: Findings) -> Iterator[Issue]:
-    """Say so when what was asked for fits nowhere."""
-    if not findings.needs:
+def _gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
+    """Yield the issues of one GPU, without those of all, such as a torch without CUDA."""
+    # A GPU that works, or will be free when its user is done, lets a run start.
+    can_start = any(findings.is_accessible(each) or each.busy_by for each in findings.gpus)
+    severity: Severity = "warning" if can_start else "error"
+    trial = findings.trials.get(gpu.uuid)
+    if gpu.problem:
+        yield issue("problem", severity, gpu, problem=gpu.problem)
+    if trial is None:
         return
-    sizes = [(gpu.memory_mb or 0, gpu.uuid) for gpu in findings.accessible]
-    if findings.cpu_trial and not findings.cpu_trial.error:
-        sizes = [(findings.host.memory_free_mb, "cpu")]
-    if sizes and not any(size >= findings.need_mb(uuid) for size, uuid in sizes):
-        largest, uuid = max(sizes)
-        where = "are free for the CPU" if uuid == "cpu" else "is what the largest GPU has"
-        what = f"{findings.needed(uuid)}; {gigabytes(largest)} {where}."
-        option = findings.batch_option
-        or_lower = f", or lower options: {option} if the batch is what is large" if option else ""
-        yield _issue("error", "too-large", what, or_lower=or_lower)
+    is_of_all = trial.is_missing or (trial.torch and not trial.cuda)
+    error = "" if is_of_all else trial.error.rstrip(".")
+    if gpu.used_by or (error and gpu.leased_by):
+        failure = f"; a test calculation on it failed: {error}" if error else ""
+        yield issue("busy", gpu=gpu, by=gpu.busy_by, failure=failure)
+    elif error:
+        work = "torch works, but a test of " + findings.subject.workload
+        work = work if trial.is_of_workload else "a test calculation"
+        yield issue("fails", severity, gpu, work=work, error=error)
+    if findings.lacks_memory(gpu):
+        free, size = gigabytes(gpu.free_mb or 0), gigabytes(gpu.device.memory_mb)
+        yield issue("small", gpu=gpu, free=free, size=size, needed=findings.needed(gpu.uuid))
+    elif findings.is_accessible(gpu) and findings.lacks_bf16(gpu):
+        yield issue("no bf16", gpu=gpu)
+    if gpu.cooling:
+        yield issue("cooling", gpu=gpu, why=gpu.cooling)
 
 
-def of_gpu(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    """Yield what is wrong with `gpu` and what is good to know of it."""
-    trial = findings.trial(gpu)
-    if gpu.trouble or gpu.is_divided:
-        yield _failure(findings, gpu, *_unreachable(gpu))
-        return
-    if trial is None:  # hidden: said once for all
-        return
-    is_said = findings.lacks_cuda or findings.is_driver_too_old or trial.is_missing  # once for all
-    if trial.error and not is_said:
-        yield _failure(findings, gpu, *_failed(findings, gpu, trial))
-    yield from _used(findings, gpu)
-    yield from _small(findings, gpu)
-    yield from _sick(findings, gpu)
-
-
-def _failure(findings: Findings, gpu: Gpu, code: str, what: str) -> Issue:
-    """Return a failure: an error when it is why no GPU is left, for then nothing can start."""
-    is_not_tried = gpu.uuid not in findings.trials
-    others_fail = is_not_tried and bool(findings.trials)  # for reasons that are said themselves
-    is_passing = code in PASSING or others_fail or bool(findings.accessible)
-    return _of(gpu, "warning" if is_passing else "error", code, f": {what}")
-
-
-def _unreachable(gpu: Gpu) -> tuple[str, str]:
-    """Return the code of what is wrong, and that in words."""
-    if gpu.is_divided:
-        return "mig-without-slices", "MIG is on, but there are no slices, so nothing can run on it."
-    if gpu.is_lost:
-        return "lost", "the driver has lost it."
-    return "nvml-error", f"it answers with an error ({gpu.trouble})."
-
-
-def _failed(findings: Findings, gpu: Gpu, trial: Trial) -> tuple[str, str]:
-    """Return the code of why the trial failed, and that in words."""
-    error = trial.error.rstrip(".")
-    if gpu.compute_mode == COMPUTE_MODE_PROHIBITED:
-        return "prohibited", "its compute mode is Prohibited."
-    if gpu.capability and trial.arch_list and not has_kernels(gpu.capability, trial.arch_list):
-        architecture = f"sm_{''.join(map(str, gpu.capability))}"
-        return "no-kernels", f"torch {trial.torch} has no kernels for it ({architecture})."
-    by = findings.busy_by(gpu)
-    if by and gpu.compute_mode in COMPUTE_MODES_EXCLUSIVE:
-        return "exclusive", f"its compute mode lets one process in, and that is {by}."
-    if by and trial.lacks_memory:
-        return "full", f"there is not memory enough on it to begin; it is in use by {by}."
-    if trial.lacks_memory:
-        free = "" if gpu.free_mb is None else f" ({gigabytes(gpu.free_mb)} free)"
-        what = f"there is not memory enough on it for 64 MB and cuBLAS's handle{free}: {error}."
-        return "no-memory", what
-    if trial.is_of_workload:
-        what = f"torch works on it, and {findings.workload} would not be computed: {error}."
-        return "fails-check", what
-    if trial.is_silent:
-        return "no-answer", f"a test calculation on it failed: {trial.error}."
-    return "allocation-failed", f"a test calculation on it, in 64 MB, failed: {error}."
-
-
-def has_kernels(capability: tuple[int, int], arch_list: list[str]) -> bool:
-    """Tell whether code for these architectures runs on a GPU of that capability.
-
-    Binary code runs within its major version, from its minor version on; with the suffix `a` on
-    that one alone; PTX is compiled for anything later.
-    """
-    for found in map(ARCHITECTURE.fullmatch, arch_list):
-        if not found:
-            continue
-        kind, major, minor, suffix = found[1], int(found[2]), int(found[3]), found[4]
-        if suffix == "a":
-            fits = (major, minor) == capability
-        elif kind == "compute":
-            fits = (major, minor) <= capability
-        else:
-            fits = major == capability[0] and minor <= capability[1]
-        if fits:
-            return True
-    return False
-
-
-def _used(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    if by := findings.used_by_others(gpu):
-        yield _of(gpu, "warning", "busy", f" is in use by {by}.")
-
-
-def _small(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    needed = findings.needed(gpu.uuid)
-    if findings.is_too_small(gpu):
-        what = f" has {gigabytes(gpu.memory_mb or 0)}, and {needed}."
-        option = findings.batch_option
-        remedy = REMEDIES["too-small"].format(or_option=f" or {option}" if option else "")
-        yield _of(gpu, "note", "too-small", what, remedy)
-    elif findings.is_short(gpu):
-        what = f" has {gigabytes(gpu.free_mb or 0)} free, and {needed}."
-        yield _of(gpu, "warning", "little-memory", what)
-    elif findings.is_accessible(gpu) and findings.is_too_old(gpu):
-        yield _of(gpu, "note", "too-old", " has no bf16, which dtype: auto takes for the others.")
-
-
-def _sick(findings: Findings, gpu: Gpu) -> Iterator[Issue]:
-    if cooling := findings.cooling.get(gpu.uuid or ""):
-        yield _of(gpu, "warning", "cooling", f" gets no jobs: {cooling}.")
-    if gpu.ecc_errors:
-        what = f" had {gpu.ecc_errors} uncorrectable memory errors since the driver was loaded."
-        yield _of(gpu, "warning", "ecc", what)
+CHECKS = (_driver, _torch, _fallbacks, _hidden, _files, _too_large)

@@ -1,7 +1,6 @@
-"""doctor: is this machine ready for a run, what is in the way, and how should it be run?
+"""doctor: is this machine ready for a run, what prevents one, and how to run?
 
-Asks NVML and torch in child processes, so a driver that hangs or crashes becomes an issue in the
-answer. Reads nothing of the input and writes nothing.
+Asks NVML and torch in child processes, so that a driver that hangs or crashes becomes an issue.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from featuremill.lease import GpuOptions
 from featuremill.lease.gpu_options import HELP_OF_DEVICES
@@ -44,29 +42,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Carry out `featuremill doctor`; return 0 when a run can start, else 1;
-    with `--gpus`, when it can start on so many."""
-    from featuremill.doctor import report, slurm
+    """Run `featuremill doctor`; return 0 if a run can start (on --gpus GPUs), else 1."""
+    from featuremill.doctor import checks, findings, report, slurm
 
     gpus = GpuOptions.parse(arguments.gpus, arguments.devices)
     gpus.check()
-    arguments.gpus, arguments.devices = gpus.number, gpus.devices
+    arguments.devices = gpus.devices
     if arguments.slurm:
         answer = slurm.answer(arguments)
         lines = slurm.lines(answer)
     else:
-        answer = _of_machine(arguments)
+        facts = findings.examine(arguments)
+        issues, recommended = checks.issues_of(facts), report.recommended(facts)
+        if (gpus.number or 0) > len(recommended):
+            few = checks.issue("too few", count=len(recommended), number=gpus.number)
+            issues.insert(0, few)
+        answer = report.as_json(facts, issues, recommended)
         lines = report.lines(answer)
     page = json.dumps(answer, indent=2, ensure_ascii=False) if arguments.json else "\n".join(lines)
     sys.stdout.write(page + "\n")
     return 0 if answer["ready"] else NOT_READY
-
-
-def _of_machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    from featuremill.doctor import checks, findings, report
-
-    found = findings.examine(arguments)
-    advised, issues = report.advise(found), checks.issues_of(found)
-    if (arguments.gpus or 0) > len(advised.counted):
-        issues.insert(0, checks.too_few(len(advised.counted), arguments.gpus))
-    return report.as_json(found, issues, advised)

@@ -1,55 +1,22 @@
-"""The doctor's answer: as JSON, of which docs/json.md describes each key, and from that for
-people, calm and within 80 columns."""
+"""The answer of doctor: as JSON, which docs/json.md describes, and from that as a page of 80
+columns."""
 
 from __future__ import annotations
 
+import platform
 import shlex
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 from featuremill.base import text, this_process, words
 from featuremill.base.environment import DEVICES
-from featuremill.doctor.findings import Findings, Issue, Severity
+from featuremill.doctor.checks import Issue, Severity
+from featuremill.doctor.findings import Findings
 from featuremill.doctor.gpus import Gpu
-from featuremill.workload import ReportsWays, find_workload
 
-
-class Advice(NamedTuple):
-    counted: list[Gpu]
-    """Those that a run should use."""
-    command: str
-
-    @property
-    def resources(self) -> str | None:
-        return f"gpu={len(self.counted)}" if self.counted else None
-
-
-def advise(findings: Findings) -> Advice:
-    """Choose the GPUs that a run should use; why the others are none of them, the issues say."""
-    takeable = [gpu for gpu in findings.gpus if _is_takeable(findings, gpu)]
-    counted = [
-        gpu
-        for gpu in takeable
-        if not (findings.is_too_small(gpu) or findings.is_short(gpu) or findings.is_too_old(gpu))
-    ]
-    command = f"{this_process.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
-    if counted:
-        command += f" --resources gpu={len(counted)}"
-    # Of itself a lease may take all that are takeable, also beside those asked about.
-    if counted and (counted != takeable or len(findings.gpus) < len(findings.node.gpus)):
-        tokens = [str(gpu.id if gpu.mig is None else gpu.uuid) for gpu in counted]
-        command = f"{DEVICES}={','.join(tokens)} {command}"
-    return Advice(counted, command)
-
-
-def _is_takeable(findings: Findings, gpu: Gpu) -> bool:
-    """Tell whether a lease would give it to a job, now or when another job is done."""
-    is_free = gpu.is_visible and not gpu.is_lost and not findings.used_by_others(gpu)
-    return is_free and (findings.is_accessible(gpu) or bool(findings.leased_by(gpu)))
-
-
-VERSION = 4
+PACKAGES = ("torch", "triton", "snakemake", "nvidia-ml-py", "numpy", "pyarrow", "fair-esm")
+VERSION = 5
 WIDTH = 80
 NAME_WIDTH = 25
 HEADINGS = {"error": "Problems", "warning": "Worth a look", "note": "Notes"}
@@ -59,125 +26,136 @@ wrapped = partial(text.wrapped, width=WIDTH)
 """Lines of the page's width."""
 
 
-def as_json(findings: Findings, issues: list[Issue], advice: Advice) -> Report:
-    torch, host = findings.torch_trial, findings.host
+def recommended(findings: Findings) -> list[Gpu]:
+    """Return the GPUs that a run should use; the issues have the reasons for the others."""
+    usable = _usable(findings)
+    return [gpu for gpu in usable if not (findings.lacks_memory(gpu) or findings.lacks_bf16(gpu))]
+
+
+def _usable(findings: Findings) -> list[Gpu]:
+    """Return the GPUs that a lease would give to a job, now or after another job."""
+    visible = [gpu for gpu in findings.gpus if gpu.is_visible and not gpu.used_by]
+    return [gpu for gpu in visible if findings.is_accessible(gpu) or gpu.leased_by]
+
+
+def _command(findings: Findings, gpus: list[Gpu]) -> str:
+    command = f"{this_process.program()} run {shlex.quote(findings.config or 'YOUR.yaml')}"
+    if gpus:
+        command += f" --resources gpu={len(gpus)}"
+    # By itself a lease takes any GPU of the machine that works.
+    if gpus and (gpus != _usable(findings) or len(findings.gpus) < len(findings.node.gpus)):
+        devices = [gpu.device for gpu in gpus]
+        names = [each.uuid if each.uuid.startswith("MIG-") else each.number for each in devices]
+        command = f"{DEVICES}={','.join(map(str, names))} {command}"
+    return command
+
+
+def as_json(findings: Findings, issues: list[Issue], gpus: list[Gpu]) -> Report:
+    """Return the answer; `gpus` are those that a run should use."""
+    torch, cpu = findings.torch_trial, findings.cpu
     is_ready = not any(issue.severity == "error" for issue in issues)
+    where = words.counted(len(gpus), "GPU") if gpus else "the CPU"
     return {
         "version": VERSION,
         "ready": is_ready,
-        "ready_for": _ready_for(advice, is_ready=is_ready),
-        "gpu_ready": is_ready and bool(advice.counted),
-        "cuda_available": bool(findings.accessible),
-        "gpu_count": len(findings.gpus),
+        "ready_for": where if is_ready else None,
+        "gpu_ready": is_ready and bool(gpus),
         "gpus": [_gpu(findings, gpu) for gpu in findings.gpus],
         "issues": [issue._asdict() for issue in issues],
-        "recommended": {"resources": advice.resources, "command": advice.command},
+        "recommended": {
+            "resources": f"gpu={len(gpus)}" if gpus else None,
+            "command": _command(findings, gpus),
+        },
         "memory": _memory(findings) if findings.needs else None,
-        "workload": findings.workload,
-        "ways": _ways(findings),
+        "workload": findings.subject.workload,
+        "ways": [
+            {"device": device, **trial.ways, "why": trial.why, "error": trial.error or None}
+            for device, trial in findings.trials.items()
+        ],
         "driver": {"version": findings.node.driver, "cuda": findings.node.cuda},
-        "torch": {
-            "version": torch.torch if torch else None,
-            "cuda": torch.cuda if torch else None,
-            "architectures": torch.arch_list if torch else [],
-        },
+        "torch": torch.model_dump(include={"torch", "cuda", "arch_list"}) if torch else None,
         "cpu": {
-            "name": findings.cpu.name,
-            "processors": host.num_processors,
-            "free_gb": round(host.memory_free_mb / 1024, 1),
-            "bf16": findings.cpu.has_bf16,
+            "name": cpu.name,
+            "processors": this_process.num_cores(),
+            "free_gb": round(cpu.memory_mb / 1024, 1),
+            "bf16": cpu.has_bf16,
         },
-        "versions": host.versions,
+        "versions": {
+            "featuremill": this_process.VERSION,
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            **this_process.installed(PACKAGES),
+            **({"driver": driver} if (driver := findings.node.driver) else {}),
+        },
     }
 
 
-def _ready_for(advice: Advice, *, is_ready: bool) -> str | None:
-    """Return where a run would compute now; None where none can start."""
-    if not is_ready:
-        return None
-    return words.counted(len(advice.counted), "GPU") if advice.counted else "the CPU"
-
-
-def _ways(findings: Findings) -> list[Report]:
-    """Return by what each device that was tried would compute."""
-    trials = {**findings.trials, **({"cpu": findings.cpu_trial} if findings.cpu_trial else {})}
-    workload = find_workload(findings.workload)
-    nothing = dict.fromkeys(workload.WAYS) if isinstance(workload, ReportsWays) else {}
-    return [
-        {"device": device, **nothing, **trial.ways, "why": trial.why, "error": trial.error or None}
-        for device, trial in trials.items()
-    ]
-
-
 def _gpu(findings: Findings, gpu: Gpu) -> Report:
+    device = gpu.device
     return {
-        **gpu.model_dump(include={"id", "mig", "uuid", "name"}),
-        "memory_gb": _gigabytes(gpu.memory_mb),
-        "free_gb": _gigabytes(gpu.free_mb),
-        "processes": [process.model_dump() for process in gpu.processes],
+        "id": device.number,
+        "uuid": gpu.uuid or None,
+        "name": device.name,
+        "label": device.label,
+        "memory_gb": round(device.memory_mb / 1024, 1) or None,
+        "free_gb": None if gpu.free_mb is None else round(gpu.free_mb / 1024, 1),
         "capability": ".".join(map(str, gpu.capability)) if gpu.capability else None,
-        "bf16": gpu.has_bf16,
+        "bf16": device.has_bf16,
         "visible": gpu.is_visible,
         "accessible": findings.is_accessible(gpu),
-        "busy_by": findings.busy_by(gpu),
-        "label": gpu.label,
+        "busy_by": gpu.busy_by or None,
         "state": findings.state(gpu),
     }
 
 
-def _gigabytes(memory_mb: int | None) -> float | None:
-    return None if memory_mb is None else round(memory_mb / 1024, 1)
-
-
 def _memory(findings: Findings) -> Report:
-    """Return what was asked for, what it takes on each device, and where it fits."""
-    fits_cpu = (
-        "cpu" in findings.needs and findings.host.memory_free_mb >= findings.need_mb("cpu")
-    )  # fmt: skip
-    fitting = [gpu.uuid for gpu in findings.accessible if not findings.is_too_small(gpu)]
-    return {
-        "model": findings.model,
-        "needs": [{"device": device, **need._asdict()} for device, need in findings.needs.items()],
-        "fits": fitting + ["cpu"] * fits_cpu,
-        "fits_gpus": list(findings.fits_gpus),
-    }
+    """Return what the model needs on each device, and which devices hold it."""
+    devices = [gpu.device for gpu in findings.accessible] or [findings.cpu]
+    fits = [
+        each.uuid
+        for each in devices
+        if each.uuid in findings.needs and each.memory_mb >= findings.need_mb(each.uuid)
+    ]
+    needs = [{"device": device, **need._asdict()} for device, need in findings.needs.items()]
+    return {"model": findings.model, "needs": needs, "fits": fits}
 
 
 def lines(report: Report) -> Iterator[str]:
+    """Yield the lines of the page."""
     labels = {gpu["uuid"]: gpu["label"] for gpu in report["gpus"]}
     yield from wrapped(" ".join(filter(None, (_verdict(report), _fits(report, labels)))))
     yield ""
-    for paragraph in (
-        _table_lines(report),
-        _ways_lines(report, labels),
-        issue_lines(report),
-        _memory_lines(report),
-        _recommended_lines(report) if report["ready"] else (),
-    ):
+    for paragraph in (_table(report), _method_lines(report, labels), issue_lines(report)):
         shown = list(paragraph)
         yield from [*shown, ""] if shown else ()
-    versions = [f"{name} {version}" for name, version in report["versions"].items()]
-    if report["driver"]["version"]:
-        versions.append(f"driver {report['driver']['version']}")
-    yield from wrapped(" · ".join(versions))
+    if report["ready"]:
+        command = f"  {report['recommended']['command']}"
+        if len(command) > WIDTH:
+            command = command.replace(" featuremill ", " \\\n    featuremill ")
+        yield from ["To run", *command.split("\n"), ""]
+    yield from wrapped(version_line(report))
+
+
+def version_line(report: Report) -> str:
+    return " · ".join(f"{name} {version}" for name, version in report["versions"].items())
 
 
 def not_ready(report: Report) -> str:
-    """Say how much is in the way; empty where nothing is."""
+    """Return how much prevents a run, in words; empty for nothing."""
     count = sum(issue["severity"] == "error" for issue in report["issues"])
-    things = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
-    return f"Not ready: {things} a run." if count else ""
+    problems = f"{count} problem{'s prevent' if count > 1 else ' prevents'}"
+    return f"Not ready: {problems} a run." if count else ""
 
 
 def issue_lines(report: Report) -> Iterator[str]:
-    """Yield what is in the way, worth a look and good to know."""
-    is_first = True
+    """Yield the issues below a heading for each severity."""
+    blank: list[str] = []
     for severity, heading in HEADINGS.items():
-        found = [issue for issue in report["issues"] if issue["severity"] == severity]
-        if found:
-            yield from [heading] if is_first else ["", heading]
-            is_first = False
-        for issue in found:
+        issues = [issue for issue in report["issues"] if issue["severity"] == severity]
+        if issues:
+            yield from (*blank, heading)
+            blank = [""]
+        for issue in issues:
             yield from wrapped(issue["what"], f"  {MARKS[severity]} ", "    ")
             yield from wrapped(issue["remedy"], "    → ", "      ")
 
@@ -190,68 +168,47 @@ def _verdict(report: Report) -> str:
         why = "this machine has no NVIDIA GPU"
         if report["gpus"]:
             why = "its GPUs are hidden"
-        elif any("driver" in issue["code"] for issue in report["issues"]):
+        elif any(issue["code"] == "driver" for issue in report["issues"]):
             why = "no driver reports a GPU"
         return f"Ready, on the CPU ({cpu['processors']} processors, {cpu['free_gb']:g} GB): {why}."
-    resources = report["recommended"]["resources"]
-    if not resources:
+    if not report["gpu_ready"]:
         return "Ready, but no GPU is free for it now: a run would wait for one."
-    number, count = resources.removeprefix("gpu="), report["gpu_count"]
-    return f"Ready: a run should use {number} of {count} GPU{'s' if count > 1 else ''}."
+    number = report["ready_for"].partition(" ")[0]
+    return f"Ready: a run should use {number} of {words.counted(len(report['gpus']), 'GPU')}."
 
 
-def _table_lines(report: Report) -> Iterator[str]:
+def _fits(report: Report, labels: dict[str, str]) -> str:
+    """Return which devices hold the model, and what it needs."""
+    if not (memory := report["memory"]):
+        return ""
+    here = [labels.get(uuid, "the CPU") for uuid in memory["fits"]]
+    sizes = sorted({need["memory_mb"] for need in memory["needs"]})
+    size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+    batches = sorted({(need["dtype"], need["batch_tokens"]) for need in memory["needs"]})
+    manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
+    fits = f"{memory['model']} fits {words.listed(here) if here else 'nothing here'}"
+    return f"{fits}; it needs about {size} GB ({manner})."
+
+
+def _table(report: Report) -> Iterator[str]:
     if report["gpus"]:
         width = max(len(gpu["label"]) for gpu in report["gpus"])
         yield f"{'':{width}}  {'model':{NAME_WIDTH}}   memory     free  state"
     for gpu in report["gpus"]:
-        sizes = (
-            "–" if size is None else f"{size:.0f} GB" for size in (gpu["memory_gb"], gpu["free_gb"])
+        memory, free = (
+            f"{'–' if size is None else f'{size:.0f} GB':>7}"
+            for size in (gpu["memory_gb"], gpu["free_gb"])
         )
-        memory, free = (f"{size:>7}" for size in sizes)
         name = f"{gpu['name'][:NAME_WIDTH]:{NAME_WIDTH}}"
         yield "  ".join([f"{gpu['label']:{width}}", name, memory, free, gpu["state"]])
 
 
-BESIDES = ("device", "why", "error")
-"""What is said of a device where the workload does not say by what it would compute."""
-
-
-def _ways_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
-    known = [ways for ways in report["ways"] if not ways["error"] and len(ways) > len(BESIDES)]
-    if known:
-        yield f"{report['workload']} would be computed so"
-    for ways in known:
-        operations = {key: way for key, way in ways.items() if isinstance(way, str)}
-        device, dtype = operations.pop("device"), operations.pop("dtype", "")
-        what = "; ".join(f"{operation} {way}" for operation, way in operations.items())
+def _method_lines(report: Report, labels: dict[str, str]) -> Iterator[str]:
+    """Yield the method for each operation on each device, where the workload reports them."""
+    for number, ways in enumerate(ways for ways in report["ways"] if ways.get("dtype")):
+        if not number:
+            yield f"{report['workload']} would be computed so"
+        methods = {key: method for key, method in ways.items() if isinstance(method, str)}
+        device, dtype = methods.pop("device"), methods.pop("dtype")
+        what = "; ".join(f"{operation} {method}" for operation, method in methods.items())
         yield from wrapped(f"{labels.get(device, 'CPU')}  {dtype}: {what}", "  ", "    ")
-
-
-def _fits(report: Report, labels: dict[str, str]) -> str:
-    """Say for which GPUs a model is: those here, or else which of the common sizes."""
-    if not (memory := report["memory"]):
-        return ""
-    here = [labels.get(uuid, "the CPU") for uuid in memory["fits"]]
-    said = f"{memory['model']} fits {words.listed(here) if here else 'nothing here'}"
-    if "cpu" not in {need["device"] for need in memory["needs"]}:
-        return f"{said}."
-    sizes = words.listed(memory["fits_gpus"]) if memory["fits_gpus"] else "more than 80 GB"
-    return f"{said}, and GPUs of {sizes}."
-
-
-def _memory_lines(report: Report) -> Iterator[str]:
-    if not (memory := report["memory"]):
-        return
-    sizes = sorted({need["memory_mb"] for need in memory["needs"]})
-    size = " to ".join(f"{size / 1024:.1f}" for size in dict.fromkeys((sizes[0], sizes[-1])))
-    batches = sorted({(n["dtype"], n["batch_tokens"]) for n in memory["needs"]})
-    manner = "; ".join(f"{dtype}, {tokens:,} tokens a batch" for dtype, tokens in batches)
-    yield from wrapped(f"{memory['model']} takes about {size} GB ({manner}).")
-
-
-def _recommended_lines(report: Report) -> Iterator[str]:
-    command = f"  {report['recommended']['command']}"
-    if len(command) > WIDTH:
-        command = command.replace(" featuremill ", " \\\n    featuremill ")
-    yield from ["To run", *command.split("\n")]

@@ -298,7 +298,9 @@ class Flow:
         self._is_checked = True
         with screen.ending_with_it():
             merging = [merged.rule for merged in self.merged]
-            preflight.refuse_what_computes_nothing(self._workflow, self._rule, merging)
+            preflight.refuse_what_computes_nothing(
+                self._workflow, self._rule, merging, len(self.runs)
+            )
             if self._module is None:
                 preflight.refuse_fewer_rules(self._workflow, merging)
         if self._module is None:

@@ -77,6 +77,8 @@ LOOKING = re.compile(
 """Snakemake's options that run no job of ours, or their beginnings."""
 REPORTS, AFTER_RUN = "--report", "--report-a"
 """Beginnings of its options for a report: alone it runs no job, but `--report-after-run` does."""
+COMPARED_BY_TIME: set[Path] = set()
+"""Outputs that are out of date if an input is newer, whatever checksums Snakemake recorded."""
 
 
 class Reach(Generic[P, T]):
@@ -241,6 +243,21 @@ def see_edits(workflow: Any) -> None:
 def narrowed_by(workflow: Any) -> tuple[Collection[str], Collection[str]]:
     """Return what `--until` and `--omit-from` name, once Snakemake has its settings."""
     return workflow.dag_settings.until, workflow.dag_settings.omit_from
+
+
+@or_else(False)
+def compute_until(workflow: Any, more: Collection[str]) -> bool:
+    """Run the jobs of each rule that `--until` names, and of the rules `more`, if outputs are
+    missing.
+
+    Once Snakemake (9.27) has evaluated a checkpoint, it forgets the jobs after `--until`, and does
+    not ask for outputs of a rule with wildcards any more. The outputs of a target are asked for.
+    """
+    dag = workflow.dag
+    names = {*dag.untilrules, *more}
+    targets = dag.targetrules | {rule for rule in workflow.rules if rule.name in names}
+    dag.untilrules, dag.targetrules = names, targets  # a copy: Snakemake may be iterating over them
+    return True
 
 
 @or_else(())
@@ -522,17 +539,22 @@ def guard_outputs(
 
 @or_else(False)
 def compare_times_of(outputs: Collection[Path]) -> bool:
-    """Have the jobs that write `outputs` run again where an input is newer: an input that has the
-    checksum that Snakemake recorded counts as unchanged else, however old an output is."""
+    """Rerun the jobs that write `outputs` if an input is newer, whatever its checksum.
+
+    Snakemake does not rerun a job whose inputs have the recorded checksums, however old its outputs
+    are.
+    """
     from snakemake.persistence import PersistenceBase
 
-    recorded, paths = PersistenceBase.input_checksums, {path.absolute() for path in outputs}
+    COMPARED_BY_TIME.update(path.absolute() for path in outputs)
+    recorded = PersistenceBase.input_checksums
 
-    def input_checksums(self: Any, job: Any, path: Any) -> set[Any]:
-        is_among = any(Path(output).absolute() in paths for output in job.output)
-        return set() if is_among else recorded(self, job, path)
+    def checksums_unless_compared(self: Any, job: Any, path: Any) -> set[Any]:
+        is_compared = any(Path(output).absolute() in COMPARED_BY_TIME for output in job.output)
+        return set() if is_compared else recorded(self, job, path)
 
-    PersistenceBase.input_checksums = input_checksums
+    if recorded.__name__ != checksums_unless_compared.__name__:  # the function of an earlier call
+        PersistenceBase.input_checksums = checksums_unless_compared
     return True
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from featuremill.base import entry_points, environment, this_process
-from featuremill.base.devices import ALL
+from featuremill.base.devices import ALL, refuse_slices
 from featuremill.flow import internals
 from featuremill.flow.screen import RefusedError, refusing, wants_no_lines
 from featuremill.lease import Request, count_slots
+from featuremill.lease.offer import offer
 from featuremill.lease.request import VARIABLES
 
 DEFAULT_HOST_THREADS = 4
@@ -72,19 +73,23 @@ def gpu_model(workflow: Any) -> str:
 
 def cap_gpus(workflow: Any, device: str, gpus: int = 1) -> int:
     """Cap the `gpu` resource at the GPU slots that are here when the user gave no cap; return their
-    number. Refuse a cap below the `gpus_per_job`.
+    number. Refuse a cap below the `gpus_per_job`, and MIG slices for more than one of them.
 
     Without `--resources gpu=N` Snakemake takes the resource for unlimited on a local run, and with
     a cap of 0 it clips every request to 0 and starts all jobs at once: so the cap is never below 1.
     A cap that is too low would clip what a job asks for, and more of them would start than find
     devices. A run on the CPU asks for none, and sets no cap for other rules.
     """
+    request = Request.from_environment()
+    is_here = internals.runs_elsewhere(workflow) is False
     with refusing():
-        num_slots = 0 if device == "cpu" else count_slots(Request.from_environment())
+        num_slots = 0 if device == "cpu" else count_slots(request)
+        if num_slots and gpus > 1 and is_here and not internals.only_looks():
+            refuse_slices(offer(request).devices, gpus)
     if not internals.is_main(workflow):
         return num_slots
     cap = internals.cap_of(workflow, "gpu")
-    is_ours = internals.runs_elsewhere(workflow) is False and (cap is None or cap in _caps)
+    is_ours = is_here and (cap is None or cap in _caps)
     if device != "cpu":
         if is_ours:
             cap = max(1, num_slots, cap or 0)

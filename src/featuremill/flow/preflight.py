@@ -536,23 +536,34 @@ def is_computed(results: str) -> bool:
     return delivery is not None and delivery.is_of(plan)
 
 
-def refuse_what_computes_nothing(workflow: Any, rule: str, merging: Sequence[str]) -> None:
-    """Refuse words with which Snakemake would compute nothing, or leave a run without results, and
-    end well: it takes jobs away before a plan has named them. The names of rules, those `merging`
-    among them, follow the pattern `rule`."""
+def refuse_what_computes_nothing(
+    workflow: Any, rule: str, merging: Sequence[str], num_sets: int
+) -> None:
+    """Refuse `--until` and `--omit-from` where Snakemake would end without computing anything.
+
+    The names of rules, those that merge (`merging`) among them, follow the pattern `rule`. Several
+    sets of features are merged by several rules, and `--until merge` means all of these.
+    """
     until, omitted = internals.narrowed_by(workflow)
+    for name in map(rule.format, ("extract", "deliver")):
+        if name in until:
+            raise RefusedError(
+                f"--until {name}: Snakemake has no such job before there is a plan, and would end "
+                "without computing anything; to compute all now and merge later, name the target "
+                f"{rule.format('extracted')} in its place."
+            )
     merge = rule.format("merge")
-    if rule.format("extract") in until:
+    more = [*map(rule.format, merging)] if merge in until else []
+    if until and not internals.compute_until(workflow, more) and num_sets > 1:
         raise RefusedError(
-            f"--until {rule.format('extract')}: Snakemake has no such job before there is a "
-            "plan, and would end without computing anything; to compute all now and merge later, "
-            f"name the target {rule.format('extracted')} in its place."
+            f"--until {' '.join(sorted(until))}: with several sets of features, this version of "
+            "Snakemake may end after the plans; leave it out, or name files as targets."
         )
     ours = {rule.format(verb) for verb in (*command_line.RULES, *merging)}
     for name in sorted(ours & {*omitted}):
         raise RefusedError(
             f"--omit-from {name}: Snakemake would plan and compute nothing; to have everything but "
-            f"the report, name the target {merge} instead."
+            f"the report, type --until {merge} instead."
         )
 
 
@@ -562,8 +573,7 @@ def refuse_fewer_rules(workflow: Any, merging: Sequence[str]) -> None:
     if allowed and (missing := [*{"plan", "extract", "report", *merging} - {*allowed}]):
         raise RefusedError(
             f"--allowed-rules without {listed(sorted(missing))}: Snakemake would take what that "
-            "makes for done, whether it is or not; to have less than all, name a target, such as "
-            "merge."
+            "makes for done, whether it is or not; to have less than all, type --until merge."
         )
 
 

@@ -96,21 +96,22 @@ def _wanted(
 ) -> list[Device]:
     chosen: list[Device] = []
     for token in (part.strip() for part in wanted.split(",")):
-        matches = matching(everything, token)
-        if not matches:
-            raise UserError(_does_not_exist(everything, token))
+        matches = named(everything, token)
         if not set(matches) & set(granted):
             raise UserError(f"GPU {token} is hidden by {granted_by}={Variable(granted_by).text()}.")
         chosen += [device for device in matches if device in granted]
     return chosen
 
 
-def _does_not_exist(everything: Sequence[Device], token: str) -> str:
+def named(everything: Sequence[Device], token: str) -> list[Device]:
+    """Return the devices of one entry of a list; raise UserError for none."""
+    if matches := matching(everything, token):
+        return matches
     name = f"GPU {token}" if token.isdecimal() else repr(token)
     if not everything:
-        return f"{name} does not exist; this machine has no GPU."
+        raise UserError(f"{name} does not exist; this machine has no GPU.")
     if not token.isdecimal():
         uuids = ", ".join(device.uuid for device in everything if device.uuid)
-        return f"{name} is not the start of one device's UUID; this machine has {uuids}."
-    last = everything[-1].number
-    return f"{name} does not exist; this machine has {f'0–{last}' if last else 'GPU 0 only'}."
+        raise UserError(f"{name} is not the start of one device's UUID; this machine has {uuids}.")
+    here = f"0–{last}" if (last := everything[-1].number) else "GPU 0 only"
+    raise UserError(f"{name} does not exist; this machine has {here}.")

@@ -13,7 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from featuremill.kit.errors import UserError
-from featuremill.workload.outputs import Format, Target, need
+from featuremill.workload.outputs import Format, Target, kind_of, need
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,10 +35,14 @@ LARGEST = 2**62
 class Writer:
     """Leaves room for the header, writes each column to its place and the ids behind them all."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values with a vector that has the name of the ids."""
+        if IDS in values.names and kind_of(values.field(IDS).type) == "pooled":
+            raise UserError(f"outputs: safetensors has a tensor {IDS!r} of its own; drop it.")
+
     def __init__(self, target: Target) -> None:
         self._columns = need(target.pooled(), "safetensors", "a pooled value")
-        if IDS in self._columns:
-            raise UserError(f"outputs: safetensors has a tensor {IDS!r} of its own; drop it.")
         self._kinds = {name: target.values.field(name).type for name in self._columns}
         self._num_rows = target.num_rows
         self._metadata = {**target.provenance, "columns": ",".join(self._columns)}

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from featuremill import config, inputs
 from featuremill.base import this_process
+from featuremill.base.described import Described, key_of
 from featuremill.base.devices import planning_device
 from featuremill.base.errors import UserError
 from featuremill.base.tsv import TsvWriter, cell
@@ -280,6 +281,7 @@ def config_text(
         f"{'' if is_full else '--full writes them; '}see",
         f"# {Path(this_process.SNAKEFILE).parent / 'config' / 'README.md'}",
     ]
+    descriptions = config.Config.descriptions()
     for name, about in config.Config.model_fields.items():
         value = getattr(checked, name)
         if not is_full and (name not in SHOWN or not (value or name == "options")):
@@ -289,13 +291,13 @@ def config_text(
         if name == "options":
             if options := [*_options(checked, explicit, unfilled, is_full)]:
                 lines += ["options:", *options]
-        elif isinstance(value, BaseModel):
+        elif isinstance(value, Described):
             lines += [f"{name}:", *_entries(type(value), value.model_dump(), "  ")]
         else:
             shown = value[0] if name == "inputs" and len(value) == 1 else value
             mark = "" if value or name not in ("inputs", "samples") else "# "
-            comment = _comment(about.description, "", is_full)
-            lines += [*comment, f"{mark}{config.key_of(name, about)}: {_scalar(shown)}"]
+            comment = _comment(descriptions[name], "", is_full)
+            lines += [*comment, f"{mark}{key_of(name, about)}: {_scalar(shown)}"]
     return "\n".join(lines) + "\n"
 
 
@@ -309,10 +311,11 @@ def _options(
     values = checked.options.model_dump(mode="json", warnings=False)
     has_model = not unfilled and checked.model
     active = {*explicit, checked.model_key[-1]} if has_model else {*explicit}
-    for name, field in model.model_fields.items():
+    descriptions = model.descriptions()
+    for name in model.model_fields:
         if not (is_full or name in unfilled or name in active):
             continue
-        yield from _comment(field.description, "  ", is_full)
+        yield from _comment(descriptions.get(name, ""), "  ", is_full)
         if has_model and name == checked.model_key[-1]:
             yield from _comment(weights.caution_of(checked.workload, checked.options), "  ")
         if name in unfilled:
@@ -327,15 +330,16 @@ def _listed(options: Collection[str]) -> str:
     return listed(f"options.{name}" for name in options)
 
 
-def _entries(model: type[BaseModel], values: Mapping[str, Any], indent: str) -> Iterator[str]:
+def _entries(model: type[Described], values: Mapping[str, Any], indent: str) -> Iterator[str]:
+    descriptions = model.descriptions()
     for name, value in values.items():
-        yield from _comment(model.model_fields[name].description, indent)
+        yield from _comment(descriptions[name], indent)
         yield f"{indent}{'# ' if value == '' else ''}{name}: {_scalar(value)}"
 
 
-def _comment(description: str | None, indent: str, is_whole: bool = True) -> Iterator[str]:
+def _comment(description: str, indent: str, is_whole: bool = True) -> Iterator[str]:
     """Yield a description as comments; unless it `is_whole`, its first sentence."""
-    words = " ".join((description or "").split())
+    words = " ".join(description.split())
     if not is_whole:
         words = re.split(r"(?<=\.) (?=[A-Z`])", words)[0]
     for line in textwrap.wrap(words, COMMENT_WIDTH - len(indent), break_on_hyphens=False):

@@ -16,12 +16,17 @@ from featuremill.base.text import clipped
 from featuremill.features.shown import Labelled, Shown
 from featuremill.features.table import Table
 from featuremill.inputs import columns
-from featuremill.report import embedding, energy, labels, lengths, usage
-from featuremill.report.energy import Energy
+from featuremill.report import embedding, labels, lengths
 from featuremill.report.labels import Labels
 from featuremill.report.lengths import Lengths
-from featuremill.report.shards import Piece, Shard, busy_seconds, numbered, shard_of, wall_seconds
-from featuremill.report.usage import Usage
+from featuremill.report.shards import (
+    Piece,
+    Shard,
+    busy_seconds,
+    pieces_of,
+    shard_of,
+    wall_seconds,
+)
 from featuremill.store import failed
 from featuremill.store.delivery import Accounts, Delivery
 from featuremill.store.formats import SAMPLES, format_of
@@ -43,8 +48,6 @@ class Facts(NamedTuple):
     """The records on the map, or the sentence that says why there is none."""
     doubts: list[str]
     """Where the files contradict manifest.json; empty in every good run."""
-    usage: Usage | None
-    """How the devices were used; None where nothing was recorded."""
     labels: Labels | None = None
     """What the points of the map are coloured by, where that is not their length."""
     samples: Sequence[Mapping[str, str]] = ()
@@ -76,12 +79,6 @@ class Facts(NamedTuple):
     def cost_unit(self) -> str:
         """What the workload counts, such as "tokens"; early manifests do not say."""
         return clipped(self.delivery.cost_unit) or "cost"
-
-    @property
-    def energy(self) -> Energy | None:
-        """The energy of the GPUs; None where it was not measured."""
-        delivery = self.delivery
-        return energy.of(self.shards, delivery.gpu_energy_j_per_million, delivery.lengths.unit)
 
 
 def read(
@@ -155,7 +152,7 @@ def _samples(place: Results) -> list[dict[str, str]]:
 def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
     problems = failed.read_list(place.root / "failed.tsv")
     num_rows, known_lengths = lengths.read(results.records)
-    shards = sorted(map(shard_of, numbered(delivery.receipts)), key=lambda shard: shard.claimed)
+    shards = sorted(map(shard_of, delivery.receipts), key=lambda shard: shard.working)
     the_map: Shown | str = (
         "This run wrote no embeddings.parquet; add parquet to its outputs to see the map."
     )
@@ -169,11 +166,9 @@ def _read(results: Results, place: Results, delivery: Delivery) -> Facts:
             about = (delivery.lengths.unit, bool(delivery.notes))
             the_map = embedding.read(table, results.records, *about)
             drawn = _figures(delivery.settings.workload, table)
-    used = usage.read(results, shards)
-    pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
-    pieces += used.stopped if used else []
+    pieces = pieces_of(results, shards)
     doubts = _doubts(delivery.counts, num_rows_of)
-    known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts, used)
+    known = (delivery, known_lengths, shards, pieces, problems, the_map, doubts)
     return Facts(*known, samples=_samples(place), of_workload=drawn)
 
 

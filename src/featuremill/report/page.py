@@ -20,9 +20,7 @@ import yaml
 from featuremill.base import words
 from featuremill.base.this_process import VERSION
 from featuremill.config import Config
-from featuremill.report import curves, embedding, lengths, stages, timeline, troubles
-from featuremill.report.chart import clock_of
-from featuremill.report.energy import use_of
+from featuremill.report import embedding, lengths, timeline, troubles
 from featuremill.report.facts import Facts
 from featuremill.store import formats
 from featuremill.store.delivery import Delivery
@@ -33,8 +31,6 @@ from featuremill.workload.weights import cache_folder, caution_of, model_told
 
 ASSETS = Path(__file__).parent / "assets"
 VEGA_NAMES = "window.vegaEmbed = vegaEmbed;"
-MACHINES = ("timeline", "usage", "stages")
-"""Figures that stand at the end, folded."""
 MAX_SAMPLES = 200
 """Rows of the table of samples."""
 MOST_INPUTS = 100
@@ -60,16 +56,13 @@ with the recipe; a key of the config also in the config that repeats the run."""
 
 
 def draw(facts: Facts) -> dict[str, Figure]:
-    """Return the figures by name, in the order of the page: the records, then the machines."""
+    """Return the figures by name, in the order of the page."""
     unit = facts.delivery.lengths.unit
-    clock = clock_of([piece.working for piece in facts.pieces]) if facts.pieces else None
     figures = (
         *facts.of_workload,
         embedding.drawn(facts.embedding),
         lengths.figure(facts.lengths, unit),
-        timeline.figure(facts, clock),
-        curves.figure(facts, clock),
-        stages.figure(facts),
+        timeline.figure(facts),
     )
     return {figure.name: figure for figure in figures if figure.sentence}
 
@@ -95,7 +88,6 @@ def write_report(
                 for text in _warnings(delivery)
             ],
             figures=figures,
-            machines=MACHINES,
             neighbours=None
             if isinstance(facts.embedding, str)
             else embedding.nearest(facts.embedding),
@@ -314,7 +306,6 @@ def _devices(facts: Facts) -> list[dict[str, Any]]:
                 "work": f"{100 * sum(receipt.cost for receipt in receipts) / all_work:.0f} %",
                 "busy": words.duration(facts.busy_seconds(lane)),
                 "memory": words.size(max(r.peak_memory_mb for r in receipts) * 2**20),
-                "use": use_of(shards) or "–",
                 "settings": ", ".join(
                     f"{name} {words.listed(sorted(map(str, values)))}"
                     for name, values in settings.items()

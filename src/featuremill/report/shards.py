@@ -1,18 +1,22 @@
-"""Shards as the figures use them, and the clock time that they took.
+"""The shards of a run and the earlier attempts at them, with the clock time that they took.
 
 Times are in seconds since 1970.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from featuremill.base import words
 from featuremill.base.text import clipped
+from featuremill.store import telemetry
 from featuremill.store.receipt import Receipt, UsedDevice, gpus_of, name_of_devices
+from featuremill.store.results import Results
 
+MAX_FILES = 200
+"""Shards whose telemetry is read for earlier attempts."""
 CLOCK_TOLERANCE_SECONDS = 1.0
 """Clocks are read before and after the lock: shards that overlap by less ran one after another."""
 
@@ -33,14 +37,10 @@ class Shard(NamedTuple):
 
     receipt: Receipt
     host: str
-    device: str
-    """The device's model, such as "NVIDIA H200" or "2 × NVIDIA L4"."""
     lane: str
     """The device, or those that held one model together: model, identity and host."""
-    claimed: Interval
-    """From the job's start, waiting for a device included."""
     working: Interval
-    """On the device."""
+    """Time on the device."""
 
     @property
     def name(self) -> str:
@@ -48,30 +48,47 @@ class Shard(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What a device did at one time: a shard's last attempt, or an earlier one."""
+    """The last attempt at a shard, or an earlier one, on one device."""
 
     name: str
-    """The shard's."""
+    """Name of the shard."""
     lane: str
     working: Interval
     shard: Shard | None
     """None for an attempt that ended before the shard was done."""
 
 
+def pieces_of(results: Results, shards: Sequence[Shard]) -> list[Piece]:
+    """Return the shards, and the earlier attempts that the telemetry of a run of up to `MAX_FILES`
+    shards has."""
+    pieces = [Piece(shard.name, shard.lane, shard.working, shard) for shard in shards]
+    for shard in shards if len(shards) <= MAX_FILES else ():
+        attempts = telemetry.read(results.telemetry(shard.receipt.recipe, shard.name))
+        for attempt in reversed(attempts[:-1]):
+            if (attempt.end or {}).get("status") == "ok":
+                break
+            devices = [used for event in attempt.devices if (used := _devices_of(event))]
+            moments = [s["time"] for s in attempt.samples if s.get("stage", "wait") != "wait"]
+            if devices and moments:
+                last = max(moments[0], (attempt.end or {}).get("time", moments[-1]))
+                lane = lane_of(devices[-1], clipped(attempt.start.get("host", shard.host)))
+                pieces.append(Piece(shard.name, lane, Interval(moments[0], last), None))
+    return pieces
+
+
+def _devices_of(event: dict[str, Any]) -> list[UsedDevice]:
+    """Return the devices that an event describes completely."""
+    return [
+        UsedDevice(**{key: device[key] for key in UsedDevice.model_fields if key in device})
+        for device in event.get("devices", ())
+        if {"kind", "uuid", "name"} <= set(device)
+    ]
+
+
 def lane_of(devices: Sequence[UsedDevice], host: str) -> str:
     """Return the devices that held one model together: what they are called, model and host."""
     names = filter(None, (gpus_of(devices), clipped(name_of_devices(devices)), host))
     return " · ".join(names)
-
-
-def numbered(receipts: Sequence[Receipt]) -> Iterator[Receipt]:
-    """Yield `receipts` with one number for each GPU, the last known: early ones have none."""
-    used = [device for receipt in receipts for device in receipt.devices]
-    numbers = {device.uuid: device.number for device in used if device.number is not None}
-    for receipt in receipts:
-        known = [{"number": numbers.get(device.uuid)} for device in receipt.devices]
-        devices = [one.model_copy(update=n) for one, n in zip(receipt.devices, known, strict=True)]
-        yield receipt.model_copy(update={"devices": devices})
 
 
 def shard_of(receipt: Receipt) -> Shard:
@@ -83,9 +100,7 @@ def shard_of(receipt: Receipt) -> Shard:
     return Shard(
         receipt=receipt,
         host=host,
-        device=clipped(receipt.device_name),
         lane=lane_of(receipt.devices, host),
-        claimed=Interval(started, finished),
         working=Interval(min(started + seconds["wait"], finished), finished),
     )
 

@@ -1,7 +1,8 @@
-"""The timeline: which device did what, and when."""
+"""The timeline: which device did what, when, and how busy it was."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -9,63 +10,75 @@ import altair as alt
 
 from featuremill.base import words
 from featuremill.base.words import counted
-from featuremill.report.chart import CATEGORIES, LABEL_WIDTH, NOTHING_COMPUTED, Clock, beside_labels
+from featuremill.report import machines
+from featuremill.report.chart import CATEGORIES, NOTHING_COMPUTED
 from featuremill.report.facts import Facts
 from featuremill.report.shards import CLOCK_TOLERANCE_SECONDS, Interval, Piece
 from featuremill.workload.figures import REST, Figure, drawn, values
 
 TITLE = "Which device did what, and when"
+UNITS = (("days", 86_400), ("hours", 3_600), ("minutes", 60), ("seconds", 1))
 COMPUTED, RESUMED, CRASHED, STOPPED = STATES = ("computed", "resumed", "after a crash", "cut short")
 COLOURS = (*CATEGORIES[:3], REST)
 MAX_LABELS = 24
-"""Lanes that still get their device's name written above them."""
+"""Lanes whose device's name is above them."""
 MAX_BARS = 2_000
 """Above this, neighbouring shards share one bar: the page stays small, and no pixel is lost."""
 
 
 class Bar(NamedTuple):
-    """One bar: a piece of work, or neighbouring ones of one lane."""
+    """A piece of work, or neighbouring pieces of one lane."""
 
     lane: int
     span: Interval
     members: tuple[Piece, ...]
 
 
-def figure(facts: Facts, clock: Clock | None) -> Figure:
+def figure(facts: Facts) -> Figure:
     """Return the timeline of a run's shards."""
-    if clock is None:
+    if not facts.pieces:
         return Figure("timeline", TITLE, NOTHING_COMPUTED)
+    spans = [piece.working for piece in facts.pieces]
+    whole = Interval(min(spans).begin, max(span.end for span in spans))
+    unit, divisor = next(each for each in UNITS if whole.seconds >= 3 * each[1] or each[1] == 1)
     lanes, bars = lay_out(facts.pieces)
     height, thick = (
         (46, 18) if len(lanes) <= 8 else (32, 13) if len(lanes) <= MAX_LABELS else (10, 8)
     )
-    no_labels = alt.Axis(
-        labels=False, ticks=False, domain=False, grid=False, title=None, **beside_labels()
-    )
+    rows = []
+    for bar in bars:
+        begin, end = (round((moment - whole.begin) / divisor, 4) for moment in bar.span)
+        times = {"lane": bar.lane, "begin": begin, "end": end, "device": lanes[bar.lane]}
+        rows.append({**times, **_row(bar)})
+    states = [state for state in STATES if any(row["state"] == state for row in rows)]
+    legend = alt.Legend(title=None, values=states, offset=24, columns=3)
+    colours = alt.Scale(domain=list(STATES), range=list(COLOURS))
+    scale = alt.Scale(domain=[0, max(whole.seconds, 0.1) / divisor], nice=False)
+    no_labels = alt.Axis(labels=False, ticks=False, domain=False, grid=False, title=None)
     y = alt.Y("lane:O", axis=no_labels, scale=alt.Scale(padding=0))
-    rows = [_row(clock, bar, lanes[bar.lane]) for bar in bars]
-    # Clipped, as an outline beyond the right end would make this axis shorter than the others.
+    paler = alt.Scale(domain=[0, 100], range=[0.25, 1])
+    tokens = alt.Tooltip("tokens:Q", title=facts.cost_unit, format=",d")
+    texts = ("shard", "device", "state", "started", "took", "records", "utilisation")
     shape = {"height": thick, "yOffset": min(9, height / 4), "clip": len(lanes) <= MAX_LABELS}
-    marks = (
-        alt.Chart(values(rows))
-        .mark_bar(style="shard", **shape)
-        .encode(
-            x=clock.x("begin"),
-            x2="end:Q",
-            y=y,
-            color=_color(rows),
-            tooltip=_tooltip(facts.cost_unit),
-        )
+    marks = alt.Chart(values(rows)).mark_bar(style="shard", **shape)
+    marks = marks.encode(
+        x=alt.X("begin:Q", title=f"{unit} since the first shard", scale=scale),
+        x2="end:Q",
+        y=y,
+        color=alt.Color("state:N", scale=colours, legend=legend if len(states) > 1 else None),
+        opacity=alt.Opacity("busy:Q", scale=paler, legend=None),
+        tooltip=[*(f"{text}:N" for text in texts), tokens],
     )
     labels = _labels(lanes, y, height) if len(lanes) <= MAX_LABELS else []
     chart = alt.layer(marks, *labels).properties(width="container", height=height * len(lanes))
-    return drawn("timeline", TITLE, _sentence(facts, clock, len(bars)), chart)
+    sentence = _sentence(facts, whole, len(bars))
+    return drawn("timeline", TITLE, sentence, chart, terms=machines.MEANINGS)
 
 
 def lay_out(pieces: Sequence[Piece]) -> tuple[list[str], list[Bar]]:
     """Return each lane's device, and the bars.
 
-    Each device has one lane, and more only where its shards truly ran side by side.
+    Each device has one lane, and more only where its shards ran side by side.
     """
     lanes: list[str] = []
     bars: list[Bar] = []
@@ -74,10 +87,8 @@ def lay_out(pieces: Sequence[Piece]) -> tuple[list[str], list[Bar]]:
         mine = (piece for piece in pieces if piece.lane == device)
         for piece in sorted(mine, key=lambda piece: piece.working):
             begin, end = piece.working
-            slot = next(
-                (i for i, free in enumerate(free_from) if begin >= free - CLOCK_TOLERANCE_SECONDS),
-                len(free_from),
-            )
+            free = (n for n, t in enumerate(free_from) if t <= begin + CLOCK_TOLERANCE_SECONDS)
+            slot = next(free, len(free_from))
             if slot == len(free_from):
                 free_from.append(end)
                 lanes.append(device)
@@ -101,36 +112,23 @@ def _coarser(bars: Sequence[Bar], num_lanes: int) -> list[Bar]:
     return list(joined.values())
 
 
-def _color(rows: list[dict[str, Any]]) -> Any:
-    present = {row["state"] for row in rows}
-    shown = [state for state in STATES if state in present]
-    legend = alt.Legend(title=None, values=shown, offset=24, columns=3) if len(shown) > 1 else None
-    scale = alt.Scale(domain=list(STATES), range=list(COLOURS))
-    return alt.Color("state:N", scale=scale, legend=legend)
-
-
-def _tooltip(cost_unit: str) -> list[Any]:
-    tokens = alt.Tooltip("tokens:Q", title=cost_unit, format=",d")
-    return ["shard:N", "device:N", "state:N", "started:N", "took:N", tokens, "records:N"]
-
-
-def _row(clock: Clock, bar: Bar, device: str) -> dict[str, Any]:
+def _row(bar: Bar) -> dict[str, Any]:
     receipts = [piece.shard.receipt for piece in bar.members if piece.shard is not None]
-    failed = sum(receipt.failed for receipt in receipts)
+    gauges = [receipt.telemetry.utilisation_percent for receipt in receipts]
+    uses = [float(gauge) for gauge in gauges if gauge is not None]
     resumed = any(receipt.resumed_batches for receipt in receipts)
     crashed = any(receipt.retries for receipt in receipts)
     more = f" and {len(bar.members) - 1:,} more" if len(bar.members) > 1 else ""
     row: dict[str, Any] = {
-        "lane": bar.lane,
-        "begin": clock.at(bar.span.begin),
-        "end": clock.at(bar.span.end),
         "state": CRASHED if crashed else RESUMED if resumed else COMPUTED if receipts else STOPPED,
         "shard": bar.members[0].name[:12] + more,
-        "device": device,
         "started": words.moment(bar.members[0].working.begin),
         "took": words.duration(sum(piece.working.seconds for piece in bar.members)),
+        "busy": round(statistics.fmean(uses)) if uses else 100,
+        "utilisation": f"{statistics.fmean(uses):.0f} %" if uses else "–",
     }
     if receipts:
+        failed = sum(receipt.failed for receipt in receipts)
         row["tokens"] = sum(receipt.cost for receipt in receipts)
         row["records"] = f"{sum(receipt.rows for receipt in receipts):,}"
         row["records"] += f", {failed:,} failed" if failed else ""
@@ -138,21 +136,19 @@ def _row(clock: Clock, bar: Bar, device: str) -> dict[str, Any]:
 
 
 def _labels(lanes: Sequence[str], y: Any, height: int) -> list[Any]:
-    """Write each device's name above its bars: beside them it would take half a phone's screen.
-
-    Twice, and broad in the page's colour below: the lines of the axis go through the letters.
-    """
+    """Write each device's name above its bars, as phones have no room beside them; twice, as lines
+    of the axis go through the letters."""
     rows = [
         {"lane": lane, "device": name}
         for lane, name in enumerate(lanes)
         if lane == 0 or name != lanes[lane - 1]
     ]
-    base = alt.Chart(values(rows)).encode(x=alt.value(-LABEL_WIDTH), y=y, text="device:N")
+    base = alt.Chart(values(rows)).encode(x=alt.value(0), y=y, text="device:N")
     place: dict[str, Any] = {"align": "left", "baseline": "middle", "dy": 2 - height / 4}
     return [base.mark_text(style=style, **place) for style in ("lane-behind", "lane")]
 
 
-def _sentence(facts: Facts, clock: Clock, num_bars: int) -> str:
+def _sentence(facts: Facts, whole: Interval, num_bars: int) -> str:
     shards, lanes, wall = facts.shards, facts.lanes, facts.wall_seconds
     hosts = {shard.host for shard in shards}
     text = f"{counted(len(shards), 'shard')} on {counted(len(lanes), 'device')}"
@@ -160,7 +156,7 @@ def _sentence(facts: Facts, clock: Clock, num_bars: int) -> str:
     subject = "the device was" if len(lanes) == 1 else "the devices were"
     busy = sum(facts.busy_seconds(lane) for lane in lanes)
     cost = sum(shard.receipt.cost for shard in shards)
-    aside = " without the pauses, which the axis has" if wall < clock.span.seconds - 60 else ""
+    aside = " without the pauses, which the axis has" if wall < whole.seconds - 60 else ""
     text += (
         f" From the first to the last {words.duration(wall)} passed{aside}; of that, {subject} "
         f"busy {words.share(busy, wall * len(lanes))}; gaps are idle time. With them, "
@@ -170,4 +166,6 @@ def _sentence(facts: Facts, clock: Clock, num_bars: int) -> str:
         text += f" {counted(stopped, 'earlier attempt')} ended before the shard was done."
     if num_bars < len(facts.pieces):
         text += " Neighbouring shards share a bar."
-    return text
+    if any(shard.receipt.telemetry.utilisation_percent is not None for shard in shards):
+        text += " The lower the utilisation of a GPU, the paler is its bar."
+    return " ".join(filter(None, (text, *machines.sentences(shards, facts.delivery))))

@@ -16,9 +16,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, WithJsonSchema
 
 from featuremill.base.change import Change, in_words
+from featuremill.base.described import Described
 from featuremill.base.errors import UserError
 from featuremill.base.id_columns import IdColumns
 from featuremill.base.text import plain_name as plain_name
@@ -34,11 +35,9 @@ if TYPE_CHECKING:
     from featuremill.base.environment import Variable
 
 
-class Section(BaseModel):
+class Section(Described):
     """Base of each section of the config: unknown keys are refused, docstrings of fields are their
     descriptions."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 Several = Annotated[

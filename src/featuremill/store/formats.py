@@ -236,7 +236,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
-    """Refuse outputs that cannot hold values of this schema.
+    """Refuse outputs that cannot hold values of this schema, or would stay empty.
 
     Raises:
         UserError: with the first of them.
@@ -256,6 +256,8 @@ def refuse_outputs(outputs: Iterable[str], values: pa.Schema) -> None:
                 f"outputs: {output} holds {KINDS[format.kind]}, and the workload delivers none: "
                 f"only {there}; drop it, or set outputs: [parquet]."
             )
+        if check := getattr(module_of(output).Writer, "check", None):
+            check(values)
 
 
 def sidecar_of(file: str) -> str:

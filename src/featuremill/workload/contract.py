@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
-from pydantic import BaseModel, ConfigDict
-
 from featuremill.base import reasons
+from featuremill.base.described import Described
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,10 +49,9 @@ class Weights(NamedTuple):
     """Metadata of the conversion; empty for weights that are not converted."""
 
 
-class WorkloadOptions(BaseModel):
+class WorkloadOptions(Described):
     """Base of every workload's options: each field described, unknown keys refused, frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
     EXECUTION: ClassVar[frozenset[str]] = frozenset()
     """Fields that change how values are computed but not the values. The recipe leaves them out."""
     PACKAGES: ClassVar[Mapping[str, str]] = {}

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from featuremill.base import faults
-from featuremill.base.devices import planning_device
-from featuremill.base.errors import UserError
-from featuremill.workload import (
-    EstimatesMemory,
-    RecordFailed,
-    Workload,
-    WorkloadOptions,
-    compute,
-    find_workload,
-    plugin_errors,
-)
+from featuremill.workload import RecordFailed, Workload, compute, plugin_errors
 from featuremill.workload.batches import Queue, make_batches
-from featuremill.workload.option_files import execution_of
 
 Refuse = Callable[[int, str], object]
 """Called with the place of a payload that cannot be computed, and the reason; may raise."""
@@ -80,33 +69,3 @@ def values_in_batches(
                 refuse_all(row, reason)
         good = [indices[distinct[row]] for row in rows[~bad].tolist()]
         yield good, values.filter(pa.array(~bad)) if bad.any() else values
-
-
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-def ahead_of(
-    name: str, raw: WorkloadOptions | Mapping[str, Any], device_choice: str
-) -> tuple[pa.Schema, dict[str, Any]] | None:
-    """Return the schema of the results and the settings of the recipe, by the options `raw` of the
-    workload `name`; None if they are not known before the weights are."""
-    workload = find_workload(name)
-    options = workload.Options.model_validate(raw) if isinstance(raw, Mapping) else raw
-    try:
-        device = planning_device(device_choice)
-        weights = None
-        if workload.weights(options):
-            if not isinstance(workload, EstimatesMemory):
-                return None
-            weights = workload.weights_ahead(options)
-        resolved = workload.resolve(options, device, weights)
-        schema = workload.schema(resolved, weights)
-    except UserError:  # the jobs report it
-        return None
-    settings = {
-        "workload": name,
-        "version": workload.VERSION,
-        "options": resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
-    }
-    return schema, settings

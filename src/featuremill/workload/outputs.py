@@ -55,7 +55,11 @@ class Target(NamedTuple):
 
 
 class Writer(Protocol):
-    """One open result file, which gets blocks of finished rows in input order."""
+    """One open result file, which gets blocks of finished rows in input order.
+
+    Its class may have a class method `check(values)`, which raises UserError if the schema lacks
+    what it writes. plan calls it before anything is computed, and `open_writer` before it opens.
+    """
 
     def write(self, block: pa.Table) -> None:
         """Append a block: id, description, length, sha256 (as 32 bytes) and sample, which is empty
@@ -79,7 +83,10 @@ def open_writer(name: str, target: Target) -> Writer:
     Raises:
         UserError: when the values hold nothing that this format could store.
     """
-    writer: Writer = module_of(name).Writer(target)
+    kind = module_of(name).Writer
+    if check := getattr(kind, "check", None):
+        check(target.values)
+    writer: Writer = kind(target)
     return writer
 
 

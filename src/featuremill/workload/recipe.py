@@ -7,22 +7,28 @@ journals, and a part computed by two versions would count as computed by the fir
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from featuremill.base.devices import Device
+from featuremill.base.devices import Device, planning_device
 from featuremill.base.errors import UserError
 from featuremill.store.files import digest_of
 from featuremill.store.plan import Settings
 from featuremill.store.results import Results
 from featuremill.workload import (
+    EstimatesMemory,
     HasPrecisions,
     Weights,
     Workload,
+    WorkloadOptions,
     find_workload,
     option_files,
     plugin_errors,
 )
 from featuremill.workload.option_files import execution_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 ENGINE_VERSION = 1
 """Raise it whenever the core (reading, batching, parts) gives other values for the same input and
@@ -67,6 +73,33 @@ def settings_of_resolved(
     if ENGINE_VERSION == 1:
         return settings
     return settings.model_copy(update={"engine": ENGINE_VERSION})
+
+
+def ahead_of(
+    name: str, options: WorkloadOptions | Mapping[str, Any], device_choice: str
+) -> tuple[pa.Schema, dict[str, Any]] | None:
+    """Return the schema of the results and the settings of the recipe, for features by the workload
+    `name` with these `options`; None where they cannot be derived before weights are there."""
+    workload = find_workload(name)
+    if isinstance(options, Mapping):
+        options = workload.Options.model_validate(options)
+    try:
+        device = planning_device(device_choice)
+        weights = None
+        if workload.weights(options):
+            if not isinstance(workload, EstimatesMemory):
+                return None
+            weights = workload.weights_ahead(options)
+        resolved = workload.resolve(options, device, weights)
+        schema = workload.schema(resolved, weights)
+    except UserError:  # the jobs report it
+        return None
+    settings = {
+        "workload": name,
+        "version": workload.VERSION,
+        "options": resolved.model_dump(mode="json", exclude=execution_of(type(resolved))),
+    }
+    return schema, settings
 
 
 def recipe_of(settings: Settings) -> str:

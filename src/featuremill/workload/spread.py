@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from featuremill.base.devices import Device
+from featuremill.base.devices import Device, refuse_slices
 from featuremill.base.errors import UserError, WorkloadError
 from featuremill.workload.networks import forbid_short_cuts
 
@@ -76,11 +76,7 @@ def places(devices: Sequence[Device]) -> list[torch.device]:
     Raises:
         UserError: one of several devices is a MIG slice.
     """
-    if len(devices) > 1 and any(device.uuid.startswith("MIG-") for device in devices):
-        raise UserError(
-            "gpus_per_job: a process can use one MIG slice only; set gpus_per_job: 1, or take "
-            "whole GPUs."
-        )
+    refuse_slices(devices, len(devices))
     if devices[0].kind == "cpu":
         return [torch.device("cpu")] * len(devices)
     forbid_short_cuts()

@@ -72,6 +72,8 @@ def ones(*size, device):
 def _use():
     uuid = os.environ["CUDA_VISIBLE_DEVICES"]
     assert os.environ["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    if not _WORLD["cuda"]:
+        raise AssertionError("Torch not compiled with CUDA enabled")
     if uuid in _WORLD.get("hangs", ()):
         if "hung" in _WORLD:
             (Path(_WORLD["hung"]) / str(os.getpid())).touch()

@@ -32,11 +32,15 @@ class Writer:
 
     COLUMN, NEEDS = "contact_map", "maps: true"
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without the column."""
+        there = [name for name in values.names if name == cls.COLUMN]
+        need(there, cls.__module__.rpartition(".")[2], cls.NEEDS)
+
     def __init__(self, target: Target) -> None:
         from featuremill.kit.hdf5 import DatasetFile
 
-        there = [name for name in target.values.names if name == self.COLUMN]
-        need(there, type(self).__module__.rpartition(".")[2], self.NEEDS)
         self._file = DatasetFile(target, [self.COLUMN])
 
     def write(self, block: pa.Table) -> None:

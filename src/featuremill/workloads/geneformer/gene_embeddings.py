@@ -39,9 +39,13 @@ MOST = 2**63 * STEP
 class Writer:
     """Accumulates blocks, and writes at the end."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without vectors of genes."""
+        need([*filter(OF_LAYER.fullmatch, values.names)], "gene_embeddings", "vectors of genes")
+
     def __init__(self, target: Target) -> None:
-        names = [name for name in target.values.names if OF_LAYER.fullmatch(name)]
-        self._columns = need(names, "gene_embeddings", "vectors of genes")
+        names = self._columns = [*filter(OF_LAYER.fullmatch, target.values.names)]
         self._target = target
         widths = [target.values.field(name).type.value_type.list_size for name in names]
         self._numbers: dict[str, int] = {}

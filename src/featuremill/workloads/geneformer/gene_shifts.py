@@ -34,8 +34,12 @@ FEW = 2_000_000
 class Writer:
     """Accumulates blocks, and writes at the end."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without shifts of genes."""
+        need([name for name in values.names if name == GENE_SHIFTS], "gene_shifts", "them")
+
     def __init__(self, target: Target) -> None:
-        need([name for name in target.values.names if name == GENE_SHIFTS], "gene_shifts", "them")
         self._target = target
         self._perturbed: dict[tuple[str, str], int] = {}
         """The number of each perturbation (kind, genes), in the order in which they came."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from featuremill.workload.outputs import Target
 from featuremill.workloads.geneformer.perturbations import FORMAT as LONG_TABLE
-from featuremill.workloads.geneformer.perturbations import fields_of, long_table
+from featuremill.workloads.geneformer.perturbations import column_of, fields_of, long_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,6 +24,11 @@ FORMAT = LONG_TABLE._replace(file="gene_statistics.parquet", bytes_a_record=0)
 
 class Writer:
     """Accumulates blocks, and writes at the end."""
+
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without shifts."""
+        column_of(values, "gene_statistics")
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -31,6 +31,11 @@ BETWEEN = "_block_"
 class Writer:
     """Writes a row group for each block of records."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without shifts."""
+        column_of(values, "perturbations")
+
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
         import pyarrow.parquet

@@ -19,12 +19,16 @@ JSON = "json"
 class Writer:
     """Writes the texts and single numbers of a table with a column `json`."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without JSON texts."""
+        need([name for name in values.names if name == JSON], "rows_jsonl", JSON)
+
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
 
-        names = need([name for name in target.values.names if name == JSON], "rows_jsonl", JSON)
         plain = [field.name for field in target.values if not pa.types.is_nested(field.type)]
-        self._names = ["id", *names, *(name for name in plain if name != JSON)]
+        self._names = ["id", JSON, *(name for name in plain if name != JSON)]
         self._file = target.path.open("w", encoding="utf-8", newline="")
         self._target = target
 

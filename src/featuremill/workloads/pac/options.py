@@ -27,13 +27,10 @@ Cycles = Annotated[float, Field(ge=1, le=100)]
 class Range(BaseModel):
     """Bands of equal width, each starting at the end of the one before it."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
-    low: Hz
-    """Lower edge of the first band in Hz."""
-    high: Hz
-    """Upper edge of the last band in Hz."""
-    bands: int = Field(ge=1, le=200)
-    """The number of bands."""
+    model_config = ConfigDict(extra="forbid")
+    low: Hz = Field(description="Lower edge of the first band in Hz.")
+    high: Hz = Field(description="Upper edge of the last band in Hz.")
+    bands: int = Field(ge=1, le=200, description="The number of bands.")
 
 
 def _spread(raw: Any) -> Any:

@@ -24,15 +24,23 @@ WHAT = (
 class Writer:
     """Writes the names of the columns, then the figures of record after record."""
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without measured scores."""
+        import pyarrow as pa
+
+        from featuremill.workloads.scores.agreement import measured_of
+
+        there = VARIANTS in values.names
+        struct = values.field(VARIANTS).type.value_type if there else pa.struct([])
+        need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
+
     def __init__(self, target: Target) -> None:
         import pyarrow as pa
 
         from featuremill.kit.tsv import TsvWriter
-        from featuremill.workloads.scores.agreement import SCHEMA, measured_of
+        from featuremill.workloads.scores.agreement import SCHEMA
 
-        there = VARIANTS in target.values.names
-        struct = target.values.field(VARIANTS).type.value_type if there else pa.struct([])
-        need([name for name in measured_of(struct) if name], "variant_metrics", WHAT)
         self._schema = pa.schema([pa.field("id", pa.string()), *SCHEMA])
         self._file = target.path.open("w", encoding="utf-8", newline="\n")
         self._table = TsvWriter(self._file, self._schema.names)

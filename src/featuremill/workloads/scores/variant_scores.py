@@ -34,11 +34,15 @@ class Writer:
 
     COLUMN, OUTPUT = VARIANTS, "variant_scores"
 
+    @classmethod
+    def check(cls, values: pa.Schema) -> None:
+        """Refuse values without the column."""
+        there = [name for name in values.names if name == cls.COLUMN]
+        need(there, cls.OUTPUT, f"a column {cls.COLUMN}")
+
     def __init__(self, target: Target) -> None:
         from featuremill.kit.tsv import TsvWriter
 
-        there = [name for name in target.values.names if name == self.COLUMN]
-        need(there, self.OUTPUT, f"a column {self.COLUMN}")
         struct = target.values.field(self.COLUMN).type.value_type
         self._file = target.path.open("w", encoding="utf-8", newline="\n")
         self._table = TsvWriter(self._file, ["id", *(field.name for field in struct)])

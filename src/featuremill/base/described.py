@@ -1,0 +1,66 @@
+"""Models whose fields are described by the docstrings below them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import itertools
+import textwrap
+from typing import Any
+
+from pydantic import AliasChoices, BaseModel, ConfigDict
+from pydantic.fields import FieldInfo
+
+
+def key_of(name: str, field: FieldInfo) -> str:
+    """Return the key in a file whose value the field `name` has."""
+    alias = field.validation_alias
+    return str(alias.choices[0]) if isinstance(alias, AliasChoices) else name
+
+
+class Described(BaseModel):
+    """Base of models that a person fills in: unknown keys are refused, values are frozen.
+
+    Pydantic's `use_attribute_docstrings` would search all imported modules for the source of each
+    class when the class is made. Here the source is read once descriptions are needed.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def descriptions(cls) -> dict[str, str]:
+        """Return the description of each field that has any: the docstring below it, or that of
+        its `Field`."""
+        below: dict[str, str] = {}
+        for base in reversed(cls.__mro__):
+            below |= _docstrings(base) if issubclass(base, Described) else {}
+        texts = {
+            name: field.description or below.get(name) for name, field in cls.model_fields.items()
+        }
+        return {name: text for name, text in texts.items() if text}
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Any) -> dict[str, Any]:
+        schema: dict[str, Any] = handler(core_schema)
+        properties = handler.resolve_ref_schema(schema).get("properties", {})
+        for name, text in cls.descriptions().items():
+            properties[key_of(name, cls.model_fields[name])].setdefault("description", text)
+        return schema
+
+
+@functools.cache
+def _docstrings(model: type) -> dict[str, str]:
+    """Return the docstrings of the fields that the class itself has; {} without its source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(model)))
+    except (OSError, TypeError, SyntaxError):
+        return {}
+    found = {}
+    for field, text in itertools.pairwise(getattr(tree.body[0], "body", [])):
+        match field, text:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(docstring))
+            ):
+                found[name] = inspect.cleandoc(docstring)
+    return found
