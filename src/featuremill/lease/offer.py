@@ -52,9 +52,8 @@ class Offer(NamedTuple):
 def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
     """Return the devices for `request`; none on a machine without a GPU."""
     everything = survey()
-    granted, granted_by = _granted(everything)
-    named = request.devices
-    wanted = _wanted(everything, granted, granted_by, named) if named else granted
+    granted, source = _granted(everything)
+    wanted = _wanted(everything, granted, source, request.devices) if request.devices else granted
     usable: list[Device] = []
     excluded: dict[str, str] = {}
     for device in dict.fromkeys(wanted):
@@ -66,8 +65,8 @@ def offer(request: Request, avoid: Collection[str] = ()) -> Offer:
             excluded[device.label] = f"it has {device.memory_mb} MB in all"
         else:
             usable.append(device)
-    num_given = len(set(granted)) if granted_by else 0
-    return Offer(tuple(usable), excluded, granted_by, num_given)
+    num_given = len(set(granted)) if source else 0
+    return Offer(tuple(usable), excluded, source, num_given)
 
 
 def _granted(everything: Sequence[Device]) -> tuple[list[Device], str]:
@@ -92,13 +91,13 @@ def _granted(everything: Sequence[Device]) -> tuple[list[Device], str]:
 
 
 def _wanted(
-    everything: Sequence[Device], granted: Sequence[Device], granted_by: str, wanted: str
+    everything: Sequence[Device], granted: Sequence[Device], source: str, wanted: str
 ) -> list[Device]:
     chosen: list[Device] = []
     for token in (part.strip() for part in wanted.split(",")):
         matches = named(everything, token)
         if not set(matches) & set(granted):
-            raise UserError(f"GPU {token} is hidden by {granted_by}={Variable(granted_by).text()}.")
+            raise UserError(f"GPU {token} is hidden by {source}={Variable(source).text()}.")
         chosen += [device for device in matches if device in granted]
     return chosen
 

@@ -92,8 +92,7 @@ WITH_ATTENTION = b"\n"
 """Stands behind the residues of a protein whose attention is wanted."""
 CPU_SLACK = 1.1
 COPIES_OF_ATTENTION = 3
-"""The copies of a batch's attention in memory: as computed, as a column, and the column of the
-batch before."""
+"""Copies of a batch's attention: as computed, as a column, and the column of the batch before."""
 NUMBER_BYTES = {"float16": 2, "float32": 4}
 
 

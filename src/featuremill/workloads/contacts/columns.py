@@ -16,10 +16,9 @@ from featuremill.workloads.contacts.options import Options
 PAIRS = "contacts"
 """The column by which the output `contacts_tsv` finds its rows."""
 MAP = "contact_map"
-"""The column by which the output `contacts_h5` finds its rows: L lists of L probabilities."""
+"""The column of `contacts_h5`: L lists of L probabilities."""
 ATTENTION = "attention"
-"""The column by which the output `attention_h5` finds its rows: layers of heads of L × L
-probabilities; empty for most proteins."""
+"""The column of `attention_h5`: layers of heads of L × L probabilities; empty for most proteins."""
 PAIR = pa.struct(
     {
         "i": pa.int32(),

@@ -89,9 +89,8 @@ SHIFTS, GENE_SHIFTS, GENES = "shifts", "gene_shifts", "genes"
 """The columns that the outputs `perturbations`, `gene_statistics`, `gene_shifts` and
 `gene_embeddings` read: shifts, shifts with the cosines of all genes, and the names of genes."""
 COSINES = pa.field("cosines", pa.list_(pa.float64()))
-"""For each of a row's `genes`, the cosine of its vector in the cell with that in the perturbed
-cell; NaN for perturbed genes and those that are cut off, empty if there is no `cosine`, and after
-the first state."""
+"""For each of a row's `genes`, the cosine of its vectors in the cell and the perturbed cell; NaN
+for perturbed and cut genes, empty without a `cosine` and after the first state."""
 LONG = 40
 """Tokens of the test at load time; half as many, padded to it, must give the same vectors."""
 
