@@ -34,6 +34,7 @@ FURTHER = (
     "../src/featuremill/workloads/esm2/bundled/mill_t6_8M.md",
     *("../training/README.md", "../bench/README.md", "../CHANGELOG.md"),
     "../packages/snakemake-executor-plugin-gpu-local/README.md",
+    "../packages/snakemake-executor-plugin-gpu-local/PROTOCOL.md",
 )
 """Pages beside those that the index lists."""
 

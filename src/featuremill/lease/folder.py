@@ -18,8 +18,8 @@ from .errors import UserError
 
 NAME = "featuremill-leases"
 PROTOCOL = 1
-"""The version of the locks' meaning, which docs/lease.md describes. A folder of a later version has
-it in a file `protocol`."""
+"""The version of the locks' meaning, which PROTOCOL.md of gpu-local describes. A folder of a later
+version has it in a file `protocol`."""
 PARENTS = (Path("/run/lock"), Path("/dev/shm"), Path("/tmp"))  # noqa: S108  (sticky, see below)
 MODE = 0o1777
 """Each user may add files, and remove only their own."""
